@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from swift_loader.plan import BatchPlan, Order, Plan, PlanReader, PlanSettings, Uneven, run_length_for
+
+SETTINGS = PlanSettings(
+    batch_size=8, world_size=1, rank=0, seed=3, shuffle=True, window=0, uneven=Uneven.PAD, drop_last=False
+)
+
+sizes = st.one_of(st.integers(0, 40), st.integers(0, 3000))
+windows = st.one_of(st.just(0), st.integers(1, 40), st.integers(41, 5000))
+plan_settings = st.builds(
+    PlanSettings,
+    batch_size=st.one_of(st.integers(1, 9), st.integers(1, 200)),
+    world_size=st.integers(1, 7),
+    rank=st.just(0),
+    seed=st.integers(0, 2**64),
+    shuffle=st.booleans(),
+    window=windows,
+    uneven=st.sampled_from(Uneven),
+    drop_last=st.booleans(),
+)
+
+
+def plans_of_all_ranks(num_samples: int, chosen: PlanSettings) -> list[Plan]:
+    return [Plan.of(num_samples, replace(chosen, rank=rank)) for rank in range(chosen.world_size)]
+
+
+def all_batches(plan: Plan, epoch: int = 0) -> list[BatchPlan]:
+    return plan.batches(epoch, 0, plan.num_batches) if plan.num_batches else []
+
+
+def whole_order(plan: Plan, epoch: int = 0) -> list[int]:
+    return [int(index) for index in plan.order.indices(epoch, np.arange(plan.order.num_samples))]
+
+
+def by_step(ranks: list[list[BatchPlan]]) -> list[list[int]]:
+    """The samples of each global step, rank after rank."""
+    num_steps = max(map(len, ranks))
+    return [
+        [index for batches in ranks if step < len(batches) for index in batches[step].indices.tolist()]
+        for step in range(num_steps)
+    ]
+
+
+@given(num_samples=sizes, chosen=plan_settings, epoch=st.integers(0, 5))
+@settings(max_examples=200, deadline=None)
+def test_every_sample_is_used_as_uneven_says(num_samples: int, chosen: PlanSettings, epoch: int) -> None:
+    ranks = [all_batches(plan, epoch) for plan in plans_of_all_ranks(num_samples, chosen)]
+    batches = [batch for rank in ranks for batch in rank]
+    used = Counter(index for batch in batches for index in batch.indices.tolist())
+    num_padding = sum(batch.num_padding for batch in batches)
+    global_batch = chosen.batch_size * chosen.world_size
+
+    assert set(used) <= set(range(num_samples))
+    assert all(len(batch.indices) > 0 for batch in batches)
+    assert all(len(batch.indices) <= chosen.batch_size for batch in batches)
+    if chosen.drop_last:
+        assert set(used.values()) <= {1}
+        assert len(used) == num_samples - num_samples % global_batch
+        assert num_padding == 0
+    elif chosen.uneven is Uneven.PAD:
+        assert len(used) == num_samples
+        assert used.total() - num_samples == num_padding
+        assert num_padding < chosen.world_size
+        assert chosen.world_size > 1 or num_padding == 0
+    elif chosen.uneven is Uneven.DROP:
+        assert set(used.values()) <= {1}
+        assert num_samples - len(used) < chosen.world_size
+        assert num_padding == 0
+    else:
+        assert set(used.values()) <= {1}
+        assert len(used) == num_samples
+        assert num_padding == 0
+
+
+@given(num_samples=sizes, chosen=plan_settings)
+@settings(max_examples=150, deadline=None)
+def test_all_ranks_have_equally_many_batches_of_equal_size_unless_exact(num_samples: int, chosen: PlanSettings) -> None:
+    plans = plans_of_all_ranks(num_samples, chosen)
+    counts = {plan.num_batches for plan in plans}
+    lengths = {tuple(len(batch.indices) for batch in all_batches(plan)) for plan in plans}
+    if chosen.uneven is Uneven.EXACT and not chosen.drop_last:
+        assert max(counts) - min(counts) <= 1
+        totals = [sum(rank) for rank in lengths]
+        assert max(totals) - min(totals) <= 1
+    else:
+        assert len(counts) == len(lengths) == 1
+
+
+@given(num_samples=sizes, chosen=plan_settings, epoch=st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_after_any_step_what_was_used_is_a_prefix_of_the_order(
+    num_samples: int, chosen: PlanSettings, epoch: int
+) -> None:
+    plans = plans_of_all_ranks(num_samples, chosen)
+    order = whole_order(plans[0], epoch)
+    steps = by_step([all_batches(plan, epoch) for plan in plans])
+    used = [index for step in steps for index in step]
+    num_repeated = max(0, len(used) - num_samples)
+    assert used == (order + order * num_repeated)[: len(used)]
+    global_batch = chosen.batch_size * chosen.world_size
+    assert all(len(step) == global_batch for step in steps[:-1])
+
+
+@given(num_samples=sizes, chosen=plan_settings)
+@settings(max_examples=60, deadline=None)
+def test_padding_is_the_end_of_a_batch(num_samples: int, chosen: PlanSettings) -> None:
+    plans = plans_of_all_ranks(num_samples, replace(chosen, uneven=Uneven.PAD))
+    fresh = [
+        index
+        for plan in plans
+        for batch in all_batches(plan)
+        for index in batch.indices[: len(batch.indices) - batch.num_padding].tolist()
+    ]
+    assert len(fresh) == len(set(fresh))
+
+
+@given(num_samples=st.integers(1, 3000), chosen=plan_settings, others=st.tuples(st.integers(1, 64), st.integers(1, 5)))
+@settings(max_examples=60, deadline=None)
+def test_another_batch_size_and_number_of_ranks_goes_on_where_the_first_stopped(
+    num_samples: int, chosen: PlanSettings, others: tuple[int, int]
+) -> None:
+    batch_size, world_size = others
+    plan = Plan.of(num_samples, chosen)
+    other = replace(plan, batch_size=batch_size, world_size=world_size)
+    for planned in (plan, other):
+        ranks = [all_batches(replace(planned, rank=rank, uneven=Uneven.EXACT)) for rank in range(planned.world_size)]
+        used = [index for step in by_step(ranks) for index in step]
+        assert used == whole_order(plan)[: len(used)]
+
+
+@given(num_samples=sizes, seed=st.integers(0, 2**64), window=windows, batch_size=st.integers(1, 64))
+@settings(max_examples=150, deadline=None)
+def test_an_order_is_a_permutation(num_samples: int, seed: int, window: int, batch_size: int) -> None:
+    order = Order.of(num_samples, seed=seed, shuffle=True, window=window, batch_size=batch_size)
+    for epoch in (0, 1, 10**9):
+        indices = order.indices(epoch, np.arange(num_samples))
+        assert np.array_equal(np.sort(indices), np.arange(num_samples))
+
+
+def test_without_shuffle_the_order_is_the_dataset() -> None:
+    plan = Plan.of(20, replace(SETTINGS, shuffle=False, window=40))
+    assert [batch.indices.tolist() for batch in all_batches(plan, epoch=4)] == [
+        list(range(8)),
+        list(range(8, 16)),
+        list(range(16, 20)),
+    ]
+
+
+@given(
+    num_samples=st.integers(50, 3000),
+    seed=st.integers(0, 2**40),
+    window=windows,
+    epochs=st.tuples(*[st.integers(0, 9)] * 2),
+)
+@settings(max_examples=100, deadline=None)
+def test_epochs_and_seeds_differ_and_the_same_call_gives_the_same(
+    num_samples: int, seed: int, window: int, epochs: tuple[int, int]
+) -> None:
+    assume(epochs[0] != epochs[1])
+    plan = Plan.of(num_samples, replace(SETTINGS, seed=seed, window=window))
+    other = Plan.of(num_samples, replace(SETTINGS, seed=seed + 1, window=window))
+    first = whole_order(plan, epochs[0])
+    assert first == whole_order(plan, epochs[0])
+    assert first != whole_order(plan, epochs[1])
+    assert first != whole_order(other, epochs[0])
+
+
+@given(num_samples=st.integers(1, 3000), chosen=plan_settings, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_reader_gives_what_the_plan_gives_in_any_order_of_asking(
+    num_samples: int, chosen: PlanSettings, data: st.DataObject
+) -> None:
+    plan = Plan.of(num_samples, chosen)
+    assume(plan.num_batches)
+    reader = PlanReader(plan)
+    asked = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, plan.num_batches - 1)), max_size=12))
+    for epoch, step in asked:
+        read, planned = reader.batch(epoch, step), plan.batch(epoch, step)
+        assert np.array_equal(read.indices, planned.indices)
+        assert read.num_padding == planned.num_padding == plan.num_padding(step)
+
+
+def test_a_reader_crosses_the_ends_of_its_blocks_and_of_epochs() -> None:
+    plan = Plan.of(20_000, replace(SETTINGS, batch_size=7, window=35))
+    reader = PlanReader(plan)
+    for epoch in (0, 1):
+        read = [reader.batch(epoch, step).indices for step in range(plan.num_batches)]
+        assert np.array_equal(np.concatenate(read), whole_order(plan, epoch))
+
+
+@pytest.mark.parametrize("steps", [(-1, 0), (0, 0), (3, 2), (0, 4), (3, 4)])
+def test_steps_outside_the_epoch_are_refused(steps: tuple[int, int]) -> None:
+    plan = Plan.of(20, SETTINGS)
+    with pytest.raises(IndexError, match="3 batches"):
+        plan.batches(0, *steps)
+
+
+@pytest.mark.parametrize("chosen", [SETTINGS, replace(SETTINGS, uneven=Uneven.EXACT, world_size=4, rank=3)])
+def test_no_samples_make_no_batches(chosen: PlanSettings) -> None:
+    plan = Plan.of(0, chosen)
+    assert plan.num_batches == 0
+    with pytest.raises(IndexError):
+        plan.batch(0, 0)
+
+
+def test_more_ranks_than_samples_wrap_around_more_than_once() -> None:
+    plans = plans_of_all_ranks(2, replace(SETTINGS, world_size=7))
+    batches = [all_batches(plan) for plan in plans]
+    assert [len(rank) for rank in batches] == [1] * 7
+    assert sum(rank[0].num_padding for rank in batches) == 5
+    assert {int(rank[0].indices[0]) for rank in batches} == {0, 1}
+
+
+@pytest.mark.parametrize("window", [0, 5 * 32, 10**6])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_billion_samples_take_no_memory(window: int, shuffle: bool) -> None:
+    chosen = replace(SETTINGS, batch_size=32, world_size=4, rank=2, window=window, shuffle=shuffle)
+    Plan.of(1000, chosen).batch(0, 0)  # what is allocated once, on first use
+    tracemalloc.start()
+    try:
+        plan = Plan.of(10**9, chosen)
+        for step in range(0, plan.num_batches, plan.num_batches // 100):
+            plan.batch(1, step)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1 << 20
+
+
+def mean_classes_per_batch(window: int) -> float:
+    """For 100,000 samples sorted by class, 100 classes."""
+    plan = Plan.of(100_000, replace(SETTINGS, batch_size=32, window=window))
+    batches = np.array(whole_order(plan))[: 100_000 // 32 * 32].reshape(-1, 32) // 1000
+    return float(np.mean([len(np.unique(batch)) for batch in batches]))
+
+
+def test_batches_of_sorted_data_are_mixed_by_the_default_window() -> None:
+    assert mean_classes_per_batch(5 * 32) >= 0.7 * mean_classes_per_batch(0)
+
+
+def windows_of(plan: Plan) -> NDArray[np.int64]:
+    size = plan.order.window
+    order = np.array(whole_order(plan))
+    return order[: len(order) // size * size].reshape(-1, size)
+
+
+def test_most_samples_of_a_window_have_a_neighbour_in_it() -> None:
+    plan = Plan.of(100_000, replace(SETTINGS, batch_size=32, window=5 * 32))
+    shares = []
+    for window in windows_of(plan):
+        ordered = np.sort(window)
+        close = np.diff(ordered) == 1
+        shares.append(np.mean(np.append(close, False) | np.insert(close, 0, False)))
+    assert np.mean(shares) >= 0.6
+
+
+def test_a_window_has_samples_from_all_over_the_dataset() -> None:
+    plan = Plan.of(100_000, replace(SETTINGS, batch_size=32, window=5 * 32))
+    spans = [np.ptp(window) for window in windows_of(plan)]
+    assert min(spans) > 50_000
+
+
+def test_the_cuts_between_runs_move_from_epoch_to_epoch() -> None:
+    plan = Plan.of(10_000, replace(SETTINGS, batch_size=32, window=5 * 32))
+    length = plan.order.run_length
+    assert length > 1
+    together = []
+    for epoch in (0, 1, 2, 3, 4, 5):
+        windows = np.array(whole_order(plan, epoch))[: 10_000 // plan.order.window * plan.order.window]
+        of_sample = np.full(10_000, -1)
+        of_sample[windows] = np.arange(len(windows)) // plan.order.window
+        together.append(of_sample[:-1] == of_sample[1:])
+    assert not np.array_equal(together[0], together[1])
+    assert np.any(together, axis=0).mean() > 0.9
+
+
+@given(window=st.integers(1, 5000), batch_size=st.integers(1, 600))
+@settings(max_examples=150, deadline=None)
+def test_a_run_fits_its_window(window: int, batch_size: int) -> None:
+    assert 1 <= run_length_for(window, batch_size) <= window
+
+
+@given(num_samples=st.integers(1, 3000), window=st.integers(1, 5000), batch_size=st.integers(1, 64))
+@settings(max_examples=60, deadline=None)
+def test_a_window_is_made_of_whole_runs_and_about_as_large_as_asked(
+    num_samples: int, window: int, batch_size: int
+) -> None:
+    order = Order.of(num_samples, seed=1, shuffle=True, window=window, batch_size=batch_size)
+    assert order.window % order.run_length == 0
+    assert abs(order.window - window) < order.run_length
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_sample_comes_at_every_place_equally_often(window: int) -> None:
+    num_samples, num_epochs = 60, 1500
+    plan = Plan.of(num_samples, replace(SETTINGS, window=window))
+    places = np.array([whole_order(plan, epoch).index(7) for epoch in range(num_epochs)])
+    counts = np.bincount(places, minlength=num_samples)
+    expected = num_epochs / num_samples
+    freedom = num_samples - 1
+    assert ((counts - expected) ** 2 / expected).sum() < freedom + 6 * (2 * freedom) ** 0.5
