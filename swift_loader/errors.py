@@ -1,0 +1,62 @@
+"""Everything the loader raises on its own account.
+
+Wrong arguments are plain `ValueError` and `TypeError`. An exception of the user's own code keeps its type where that
+type survives a pickle round trip, and is a `WorkerError` otherwise; both carry a `RemoteTraceback` as `__cause__`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EncodeError",
+    "LoaderClosed",
+    "ProtocolError",
+    "RemoteTraceback",
+    "SharedMemoryFull",
+    "SwiftLoaderError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerStalled",
+]
+
+
+class SwiftLoaderError(Exception):
+    """Base of the loader's own errors."""
+
+
+class WorkerError(SwiftLoaderError):
+    """The user's code raised in a worker, and its exception can't be rebuilt here."""
+
+
+class EncodeError(WorkerError, TypeError):
+    """A batch holds something that can't be sent to the trainer; the message names the path and the type."""
+
+
+class WorkerDied(SwiftLoaderError):
+    """A worker, or the template process that starts them, ended without being told to."""
+
+
+class WorkerStalled(SwiftLoaderError, TimeoutError):
+    """No batch arrived within `timeout` seconds."""
+
+
+class SharedMemoryFull(SwiftLoaderError, OSError):
+    """The memory for a batch can't be had; the message names the need and the limit."""
+
+
+class LoaderClosed(SwiftLoaderError):
+    """The loader was used after `close()`."""
+
+
+class ProtocolError(SwiftLoaderError):
+    """A message between the processes failed its checks: magic, kind, length or checksum."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of another process, as text, with who and where on top."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"

@@ -1,0 +1,96 @@
+"""The memory a batch is collated into.
+
+Runs in the worker, on one thread. Space is handed out front to back. What doesn't fit gets memory of its own at the
+offset it would have had, so that the whole batch can later move to a larger slot without a change of offsets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ALIGNMENT", "Arena", "Block"]
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and what vector instructions and the GPU's copy engines like best."""
+
+
+@dataclass(slots=True)
+class Block:
+    """A piece of the arena."""
+
+    offset: int
+    memory: NDArray[np.uint8]
+    """`(nbytes,)`; in the slot or, when that was full, on its own."""
+
+
+class Arena:
+    """Hands out pieces of `(capacity,) uint8`, and remembers what it handed out."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._strays: list[Block] = []
+        self._handed_out: dict[int, tuple[object, Block]] = {}
+        self.used = 0
+        """Bytes needed so far; more than the capacity if something had to be put elsewhere."""
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return `nbytes` of uninitialised memory."""
+        offset = self.used
+        end = offset + nbytes
+        self.used = -(-end // ALIGNMENT) * ALIGNMENT
+        if end <= len(self._memory):
+            return Block(offset, self._memory[offset:end])
+        stray = Block(offset, np.empty(nbytes, np.uint8))
+        self._strays.append(stray)
+        return stray
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an uninitialised array, which `find` knows from then on."""
+        dtype = np.dtype(dtype)
+        block = self.allocate(math.prod(shape) * dtype.itemsize)
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer=block.memory)
+        self._handed_out[id(array)] = (array, block)
+        return array
+
+    def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised contiguous tensor, which `find` knows from then on."""
+        import torch
+
+        count = math.prod(shape)
+        block = self.allocate(count * dtype.itemsize)
+        tensor = torch.frombuffer(block.memory, dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+        self._handed_out[id(tensor)] = (tensor, block)
+        return tensor
+
+    def place(self, data: NDArray[np.uint8]) -> Block:
+        """Return a copy of `(nbytes,) uint8`."""
+        block = self.allocate(len(data))
+        block.memory[:] = data
+        return block
+
+    def find(self, thing: object) -> Block | None:
+        """Return the memory of an array or tensor that this arena handed out, None for any other."""
+        known = self._handed_out.get(id(thing))
+        return known[1] if known is not None else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything found room."""
+        return not self._strays
+
+    def move_to(self, memory: NDArray[np.uint8]) -> None:
+        """Copy all to a larger memory, at the same offsets."""
+        inside = min(self.used, len(self._memory), self._strays[0].offset if self._strays else self.used)
+        memory[:inside] = self._memory[:inside]
+        for stray in self._strays:
+            memory[stray.offset : stray.offset + len(stray.memory)] = stray.memory
+        self._strays.clear()
+        self._memory = memory

@@ -1,0 +1,110 @@
+"""One end of a private pipe that keeps messages apart and can carry descriptors.
+
+Guarantees: a message arrives whole or not at all, also when its sender is killed while sending; the death of the peer
+is the end of the stream, after everything it had sent. Assumes Linux, and one reading thread per end.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
+
+MAX_MESSAGE_BYTES = 64 * 1024
+"""Far below the kernel's default of 208 KiB for one message, so that several fit into a pipe."""
+
+_MAX_DESCRIPTORS = 2
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Received(NamedTuple):
+    """A message; `data` is valid until the next `receive` on the same channel."""
+
+    data: memoryview
+    descriptors: list[int]
+    """Now owned by the receiver of the message."""
+
+
+class Channel:
+    """A connected `SOCK_SEQPACKET` socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray(MAX_MESSAGE_BYTES)
+        self._view = memoryview(self._buffer)
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Return the two ends of a new pipe."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> Channel:
+        """Return the channel of an inherited or received descriptor, which it now owns."""
+        return cls(socket.socket(fileno=descriptor))
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send one message, with copies of the descriptors; blocks while the pipe is full.
+
+        Raises:
+            BrokenPipeError: The peer is gone (also as ConnectionResetError).
+        """
+        if descriptors:
+            rights = array.array("i", descriptors)
+            self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        else:
+            self._socket.send(message)
+
+    def receive(self, *, wait: bool = True) -> Received | None:
+        """Return the next message, or None at the end of the stream.
+
+        Raises:
+            BlockingIOError: `wait` is False and no message is here.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        while True:
+            try:
+                count, ancillary, _, _ = self._socket.recvmsg_into([self._view], _ANCILLARY_BYTES, flags)
+            except ConnectionResetError:
+                # The peer closed with messages of ours unread. The kernel tells so once, ahead of what the peer itself
+                # had sent; read on, that comes next.
+                continue
+            break
+        if count == 0:
+            return None
+        return Received(self._view[:count], _descriptors(ancillary) if ancillary else [])
+
+    def fileno(self) -> int:
+        """Return the descriptor, to be waited on; -1 once closed."""
+        return self._socket.fileno()
+
+    def detach(self) -> int:
+        """Give up the descriptor: whoever called owns it now."""
+        return self._socket.detach()
+
+    def close(self) -> None:
+        """Close this end; the peer sees the end of the stream. Idempotent."""
+        self._socket.close()
+
+    def shutdown(self) -> None:
+        """End the stream in both directions, waking whoever waits on either end. Idempotent, from any thread."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # closed, or the peer is gone
+            return
+
+    def __repr__(self) -> str:
+        return f"<Channel {'closed' if self.fileno() < 0 else f'fd={self.fileno()}'} in process {os.getpid()}>"
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    received = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    return received.tolist()

@@ -1,0 +1,303 @@
+"""Batches to bytes and back: bulk data as raw aligned buffers, the structure as one small pickle.
+
+Encoding runs in the worker: arrays and tensors are copied into the arena, unless they were made there, and the pickle
+holds only their shapes. Decoding runs in the trainer: they come back as views of the same memory, writable, with dtype,
+shape, strides and values intact. Two references to one array stay one. Classes and functions that can't be imported are
+sent by number where the trainer knows them (`Definitions`), else by value, with dill.
+
+Source: PEP 574, pickle protocol 5 with out-of-band buffers.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import EncodeError, ProtocolError
+from swift_loader.transport.arena import Arena, Block
+from swift_loader.transport.definitions import Definitions, travels_by_value
+from swift_loader.transport.walk import find_unencodable, type_name
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Encoded", "decode", "decode_bytes", "encode", "encode_bytes"]
+
+_ROW = struct.Struct("<QQ")
+"""One buffer: (offset, nbytes); or (number, _DEFINITION)."""
+
+_DEFINITION = (1 << 64) - 1
+
+_PLAIN_KINDS = frozenset("biufcSUmM?")
+"""dtypes that their `str` describes in full."""
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A batch, apart from the bulk data in the arena."""
+
+    meta: bytes
+    """The table of the buffers, then the pickled structure."""
+    num_blocks: int
+
+
+NumberOf = Callable[[object], "int | None"]
+"""Returns the number under which the peer knows a class or function; None: it doesn't, send its code."""
+
+
+def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
+    """Return the structure of a batch after moving its bulk data into the arena.
+
+    Args:
+        batch: Anything that pickle and dill can take apart.
+        arena: Receives the bulk data, except what was made in it.
+        number_of: `Definitions.number_of`, or `Definitions.add` to collect what the peer will have to be told.
+
+    Raises:
+        EncodeError: Something in the batch can't be sent; the message names where it is and its type.
+    """
+    stream = io.BytesIO()
+    encoder = _Encoder(stream, arena, number_of)
+    try:
+        encoder.dump(batch)
+    except Exception as error:
+        raise EncodeError(find_unencodable(batch, error, lambda part: _dry_run(part, number_of))) from error
+    table = b"".join([_ROW.pack(*row) for row in encoder.rows])
+    return Encoded(table + stream.getbuffer(), len(encoder.rows))
+
+
+def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:
+    """Return the batch whose bulk data lie in `memory`.
+
+    Args:
+        meta: As `Encoded.meta`.
+        num_blocks: As `Encoded.num_blocks`.
+        memory: `(n,) uint8`, writable; every array of the batch is a view of it and keeps it alive.
+        definitions: Those of the encoder's side, in the same order.
+
+    Raises:
+        ProtocolError: A buffer lies outside the memory.
+        Exception: Whatever a class of the batch raises when it is rebuilt.
+    """
+    table_nbytes = num_blocks * _ROW.size
+    if table_nbytes > len(meta):
+        raise ProtocolError(f"a batch of {num_blocks} buffers has a structure of only {len(meta)} bytes")
+    # Not iter_unpack: its iterator, in a cycle with the traceback of a failed decode, crashes CPython 3.11's collector
+    # (an exported memoryview is cleared before its export is released).
+    numbers = iter(struct.unpack_from(f"<{2 * num_blocks}Q", meta))
+    rows = zip(numbers, numbers, strict=True)
+    return pickle.loads(meta[table_nbytes:], buffers=_buffers(rows, memory, definitions))
+
+
+def encode_bytes(data: object, arena: Arena) -> Encoded:
+    """Return what `decode_bytes` needs to find the bytes that the user's own encoder made of a batch.
+
+    Raises:
+        TypeError: They aren't bytes.
+    """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"batch_encoder returned a {type_name(data)}; it must return bytes")
+    block = arena.place(np.frombuffer(data, np.uint8))
+    return Encoded(_ROW.pack(block.offset, len(block.memory)), 1)
+
+
+def decode_bytes(meta: memoryview, memory: NDArray[np.uint8]) -> bytes:
+    """Return a copy of the bytes that the user's own encoder made of a batch.
+
+    Raises:
+        ProtocolError: They lie outside the memory.
+    """
+    offset, nbytes = _ROW.unpack(meta)
+    if offset + nbytes > len(memory):
+        raise ProtocolError(f"a batch at [{offset}, {offset + nbytes}) lies outside a slot of {len(memory)} bytes")
+    return memory[offset : offset + nbytes].tobytes()
+
+
+def _buffers(
+    rows: Iterator[tuple[int, int]], memory: NDArray[np.uint8], definitions: Definitions
+) -> Iterator[NDArray[np.uint8] | object]:
+    """Yield what the unpickler pushes at each out-of-band mark: it takes any object, so also a definition."""
+    limit = len(memory)
+    for offset, nbytes in rows:
+        if nbytes == _DEFINITION:
+            yield definitions[offset]
+        elif offset + nbytes > limit:
+            raise ProtocolError(f"a buffer at [{offset}, {offset + nbytes}) lies outside a slot of {limit} bytes")
+        else:
+            yield np.ndarray((nbytes,), np.uint8, buffer=memory, offset=offset)
+
+
+class _Encoder(pickle.Pickler):
+    """pickle in C, with its own way for arrays, tensors and what can't be imported."""
+
+    def __init__(self, stream: io.BytesIO, arena: Arena, number_of: NumberOf) -> None:
+        # The callback isn't a method of this object: the cycle would keep each batch until the garbage collector comes.
+        self._buffers = _Buffers(arena)
+        super().__init__(stream, protocol=5, buffer_callback=self._buffers.note)
+        self._arena = arena
+        self._number_of = number_of
+        self.rows = self._buffers.rows
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is np.ndarray:
+            return NotImplemented if obj.dtype.hasobject else self._reduce_array(obj)
+        if kind is type or kind is FunctionType or isinstance(obj, type):
+            return self._reduce_definition(obj) if travels_by_value(obj) else NotImplemented
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor:
+            return self._reduce_tensor(obj, torch)
+        return NotImplemented
+
+    def _reduce_array(self, array: NDArray[Any]) -> Any:
+        order: Literal["C", "F"] = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        block = self._arena.find(array)
+        if block is None:
+            block = self._arena.allocate(array.nbytes)
+            target: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer=block.memory, order=order)
+            target[...] = array
+        dtype = array.dtype
+        named = dtype.str if dtype.kind in _PLAIN_KINDS and not dtype.metadata and not dtype.subdtype else dtype
+        return _rebuild_array, (self._mark_block(block), named, array.shape, order)
+
+    def _reduce_tensor(self, tensor: torch.Tensor, torch: ModuleType) -> Any:
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise TypeError("a tensor that requires grad and is the result of a computation can't be sent; detach() it")
+        if tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+            return NotImplemented
+        rebuild, fields = self._take_apart(tensor, torch)
+        if tensor.__dict__:
+            return rebuild, fields, tensor.__dict__, None, None, _set_attributes
+        return rebuild, fields
+
+    def _take_apart(self, tensor: torch.Tensor, torch: ModuleType) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if tensor.layout is torch.sparse_coo:
+            # torch's own way keeps each sparse tensor that it rebuilds in a list, for torch.load, and so its memory.
+            # The public indices() refuses tensors that aren't coalesced.
+            parts: tuple[Any, ...] = (tensor._indices(), tensor._values(), tensor.is_coalesced())  # noqa: SLF001
+            return _rebuild_sparse_coo, (*parts, tuple(tensor.shape), tensor.requires_grad)
+        if tensor.layout is not torch.strided:
+            by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            parts = (tensor.crow_indices(), tensor.col_indices()) if by_rows else _columns_of(tensor)
+            layout = str(tensor.layout)[len("torch.") :]
+            return _rebuild_sparse, (*parts, tensor.values(), tuple(tensor.shape), layout, tensor.requires_grad)
+        block = self._arena.find(tensor)
+        stride = tensor.stride()
+        if block is None:
+            dense, stride = _dense(tensor.detach().resolve_conj().resolve_neg())
+            block = self._arena.place(dense.view(torch.uint8).numpy())
+        fields = str(tensor.dtype)[len("torch.") :], tuple(tensor.shape), stride, tensor.requires_grad
+        return _rebuild_tensor, (self._mark_block(block), *fields)
+
+    def _reduce_definition(self, thing: type | FunctionType) -> Any:
+        number = self._number_of(thing)
+        if number is None:
+            import dill
+
+            return dill.loads, (dill.dumps(thing, protocol=5, byref=False, recurse=True),)
+        return _identity, (self._buffers.mark((number, _DEFINITION), pickle.PickleBuffer(bytearray(1))),)
+
+    def _mark_block(self, block: Block) -> pickle.PickleBuffer:
+        return self._buffers.mark((block.offset, len(block.memory)), pickle.PickleBuffer(cast(Any, block.memory)))
+
+
+class _Buffers:
+    """What a pickle refers to out of band, in the order of the references."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._marks: dict[int, tuple[pickle.PickleBuffer, tuple[int, int]]] = {}
+        self.rows: list[tuple[int, int]] = []
+
+    def mark(self, row: tuple[int, int], mark: pickle.PickleBuffer) -> pickle.PickleBuffer:
+        """Return what is to be pickled in place of a row."""
+        self._marks[id(mark)] = (mark, row)
+        return mark
+
+    def note(self, mark: pickle.PickleBuffer) -> bool:
+        """Take a buffer out of the stream: one of ours, or one that another library's `__reduce_ex__` offers."""
+        known = self._marks.get(id(mark))
+        if known is not None:
+            self.rows.append(known[1])
+        else:
+            block = self._arena.place(np.frombuffer(mark.raw(), np.uint8))
+            self.rows.append((block.offset, len(block.memory)))
+        return False
+
+
+def _columns_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return the elements as one `(numel,)` tensor, and the strides that make the original layout of it."""
+    stride, packed = tensor.stride(), 1
+    for extent, step in sorted(zip(tensor.shape, stride, strict=True), key=lambda axis: (axis[1], axis[0])):
+        if extent != 1 and step != packed:  # holes or overlaps: expanded, or sliced out of something larger
+            tensor = tensor.contiguous()
+            return tensor.view(-1), tensor.stride()
+        packed *= extent
+    return tensor.as_strided((tensor.numel(),), (1,)), stride
+
+
+def _dry_run(part: object, number_of: NumberOf) -> None:
+    _Encoder(io.BytesIO(), Arena(np.empty(0, np.uint8)), number_of).dump(part)
+
+
+# What the pickles refer to: renaming one of these breaks nothing but a loader whose two sides differ.
+
+
+def _identity(thing: object) -> object:
+    return thing
+
+
+def _rebuild_array(buffer: NDArray[np.uint8], dtype: str | np.dtype[Any], shape: tuple[int, ...], order: Any) -> Any:
+    return np.ndarray(shape, dtype, buffer=buffer, order=order)
+
+
+def _rebuild_tensor(
+    buffer: NDArray[np.uint8], dtype_name: str, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    if not len(buffer):
+        return torch.empty_strided(shape, stride, dtype=dtype, requires_grad=requires_grad)
+    tensor = torch.frombuffer(buffer, dtype=dtype).as_strided(shape, stride)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _rebuild_sparse_coo(
+    indices: torch.Tensor, values: torch.Tensor, coalesced: bool, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    import torch
+
+    options: dict[str, Any] = {"is_coalesced": coalesced, "requires_grad": requires_grad, "check_invariants": False}
+    return torch.sparse_coo_tensor(indices, values, shape, **options)
+
+
+def _rebuild_sparse(
+    starts: torch.Tensor,
+    places: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: str,
+    requires_grad: bool,
+) -> torch.Tensor:
+    import torch
+
+    options: dict[str, Any] = {"layout": getattr(torch, layout), "check_invariants": False}
+    return torch.sparse_compressed_tensor(starts, places, values, shape, requires_grad=requires_grad, **options)
+
+
+def _set_attributes(thing: Any, attributes: dict[str, Any]) -> None:
+    thing.__dict__.update(attributes)

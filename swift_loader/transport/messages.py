@@ -1,0 +1,244 @@
+"""The bodies of the messages, as types. Pure: no I/O, no clock.
+
+Those of the hot path (`Task`, `Batch`) are packed by hand; the others travel once per worker, segment or failure.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from swift_loader.errors import ProtocolError
+from swift_loader.transport.frames import Frame, Kind, pack_frame
+
+__all__ = [
+    "MAX_INLINE_BYTES",
+    "NO_SLOT",
+    "Batch",
+    "Built",
+    "Exited",
+    "Failure",
+    "Fork",
+    "Forked",
+    "SegmentMade",
+    "Stage",
+    "Task",
+]
+
+NO_SLOT = 0xFFFFFFFF
+"""Stands for the slot of a batch without bulk data."""
+
+MAX_INLINE_BYTES = 16 * 1024
+"""A batch's structure up to this size travels in the message, a larger one in the slot."""
+
+MAX_SLOTS_PER_TASK = 1024
+"""Released slots named in one task; the rest waits for the next."""
+
+_TASK = struct.Struct("<QqqII")
+_SLOT = struct.Struct("<I")
+_BATCH = struct.Struct("<QIIQIIQQQ")
+_SEGMENT = struct.Struct("<IQ")
+
+
+class Stage(str, Enum):
+    """Where in a worker an exception came from."""
+
+    BUILD = "building the dataset"
+    FETCH = "fetching a sample"
+    COLLATE = "collating a batch"
+    ENCODE = "encoding a batch"
+
+
+@dataclass(slots=True)
+class Task:
+    """Build one batch. What it consists of follows from the plan, which the worker has."""
+
+    generation: int
+    sequence: int
+    """Counts the batches of a generation in the order of delivery."""
+    epoch: int
+    step: int
+    released: Sequence[int] = ()
+    """Slots whose batches the user has let go: they may be written again."""
+    retired: Sequence[int] = ()
+    """Slots the trainer has unmapped: the worker should, too."""
+
+    def pack(self, kind: Kind = Kind.TASK) -> bytes:
+        """Return the frame."""
+        slots = (*self.released, *self.retired)
+        head = _TASK.pack(self.sequence, self.epoch, self.step, len(self.released), len(self.retired))
+        return pack_frame(kind, head + struct.pack(f"<{len(slots)}I", *slots), self.generation)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Task:
+        """Return the task in a frame."""
+        sequence, epoch, step, num_released, num_retired = _TASK.unpack_from(frame.body)
+        slots = struct.unpack_from(f"<{num_released + num_retired}I", frame.body, _TASK.size)
+        return cls(frame.generation, sequence, epoch, step, slots[:num_released], slots[num_released:])
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch is ready. `meta` is what the codec needs besides the bulk data in the slot."""
+
+    generation: int
+    sequence: int
+    slot: int
+    num_blocks: int
+    meta: memoryview | bytes
+    """Empty when it lies in the slot, at `meta_offset`."""
+    meta_offset: int
+    meta_nbytes: int
+    num_samples: int
+    fetch_ns: int
+    collate_ns: int
+    encode_ns: int
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        head = _BATCH.pack(
+            self.sequence,
+            self.slot,
+            self.num_blocks,
+            self.meta_offset,
+            self.meta_nbytes,
+            self.num_samples,
+            self.fetch_ns,
+            self.collate_ns,
+            self.encode_ns,
+        )
+        return pack_frame(Kind.BATCH, head + self.meta, self.generation)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Batch:
+        """Return the batch in a frame; `meta` is a view of the frame."""
+        sequence, slot, num_blocks, offset, nbytes, num_samples, *times = _BATCH.unpack_from(frame.body)
+        meta = frame.body[_BATCH.size :]
+        if len(meta) not in (0, nbytes):
+            raise ProtocolError(
+                f"a batch of {num_blocks} buffers comes with {len(meta)} of {nbytes} bytes of structure"
+            )
+        return cls(frame.generation, sequence, slot, num_blocks, meta, offset, nbytes, num_samples, *times)
+
+
+@dataclass(slots=True)
+class SegmentMade:
+    """The worker made a slot; the descriptor of its memory is attached."""
+
+    slot: int
+    nbytes: int
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.SEGMENT, _SEGMENT.pack(self.slot, self.nbytes))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> SegmentMade:
+        """Return the segment in a frame."""
+        return cls(*_SEGMENT.unpack(frame.body))
+
+
+@dataclass(slots=True)
+class Failure:
+    """The user's code raised."""
+
+    generation: int
+    sequence: int
+    stage: Stage
+    index: int | None
+    """The dataset index whose sample was being fetched."""
+    pickled: bytes | None
+    """The exception as the codec encodes it, if it survived the round trip."""
+    num_blocks: int
+    type_name: str
+    message: str
+    traceback: str
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        error = (self.pickled, self.num_blocks, self.type_name, self.message, self.traceback)
+        body = pickle.dumps((self.sequence, self.stage.name, self.index, *error))
+        return pack_frame(Kind.FAILURE, body, self.generation)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Failure:
+        """Return the failure in a frame."""
+        sequence, stage, *rest = pickle.loads(frame.body)
+        return cls(frame.generation, sequence, Stage[stage], *rest)
+
+
+@dataclass(slots=True)
+class Built:
+    """The template holds the dataset, or knows that each worker must build its own."""
+
+    num_samples: int
+    per_worker: bool
+    forkable: bool
+    """False: importing the dataset's modules left threads behind, and a fork would inherit their locks."""
+    reason: str
+    """Why not shared, or why not forkable; for the log."""
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.BUILT, pickle.dumps((self.num_samples, self.per_worker, self.forkable, self.reason)))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Built:
+        """Return what a frame says."""
+        return cls(*pickle.loads(frame.body))
+
+
+@dataclass(slots=True)
+class Fork:
+    """Start a worker; its channel is attached."""
+
+    worker: int
+    in_place: bool
+    """True: the receiver becomes the worker instead of forking one."""
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.FORK, struct.pack("<I?", self.worker, self.in_place))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Fork:
+        """Return the request in a frame."""
+        return cls(*struct.unpack("<I?", frame.body))
+
+
+@dataclass(slots=True)
+class Forked:
+    """A worker was forked; its pidfd is attached."""
+
+    worker: int
+    pid: int
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.FORKED, struct.pack("<II", self.worker, self.pid))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Forked:
+        """Return what a frame says."""
+        return cls(*struct.unpack("<II", frame.body))
+
+
+@dataclass(slots=True)
+class Exited:
+    """A forked worker is gone and reaped."""
+
+    worker: int
+    exit_code: int
+    """As `os.waitstatus_to_exitcode` gives it: negative for a signal."""
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.EXITED, struct.pack("<Ii", self.worker, self.exit_code))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Exited:
+        """Return what a frame says."""
+        return cls(*struct.unpack("<Ii", frame.body))

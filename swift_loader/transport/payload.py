@@ -1,0 +1,121 @@
+"""What a template needs to build the dataset, in one anonymous file: nothing is ever written to a folder.
+
+Layout: bulk data | environment (pickle) | definitions (dill) | structure (the codec's). The environment comes first
+when reading: the other parts import modules that may only be found on the trainer's `sys.path`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swift_loader.errors import EncodeError
+from swift_loader.transport.arena import Arena
+from swift_loader.transport.codec import decode, encode
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.frames import Frame, Kind, pack_frame
+from swift_loader.transport.segments import Segment, capacity_for
+
+__all__ = ["Environment", "PayloadLayout", "read_environment", "read_payload", "write_payload"]
+
+_LAYOUT = struct.Struct("<QQQQQI")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What of the trainer's interpreter a fresh one must have to find the same code."""
+
+    sys_path: list[str]
+    argv: list[str]
+
+    @classmethod
+    def of_this_process(cls) -> Environment:
+        """Return the trainer's; the empty entry, which stands for the working directory, is spelled out."""
+        return cls([entry or os.getcwd() for entry in sys.path], list(sys.argv))
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLayout:
+    """Sizes of the parts, in the order of the file."""
+
+    total_nbytes: int
+    bulk_nbytes: int
+    environment_nbytes: int
+    definitions_nbytes: int
+    structure_nbytes: int
+    num_blocks: int
+
+    def pack(self) -> bytes:
+        """Return the frame that announces the payload; its descriptor is attached."""
+        sizes = (self.total_nbytes, self.bulk_nbytes, self.environment_nbytes, self.definitions_nbytes)
+        return pack_frame(Kind.SETUP, _LAYOUT.pack(*sizes, self.structure_nbytes, self.num_blocks))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> PayloadLayout:
+        """Return the layout in a frame."""
+        return cls(*_LAYOUT.unpack(frame.body))
+
+    @property
+    def ends(self) -> tuple[int, int, int, int]:
+        """Where each part ends."""
+        environment = self.bulk_nbytes + self.environment_nbytes
+        definitions = environment + self.definitions_nbytes
+        return self.bulk_nbytes, environment, definitions, definitions + self.structure_nbytes
+
+
+def write_payload(content: object, environment: Environment) -> tuple[PayloadLayout, int, Definitions]:
+    """Put an object where another process can rebuild it.
+
+    Returns:
+        The layout, a descriptor that the caller owns, and what travelled by value: the template's copies get the same
+        numbers.
+
+    Raises:
+        EncodeError: Something in it can't be sent.
+    """
+    definitions = Definitions()
+    arena = Arena(np.empty(0, np.uint8))
+    encoded = encode(content, arena, definitions.add)
+    try:
+        code = definitions.dumps()
+    except Exception as error:
+        raise EncodeError(
+            f"the code of the dataset or of a callable can't be sent to the workers ({type(error).__name__}: {error}). "
+            f"Put it into a module that can be imported, or pass start_method='fork'"
+        ) from error
+    first = pickle.dumps(environment)
+    parts = (first, code, encoded.meta)
+    used = arena.used + sum(map(len, parts))
+    segment, descriptor = Segment.create(capacity_for(used))
+    memory = segment.array()
+    arena.move_to(memory)
+    position = arena.used
+    for part in parts:
+        memory[position : position + len(part)] = np.frombuffer(part, np.uint8)
+        position += len(part)
+    layout = PayloadLayout(segment.nbytes, arena.used, len(first), len(code), len(encoded.meta), encoded.num_blocks)
+    return layout, descriptor, definitions
+
+
+def read_environment(layout: PayloadLayout, segment: Segment) -> Environment:
+    """Return the first part, which needs nothing but the standard library."""
+    start, end, *_ = layout.ends
+    environment = pickle.loads(segment.memory[start:end])
+    if not isinstance(environment, Environment):
+        raise TypeError(f"the payload begins with a {type(environment).__name__} instead of an Environment")
+    return environment
+
+
+def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definitions]:
+    """Return the object and the definitions. Its arrays are views of the segment, which must outlive them."""
+    _, environment_end, definitions_end, structure_end = layout.ends
+    data = segment.memory
+    definitions = Definitions.loads(bytes(data[environment_end:definitions_end]))
+    bulk = segment.array()[: layout.bulk_nbytes]
+    return decode(data[definitions_end:structure_end], layout.num_blocks, bulk, definitions), definitions

@@ -1,0 +1,51 @@
+"""Finds, in a batch that can't be encoded, the part that is to blame. Pure; runs only after a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["find_unencodable", "type_name"]
+
+
+def type_name(thing: object) -> str:
+    """Return the qualified name of an object's type."""
+    kind = type(thing)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def find_unencodable(batch: object, error: Exception, attempt: Callable[[object], None]) -> str:
+    """Return a message that names the innermost part of `batch` for which `attempt` raises."""
+    path, culprit, seen = "batch", batch, {id(batch)}
+    descended = True
+    while descended:
+        descended = False
+        for step, part in _parts(culprit):
+            if id(part) in seen:  # a child that knows its parent
+                continue
+            seen.add(id(part))
+            try:
+                attempt(part)
+            except Exception as part_error:
+                path, culprit, error, descended = path + step, part, part_error, True
+                break
+    return (
+        f"{path} is a {type_name(culprit)}, which can't be sent to the trainer ({type(error).__name__}: {error}). "
+        f"Return arrays, tensors, numbers, strings and containers of them, or give batch_encoder and batch_decoder"
+    )
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(thing, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in thing.items())
+    elif isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        yield from ((f".{name}", part) for name, part in zip(thing._fields, thing, strict=True))
+    elif isinstance(thing, (list, tuple)):
+        yield from ((f"[{position}]", part) for position, part in enumerate(thing))
+    elif isinstance(thing, (set, frozenset)):
+        yield from (("{...}", part) for part in thing)
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        yield from ((f".{field.name}", getattr(thing, field.name)) for field in dataclasses.fields(thing))
+    elif not isinstance(thing, type) and hasattr(thing, "__dict__") and not callable(thing):
+        yield from ((f".{name}", part) for name, part in vars(thing).items())

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from swift_loader.transport.arena import ALIGNMENT, Arena, Block
+
+ARRAY_DTYPES = [np.dtype(dtype) for dtype in ("u1", "f8", "M8[s]", ">i4", "U5", [("a", "i1"), ("b", "f8")])]
+TENSOR_DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float8_e5m2, torch.complex128]
+
+
+def memory_of(nbytes: int) -> NDArray[np.uint8]:
+    return np.zeros(nbytes, np.uint8)
+
+
+@given(capacity=st.integers(0, 1000), wanted=st.lists(st.integers(0, 400), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_blocks_are_aligned_and_never_overlap(capacity: int, wanted: list[int]) -> None:
+    arena = Arena(memory_of(capacity))
+    end = 0
+    for nbytes in wanted:
+        block = arena.allocate(nbytes)
+        assert block.offset % ALIGNMENT == 0
+        assert block.offset >= end
+        assert len(block.memory) == nbytes
+        end = block.offset + nbytes
+        assert end <= arena.used < end + ALIGNMENT
+    assert ALIGNMENT == 64
+
+
+@given(capacity=st.integers(0, 1000), wanted=st.lists(st.integers(1, 400), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_what_fits_lies_in_the_memory_and_the_rest_elsewhere(capacity: int, wanted: list[int]) -> None:
+    memory = memory_of(capacity)
+    arena = Arena(memory)
+    blocks = [arena.allocate(nbytes) for nbytes in wanted]
+    inside = [block.offset + len(block.memory) <= capacity for block in blocks]
+    assert [np.shares_memory(block.memory, memory) for block in blocks] == inside
+    assert arena.fits == all(inside)
+
+
+@given(
+    capacity=st.integers(0, 1000),
+    parts=st.lists(st.binary(max_size=400), max_size=12),
+    spare=st.integers(0, 100),
+)
+@settings(max_examples=200, deadline=None)
+def test_moving_to_a_larger_memory_keeps_contents_and_offsets(capacity: int, parts: list[bytes], spare: int) -> None:
+    arena = Arena(memory_of(capacity))
+    blocks = [arena.place(np.frombuffer(part, np.uint8)) for part in parts]
+    larger = memory_of(arena.used + spare)
+    arena.move_to(larger)
+    assert arena.fits
+    for part, block in zip(parts, blocks, strict=True):
+        assert larger[block.offset : block.offset + len(part)].tobytes() == part
+
+
+def test_after_moving_there_is_room_behind_what_was_there() -> None:
+    arena = Arena(memory_of(64))
+    first = arena.place(np.full(100, 1, np.uint8))
+    larger = memory_of(1024)
+    arena.move_to(larger)
+    second = arena.place(np.full(100, 2, np.uint8))
+    assert arena.fits
+    assert second.offset >= first.offset + 100
+    assert np.shares_memory(second.memory, larger)
+    assert larger[:100].tolist() == [1] * 100
+    assert larger[second.offset : second.offset + 100].tolist() == [2] * 100
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (3, 0, 2)])
+def test_an_array_has_the_shape_and_dtype_asked_for_and_is_found_again(
+    shape: tuple[int, ...],
+) -> None:
+    for dtype, capacity in itertools.product(ARRAY_DTYPES, (0, 1024)):
+        arena = Arena(memory_of(capacity))
+        arena.allocate(3)
+        array = arena.empty(shape, dtype)
+        assert (array.shape, array.dtype) == (shape, dtype)
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        block = arena.find(array)
+        assert block is not None
+        assert len(block.memory) == array.nbytes
+        assert not array.size or np.shares_memory(block.memory, array)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (3, 0, 2)])
+def test_a_tensor_has_the_shape_and_dtype_asked_for_and_is_found_again(
+    shape: tuple[int, ...],
+) -> None:
+    for dtype, capacity in itertools.product(TENSOR_DTYPES, (0, 1024)):
+        arena = Arena(memory_of(capacity))
+        arena.allocate(3)
+        tensor = arena.empty_tensor(shape, dtype)
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+        assert tensor.is_contiguous()
+        block = arena.find(tensor)
+        assert block is not None
+        assert len(block.memory) == tensor.nbytes
+        assert not tensor.numel() or tensor.data_ptr() == block.memory.ctypes.data
+
+
+def test_only_what_the_arena_made_is_found() -> None:
+    arena = Arena(memory_of(1024))
+    array = arena.empty((4,), "f4")
+    assert isinstance(arena.find(array), Block)
+    assert arena.find(array[:]) is None
+    assert arena.find(np.empty(4, "f4")) is None
+    assert arena.find(None) is None
+
+
+def test_what_is_written_to_an_array_is_in_its_block() -> None:
+    memory = memory_of(1024)
+    arena = Arena(memory)
+    arena.place(np.full(5, 9, np.uint8))
+    arena.empty((3,), "<i4")[...] = [1, 2, 3]
+    arena.empty_tensor((2,), torch.int16).copy_(torch.tensor([4, 5]))
+    assert memory[:5].tolist() == [9] * 5
+    assert memory[64:76].view("<i4").tolist() == [1, 2, 3]
+    assert memory[128:132].view("<i2").tolist() == [4, 5]

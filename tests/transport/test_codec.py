@@ -1,0 +1,668 @@
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import enum
+import pickle
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from swift_loader.errors import EncodeError, ProtocolError, WorkerError
+from swift_loader.transport.arena import Arena
+from swift_loader.transport.codec import Encoded, decode, decode_bytes, encode, encode_bytes
+from swift_loader.transport.definitions import Definitions
+
+quiet_torch = pytest.mark.filterwarnings(
+    "ignore:.*quantized tensor creation:UserWarning",
+    "ignore:.*TypedStorage is deprecated:UserWarning",
+    "ignore:.*nested tensors is in prototype:UserWarning",
+    "ignore:.*Sparse:UserWarning",
+    "ignore:.*ComplexHalf:UserWarning",
+)
+"""What torch itself says about making or rebuilding these tensors."""
+
+
+@dataclasses.dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenPair:
+    left: Any
+    right: Any
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Graph:
+    """Moves itself."""
+
+    def __init__(self, nodes: torch.Tensor, name: str) -> None:
+        self.nodes, self.name = nodes, name
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.nodes.to(device), self.name)
+
+    def pin_memory(self) -> Graph:
+        return self
+
+
+class Offering:
+    """Offers its bytes out of band, as other libraries do."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return Offering, (pickle.PickleBuffer(self.data),)
+
+
+def memory_of(arena: Arena) -> NDArray[np.uint8]:
+    memory = np.empty(arena.used, np.uint8)
+    arena.move_to(memory)
+    return memory
+
+
+def encoded(batch: object, capacity: int = 0) -> tuple[Encoded, Arena]:
+    arena = Arena(np.empty(capacity, np.uint8))
+    return encode(batch, arena, Definitions().number_of), arena
+
+
+def round_trip(batch: object, capacity: int = 1 << 12) -> Any:
+    sent, arena = encoded(batch, capacity)
+    return decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
+
+
+def assert_same_array(arrived: object, sent: NDArray[Any]) -> None:
+    assert type(arrived) is type(sent)
+    assert isinstance(arrived, np.ndarray)
+    assert (arrived.dtype, arrived.shape) == (sent.dtype, sent.shape)
+    assert arrived.flags.writeable
+    if sent.dtype.hasobject:
+        assert arrived.tolist() == sent.tolist()
+    else:
+        assert arrived.tobytes() == sent.tobytes()
+
+
+def assert_same_tensor(arrived: object, sent: torch.Tensor) -> None:
+    assert type(arrived) is type(sent)
+    assert isinstance(arrived, torch.Tensor)
+    assert (arrived.dtype, arrived.shape, arrived.layout) == (sent.dtype, sent.shape, sent.layout)
+    assert arrived.requires_grad == sent.requires_grad
+    assert arrived.is_leaf
+    ours, theirs = (tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in (sent, arrived))
+    assert torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+
+
+# NumPy ----------------------------------------------------------------------------------------------------------------
+
+STRUCTURED = np.dtype([("id", "<i4"), ("box", "<f4", (2, 2)), ("name", "U3")], align=True)
+DTYPES = [
+    "?",
+    "b",
+    "B",
+    "h",
+    "H",
+    "i",
+    "I",
+    "l",
+    "L",
+    "q",
+    "Q",
+    "e",
+    "f",
+    "d",
+    "g",
+    "F",
+    "D",
+    "G",
+    "S3",
+    "U4",
+    "V5",
+    "M8[ns]",
+    "M8[D]",
+    "m8[us]",
+    ">i4",
+    ">f8",
+    ">U2",
+    ">M8[s]",
+    ">c8",
+]
+
+
+def array_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    values = np.frombuffer(bytes(position % 2 for position in range(nbytes)), np.uint8)
+    return np.ndarray(shape, dtype, buffer=values.copy()) if nbytes else np.empty(shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", [*map(np.dtype, DTYPES), STRUCTURED], ids=str)
+def test_arrays_of_every_dtype_arrive_in_every_shape(dtype: np.dtype[Any]) -> None:
+    for shape in [(), (1,), (3, 2), (0,), (2, 0, 3), (300,)]:
+        array = array_of(dtype, shape)
+        assert_same_array(round_trip(array), array)
+        assert_same_array(round_trip(array[..., None].T), array[..., None].T)
+
+
+ARRAYS: dict[str, Callable[[], NDArray[Any]]] = {
+    "sliced": lambda: np.arange(60).reshape(6, 10)[1:5:2, ::3],
+    "reversed": lambda: np.arange(10)[::-1],
+    "transposed": lambda: np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+    "broadcast": lambda: np.broadcast_to(np.arange(3), (4, 3)),
+    "field of a structure": lambda: np.zeros(4, [("a", "i1"), ("b", "f8")])["b"],
+    "read-only": lambda: np.frombuffer(b"abcdef", np.uint8),
+    "objects": lambda: np.array([1, "a", None, (2, 3)], dtype=object),
+    "an object": lambda: np.array(None, dtype=object),
+    "structure with objects": lambda: np.array([(1, "x")], dtype=[("a", "i4"), ("b", "O")]),
+    "nan and negative zero": lambda: np.array([np.nan, -0.0, np.inf, -np.nan]),
+    "not a time": lambda: np.array(["NaT", "2020-02-29"], "M8[D]"),
+    "unaligned": lambda: np.frombuffer(b"x" * 41, np.uint8)[1:].view("f8"),
+    "record": lambda: np.rec.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
+    "matrix of strings": lambda: np.array([["a", "bcd"], ["", "ü"]]),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_unusual_arrays_arrive_intact_and_writable(name: str) -> None:
+    array = ARRAYS[name]()
+    assert_same_array(round_trip(array), array)
+
+
+def test_fortran_order_is_kept() -> None:
+    array = np.asfortranarray(np.arange(12).reshape(3, 4))
+    arrived = round_trip(array)
+    assert_same_array(arrived, array)
+    assert arrived.strides == array.strides
+
+
+def test_masked_arrays_keep_their_mask() -> None:
+    arrived = round_trip(np.ma.array([1, 2, 3], mask=[False, True, False], fill_value=7))
+    assert isinstance(arrived, np.ma.MaskedArray)
+    assert arrived.tolist() == [1, None, 3]
+    assert arrived.fill_value == 7
+
+
+def test_memory_maps_arrive_with_their_values(tmp_path: Path) -> None:
+    file = tmp_path / "values"
+    file.write_bytes(np.arange(10, dtype=np.int32).tobytes())
+    arrived = round_trip(np.memmap(file, np.int32, "r"))
+    assert isinstance(arrived, np.ndarray)
+    assert arrived.dtype == np.int32
+    assert arrived.tolist() == list(range(10))
+    assert arrived.flags.writeable
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 has no such strings")
+def test_strings_of_any_length_arrive() -> None:
+    array = np.array(["a", "long " * 20], dtype=np.dtypes.StringDType())
+    assert_same_array(round_trip(array), array)
+
+
+@given(array=hnp.arrays(st.one_of(hnp.scalar_dtypes(), hnp.array_dtypes()), hnp.array_shapes(min_dims=0, min_side=0)))
+@settings(max_examples=100, deadline=None)
+def test_any_array_arrives(array: NDArray[Any]) -> None:
+    assert_same_array(round_trip(array), array)
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64("2020-01-01"), np.str_("x")]
+)
+def test_numpy_scalars_keep_their_type(scalar: np.generic) -> None:
+    arrived = round_trip(scalar)
+    assert type(arrived) is type(scalar)
+    assert arrived == scalar
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
+
+TENSOR_DTYPES = sorted(
+    {
+        dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+    },
+    key=str,
+)
+
+
+def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = torch.tensor([position % 2 for position in range(count)], dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+@quiet_torch
+@pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
+def test_tensors_of_every_dtype_arrive_in_every_shape(dtype: torch.dtype) -> None:
+    for shape in [(), (1,), (3, 2), (0,), (2, 0, 3), (300,)]:
+        tensor = tensor_of(dtype, shape)
+        assert_same_tensor(round_trip(tensor), tensor)
+
+
+TENSORS: dict[str, Callable[[], torch.Tensor]] = {
+    "sliced": lambda: torch.arange(60.0).view(6, 10)[1:5:2, ::3],
+    "transposed": lambda: torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+    "expanded": lambda: torch.arange(3.0).expand(4, 3),
+    "channels last": lambda: torch.arange(96.0).view(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    "overlapping": lambda: torch.arange(5.0).as_strided((3, 3), (1, 1)),
+    "conjugated": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "negated": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "a conjugated number": lambda: torch.tensor(1 + 2j).conj(),
+    "requires grad": lambda: torch.ones(3, requires_grad=True),
+    "requires grad, sliced": lambda: torch.ones(6)[::2].requires_grad_(True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2, 2)),
+    "empty, strided": lambda: torch.empty(2, 0, 3).transpose(0, 2),
+    "not a number": lambda: torch.tensor([float("nan"), -0.0, float("inf")]),
+    "made from read-only bytes": lambda: torch.from_numpy(np.frombuffer(b"abc", np.uint8).copy()),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_unusual_tensors_arrive_intact_and_writable(name: str) -> None:
+    tensor = TENSORS[name]()
+    arrived = round_trip(tensor)
+    assert_same_tensor(arrived, tensor)
+    assert not arrived.is_conj()
+    assert not arrived.is_neg()
+    with torch.no_grad():
+        arrived.fill_(1)
+
+
+@pytest.mark.parametrize("name", ["transposed", "channels last", "empty, strided"])
+def test_a_dense_layout_is_kept(name: str) -> None:
+    tensor = TENSORS[name]()
+    assert round_trip(tensor).stride() == tensor.stride()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+
+
+@quiet_torch
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+def test_sparse_tensors_keep_their_layout(layout: str) -> None:
+    matrix = torch.tensor([[0, 1.5, 0, 0], [0, 0, 0, 2], [0, 0, 0, 0], [3, 0, 0, 0]])
+    makers: dict[str, Callable[[], torch.Tensor]] = {
+        "coo": lambda: matrix.to_sparse(),  # noqa: PLW0108 - has overloads that mypy can't choose from
+        "csr": matrix.to_sparse_csr,
+        "csc": matrix.to_sparse_csc,
+        "bsr": lambda: matrix.to_sparse_bsr((2, 2)),
+    }
+    tensor = makers[layout]()
+    arrived = round_trip(tensor)
+    assert arrived.layout is tensor.layout
+    assert torch.equal(dense(arrived), matrix)
+
+
+@quiet_torch
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.qint32], ids=str)
+def test_quantised_tensors_keep_scale_and_zero_point(dtype: torch.dtype) -> None:
+    tensor = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 3, dtype)
+    arrived = round_trip(tensor)
+    assert (arrived.dtype, arrived.q_scale(), arrived.q_zero_point()) == (dtype, 0.5, 3)
+    assert torch.equal(dense(arrived), dense(tensor))
+
+
+@quiet_torch
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_keep_their_parts(layout: torch.layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which torch makes when it first meets such a tensor
+    parts = [torch.ones(2, 3), torch.zeros(4, 3)]
+    arrived = round_trip(torch.nested.nested_tensor(parts, layout=layout))
+    assert arrived.is_nested
+    assert arrived.layout is layout
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(parts, arrived.unbind(), strict=True))
+
+
+@quiet_torch
+def test_torch_does_not_keep_sparse_tensors_that_have_arrived() -> None:
+    sent, arena = encoded(torch.eye(4).to_sparse())
+
+    class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+        pass
+
+    memory = Lease((arena.used,), np.uint8, buffer=bytearray(memory_of(arena)))
+    gone = weakref.ref(memory)
+    arrived = decode(memoryview(sent.meta), sent.num_blocks, memory, Definitions())
+    del arrived, memory
+    assert gone() is None
+
+
+def test_attributes_of_a_tensor_arrive() -> None:
+    tensor = torch.arange(3.0)
+    tensor.label = "cat"  # type: ignore[attr-defined]
+    arrived = round_trip(tensor)
+    assert_same_tensor(arrived, tensor)
+    assert arrived.label == "cat"
+
+
+# Structure ------------------------------------------------------------------------------------------------------------
+
+PLAIN: list[Any] = [
+    None,
+    True,
+    -(10**30),
+    1.5,
+    2j,
+    "text\0ü\N{GRINNING FACE}",
+    b"bytes",
+    bytearray(b"more"),
+    ...,
+    [],
+    (),
+    {},
+    set(),
+    [1, [2, (3, "four")]],
+    {"a": {"b": [1]}, 3: None, (1, 2): "x"},
+    collections.OrderedDict([("b", 1), ("a", 2)]),
+    collections.Counter("aab"),
+    collections.deque([1, 2], 5),
+    {1, "two"},
+    frozenset({1}),
+    range(3, 9, 2),
+    slice(1, None),
+    Point(1, "y"),
+    Pair(1, [2]),
+    FrozenPair("a", None),
+    Colour.RED,
+    Decimal("1.10"),
+    datetime.timedelta(3),
+    Path("some/where"),
+    int,
+    Point,
+    len,
+    np.dtype("f4"),
+    np.float32,
+    torch.float32,
+    torch.Size([1, 2]),
+    torch.device("cpu"),
+    type(None),
+]
+
+
+def test_plain_values_arrive_with_their_type() -> None:
+    for value in PLAIN:
+        arrived = round_trip(value)
+        assert arrived == value
+        assert type(arrived) is type(value)
+
+
+def test_a_defaultdict_keeps_its_factory() -> None:
+    arrived = round_trip(collections.defaultdict(list, a=[1]))
+    assert arrived["a"] == [1]
+    assert arrived["b"] == []
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda leaf: [leaf],
+        lambda leaf: (leaf, 1),
+        lambda leaf: {"key": leaf},
+        lambda leaf: collections.OrderedDict(key=leaf),
+        lambda leaf: Point(leaf, 1),
+        lambda leaf: Pair(leaf, None),
+        lambda leaf: FrozenPair(leaf, None),
+        lambda leaf: Graph(leaf, "g"),
+    ],
+    ids=["list", "tuple", "dict", "OrderedDict", "namedtuple", "dataclass", "frozen dataclass", "custom"],
+)
+def test_bulk_data_stay_out_of_the_structure_in_any_container(wrap: Callable[[Any], Any]) -> None:
+    for leaf in (np.arange(10_000), torch.arange(10_000)):
+        batch = wrap(leaf)
+        sent, arena = encoded(batch)
+        assert len(sent.meta) < 500
+        assert arena.used >= 80_000
+        assert type(round_trip(batch)) is type(batch)
+
+
+def test_objects_that_move_themselves_arrive() -> None:
+    arrived = round_trip([Graph(torch.arange(3.0), "g")])[0]
+    assert type(arrived) is Graph
+    assert arrived.name == "g"
+    assert torch.equal(arrived.to(torch.device("cpu")).nodes, torch.arange(3.0))
+
+
+def test_packed_sequences_arrive() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
+    arrived = round_trip(packed)
+    assert type(arrived) is type(packed)
+    assert torch.equal(arrived.data, packed.data)
+    assert torch.equal(arrived.batch_sizes, packed.batch_sizes)
+
+
+@pytest.mark.parametrize("leaf", [np.arange(5), torch.arange(5), torch.ones(2, requires_grad=True)], ids=type)
+def test_two_references_to_one_leaf_stay_one(leaf: Any) -> None:
+    arrived = round_trip({"a": leaf, "b": [leaf]})
+    assert arrived["a"] is arrived["b"][0]
+    assert encoded([leaf, leaf])[1].used == 64
+
+
+def test_a_structure_that_holds_itself_arrives() -> None:
+    batch: list[Any] = [np.arange(3)]
+    batch.append(batch)
+    arrived = round_trip(batch)
+    assert arrived[1] is arrived
+
+
+def test_exceptions_arrive_as_they_are() -> None:
+    arrived = round_trip(ValueError("bad", np.arange(3)))
+    assert type(arrived) is ValueError
+    assert arrived.args[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("data", [b"", b"some bytes", bytearray(b"more")])
+def test_buffers_of_other_libraries_travel_as_bulk_data(data: bytes | bytearray) -> None:
+    arrived = round_trip(Offering(data))
+    assert bytes(arrived.data) == bytes(data)
+    assert memoryview(arrived.data).readonly == isinstance(data, bytes)
+    assert encoded(Offering(b"x" * 1000))[1].used >= 1000
+
+
+# What can't be imported -----------------------------------------------------------------------------------------------
+
+
+def test_lambdas_and_local_classes_travel_by_value() -> None:
+    offset = 3
+
+    class Local:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+    arrived = round_trip({"function": lambda x: x + offset, "instance": Local(5)})
+    assert arrived["function"](4) == 7
+    assert arrived["instance"].value == 5
+    assert type(arrived["instance"]).__qualname__ == Local.__qualname__
+
+
+def test_known_definitions_travel_by_number_and_are_the_very_same() -> None:
+    class Local:
+        pass
+
+    def function() -> int:
+        return 3
+
+    definitions = Definitions([Local, function])
+    arena = Arena(np.empty(1 << 12, np.uint8))
+    sent = encode([Local(), function, np.arange(3), Local], arena, definitions.number_of)
+    arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), definitions)
+    assert type(arrived[0]) is Local
+    assert arrived[1] is function
+    assert arrived[2].tolist() == [0, 1, 2]
+    assert arrived[3] is Local
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+STORAGE = 100_000
+
+
+def slice_with_attribute() -> torch.Tensor:
+    tensor = torch.zeros(STORAGE)[:4]
+    tensor.label = "cat"  # type: ignore[attr-defined]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.zeros(STORAGE)[:4],
+        lambda: np.zeros((100, STORAGE // 100))[:, 0],
+        lambda: np.broadcast_to(np.zeros(1), (100,)),
+        lambda: torch.zeros(STORAGE)[:4],
+        lambda: torch.zeros(100, STORAGE // 100)[:, 0],
+        lambda: torch.zeros(STORAGE)[:4].requires_grad_(True),
+        lambda: torch.nn.Parameter(torch.zeros(STORAGE)[:4]),
+        slice_with_attribute,
+    ],
+    ids=["array", "column", "broadcast", "tensor", "tensor column", "grad", "parameter", "attribute"],
+)
+def test_a_slice_does_not_ship_its_storage(make: Callable[[], Any]) -> None:
+    sent, arena = encoded(make())
+    assert arena.used + len(sent.meta) < 2000
+
+
+def test_what_was_made_in_the_arena_is_not_copied() -> None:
+    arena = Arena(np.empty(1 << 12, np.uint8))
+    array, tensor = arena.empty((4,), "i8"), arena.empty_tensor((4,), torch.int64)
+    array[:], tensor[:] = 5, torch.tensor(6)
+    used = arena.used
+    sent = encode({"a": array, "t": tensor, "again": array}, arena, Definitions().number_of)
+    assert arena.used == used
+    arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
+    assert arrived["a"].tolist() == [5] * 4
+    assert arrived["t"].tolist() == [6] * 4
+    assert arrived["again"] is arrived["a"]
+
+
+def test_arrivals_are_views_of_the_memory() -> None:
+    sent, arena = encoded([np.zeros(10, np.uint8), torch.zeros(10, dtype=torch.uint8)])
+    memory = memory_of(arena)
+    array, tensor = decode(memoryview(sent.meta), sent.num_blocks, memory, Definitions())
+    memory[:] = 7
+    assert array.tolist() == tensor.tolist() == [7] * 10
+
+
+@given(
+    capacity=st.integers(0, 3000),
+    leaves=st.lists(hnp.arrays(hnp.integer_dtypes() | hnp.floating_dtypes(), st.integers(0, 100)), max_size=8),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_batch_that_overflows_its_arena_arrives_all_the_same(capacity: int, leaves: list[NDArray[Any]]) -> None:
+    arrived = round_trip(leaves, capacity)
+    for ours, theirs in zip(leaves, arrived, strict=True):
+        assert_same_array(theirs, ours)
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+BAD: dict[str, Callable[[], object]] = {
+    "generator": lambda: (number for number in range(3)),
+    "_thread.lock": threading.Lock,
+    "_io.TextIOWrapper": lambda: open("/dev/null"),
+    "torch.Tensor": lambda: torch.ones(2, requires_grad=True) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [
+        (lambda bad: bad, r"batch"),
+        (lambda bad: [1, {"key": (2, bad)}], r"batch\[1\]\['key'\]\[1\]"),
+        (lambda bad: Point(1, Pair(bad, 2)), r"batch\.y\.left"),
+        (lambda bad: Graph([np.arange(3), bad], "g"), r"batch\.nodes\[1\]"),  # type: ignore[arg-type]
+    ],
+    ids=["bare", "containers", "named", "custom"],
+)
+def test_what_cannot_be_sent_is_named_by_path_and_type(kind: str, wrap: Callable[[Any], Any], path: str) -> None:
+    with pytest.raises(EncodeError, match=rf"^{path} is a {kind},.*batch_encoder") as caught:
+        encoded(wrap(BAD[kind]()))
+    assert isinstance(caught.value, WorkerError)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.__cause__ is not None
+
+
+def test_an_error_of_the_users_own_pickling_is_named() -> None:
+    class Stubborn:
+        def __reduce__(self) -> Any:
+            raise ValueError("not me")
+
+    with pytest.raises(EncodeError, match=r"batch\['x'\] is a .*Stubborn.*ValueError: not me"):
+        encoded({"x": Stubborn()})
+
+
+ROW = struct.Struct("<QQ")
+
+
+@pytest.mark.parametrize("row", [(0, 81), (1, 80), (81, 0), (2**63, 2**63), (2**64 - 1, 1), (0, 2**64 - 2)])
+def test_a_buffer_outside_the_memory_is_refused(row: tuple[int, int]) -> None:
+    sent, arena = encoded(np.arange(10))
+    memory = memory_of(arena)[:80]
+    meta = ROW.pack(*row) + sent.meta[ROW.size :]
+    with pytest.raises(ProtocolError, match="outside a slot of 80 bytes"):
+        decode(memoryview(meta), 1, memory, Definitions())
+
+
+def test_more_buffers_than_the_structure_holds_are_refused() -> None:
+    sent, arena = encoded(np.arange(10))
+    with pytest.raises(ProtocolError, match="1000 buffers"):
+        decode(memoryview(sent.meta), 1000, memory_of(arena), Definitions())
+
+
+# The user's own encoder -----------------------------------------------------------------------------------------------
+
+
+@given(data=st.binary(max_size=300), capacity=st.integers(0, 200), before=st.integers(0, 100))
+@settings(max_examples=60, deadline=None)
+def test_the_users_own_bytes_arrive(data: bytes, capacity: int, before: int) -> None:
+    arena = Arena(np.empty(capacity, np.uint8))
+    arena.allocate(before)
+    for kind in (bytes, bytearray, memoryview):
+        sent = encode_bytes(kind(data), arena)
+        arrived = decode_bytes(memoryview(sent.meta), memory_of(arena))
+        assert type(arrived) is bytes
+        assert arrived == data
+
+
+@pytest.mark.parametrize("data", ["text", None, [1], np.arange(3)], ids=type)
+def test_an_encoder_that_returns_no_bytes_is_told_so(data: object) -> None:
+    with pytest.raises(TypeError, match=rf"{type(data).__name__}; it must return bytes"):
+        encode_bytes(data, Arena(np.empty(0, np.uint8)))
+
+
+@pytest.mark.parametrize("row", [(0, 11), (11, 0), (2**64 - 1, 1)])
+def test_the_users_own_bytes_outside_the_memory_are_refused(row: tuple[int, int]) -> None:
+    with pytest.raises(ProtocolError, match="outside a slot of 10 bytes"):
+        decode_bytes(memoryview(ROW.pack(*row)), np.empty(10, np.uint8))
+
+
+def test_mappings_that_are_no_dicts_keep_their_type() -> None:
+    arrived = round_trip(collections.ChainMap({"a": np.arange(3)}))
+    assert isinstance(arrived, Mapping)
+    assert type(arrived) is collections.ChainMap
+    assert arrived["a"].tolist() == [0, 1, 2]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_loader.errors import ProtocolError
+from swift_loader.transport.frames import Frame, Kind, unpack_frame
+from swift_loader.transport.messages import (
+    MAX_SLOTS_PER_TASK,
+    NO_SLOT,
+    Batch,
+    Built,
+    Exited,
+    Failure,
+    Fork,
+    Forked,
+    SegmentMade,
+    Stage,
+    Task,
+)
+
+bits_31 = st.integers(-(2**31), 2**31 - 1)
+bits_32 = st.integers(0, 2**32 - 1)
+bits_63 = st.integers(-(2**63), 2**63 - 1)
+bits_64 = st.integers(0, 2**64 - 1)
+slots = st.lists(bits_32, max_size=20).map(tuple)
+metas = st.binary(min_size=1, max_size=100)
+
+
+class Message(Protocol):
+    def pack(self) -> bytes: ...
+
+
+messages = st.one_of(
+    st.builds(Task, bits_32, bits_64, bits_63, bits_63, slots, slots),
+    st.builds(SegmentMade, bits_32, bits_64),
+    st.builds(
+        Failure,
+        bits_32,
+        bits_64,
+        st.sampled_from(Stage),
+        st.none() | bits_63,
+        st.none() | st.binary(),
+        bits_32,
+        st.text(),
+        st.text(),
+        st.text(),
+    ),
+    st.builds(Built, bits_64, st.booleans(), st.booleans(), st.text()),
+    st.builds(Fork, bits_32, st.booleans()),
+    st.builds(Forked, bits_32, bits_32),
+    st.builds(Exited, bits_32, bits_31),
+    st.builds(
+        lambda meta, *rest: Batch(rest[0], rest[1], rest[2], rest[3], meta, rest[4], len(meta), *rest[5:]),
+        metas,
+        bits_32,
+        bits_64,
+        bits_32,
+        bits_32,
+        bits_64,
+        bits_32,
+        bits_64,
+        bits_64,
+        bits_64,
+    ),
+)
+
+A_BATCH = Batch(1, 2, 3, 4, b"", 5, 0, 7, 8, 9, 10)
+
+
+def frame_of(message: bytes) -> Frame:
+    return unpack_frame(memoryview(message))
+
+
+@given(message=messages)
+@settings(max_examples=300, deadline=None)
+def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
+    assert type(message).unpack(frame_of(message.pack())) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (Task(1, 2, 3, 4), Kind.TASK),
+        (A_BATCH, Kind.BATCH),
+        (SegmentMade(1, 2), Kind.SEGMENT),
+        (Failure(1, 2, Stage.FETCH, 3, None, 0, "", "", ""), Kind.FAILURE),
+        (Built(1, False, True, ""), Kind.BUILT),
+        (Fork(1, False), Kind.FORK),
+        (Forked(1, 2), Kind.FORKED),
+        (Exited(1, -9), Kind.EXITED),
+    ],
+)
+def test_each_message_has_its_kind(message: Message, kind: Kind) -> None:
+    assert frame_of(message.pack()).kind is kind
+
+
+def test_a_task_can_be_sent_as_a_probe() -> None:
+    frame = frame_of(Task(0, 0, 0, 0).pack(Kind.PROBE))
+    assert frame.kind is Kind.PROBE
+    assert Task.unpack(frame) == Task(0, 0, 0, 0)
+
+
+def test_a_task_holds_as_many_slots_as_it_may() -> None:
+    task = Task(1, 2, 3, 4, tuple(range(MAX_SLOTS_PER_TASK)), tuple(range(MAX_SLOTS_PER_TASK)))
+    assert Task.unpack(frame_of(task.pack())) == task
+
+
+def test_the_structure_of_a_batch_may_lie_in_its_slot() -> None:
+    batch = replace(A_BATCH, meta=b"", meta_offset=2**40, meta_nbytes=2**20)
+    assert Batch.unpack(frame_of(batch.pack())) == batch
+
+
+@pytest.mark.parametrize("meta", [b"ab", b"abcd"])
+def test_a_batch_whose_structure_has_another_length_is_refused(meta: bytes) -> None:
+    batch = replace(A_BATCH, meta=meta, meta_nbytes=3)
+    with pytest.raises(ProtocolError, match="3 bytes of structure"):
+        Batch.unpack(frame_of(batch.pack()))
+
+
+def test_no_slot_travels() -> None:
+    assert Batch.unpack(frame_of(replace(A_BATCH, slot=NO_SLOT).pack())).slot == NO_SLOT

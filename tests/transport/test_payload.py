@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader.errors import EncodeError
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.frames import unpack_frame
+from swift_loader.transport.payload import Environment, PayloadLayout, read_environment, read_payload, write_payload
+from swift_loader.transport.segments import Segment
+
+ENVIRONMENT = Environment(["/some/where"], ["train.py", "--fast"])
+
+
+def sent(content: object) -> tuple[PayloadLayout, Segment, Definitions]:
+    """Return what the other process gets hold of."""
+    layout, descriptor, definitions = write_payload(content, ENVIRONMENT)
+    return layout, Segment.attach(descriptor, layout.total_nbytes, private=True), definitions
+
+
+@pytest.mark.parametrize("content", [None, 3, {"a": [1, "b"]}, [], "x" * 100_000])
+def test_a_plain_object_arrives(content: object) -> None:
+    layout, segment, _ = sent(content)
+    arrived, definitions = read_payload(layout, segment)
+    assert arrived == content
+    assert len(definitions) == 0
+
+
+def test_bulk_data_arrive_as_views_of_the_segment() -> None:
+    content: dict[str, Any] = {"array": np.arange(100_000), "tensor": torch.arange(1000.0), "empty": np.empty((0, 3))}
+    layout, segment, _ = sent(content)
+    arrived, _ = read_payload(layout, segment)
+    assert np.array_equal(arrived["array"], content["array"])
+    assert torch.equal(arrived["tensor"], torch.arange(1000.0))
+    assert arrived["empty"].shape == (0, 3)
+    assert np.shares_memory(arrived["array"], segment.array())
+    assert layout.bulk_nbytes >= 804_000
+    assert layout.structure_nbytes < 1000
+
+
+def test_the_environment_can_be_read_on_its_own() -> None:
+    layout, segment, _ = sent([np.arange(10), lambda: 3])
+    assert read_environment(layout, segment) == ENVIRONMENT
+
+
+def test_a_payload_that_does_not_begin_with_an_environment_is_refused() -> None:
+    layout, segment, _ = sent(1)
+    start = layout.bulk_nbytes
+    wrong = pickle.dumps(12345)
+    segment.memory[start : start + len(wrong)] = wrong
+    with pytest.raises(TypeError, match="int instead of an Environment"):
+        read_environment(layout, segment)
+
+
+def test_the_layout_arrives_as_it_was_sent() -> None:
+    layout = PayloadLayout(2**40, 2**39, 3, 4, 5, 6)
+    assert PayloadLayout.unpack(unpack_frame(memoryview(layout.pack()))) == layout
+
+
+def test_the_parts_lie_one_after_the_other_in_the_segment() -> None:
+    layout, segment, _ = sent([np.arange(1000), lambda: 3])
+    assert list(layout.ends) == sorted(layout.ends)
+    assert layout.ends[-1] <= layout.total_nbytes == segment.nbytes
+
+
+def test_what_cannot_be_imported_gets_the_same_numbers_on_both_sides() -> None:
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    def double(point: Point) -> Point:
+        return Point(2 * point.x)
+
+    layout, segment, ours = sent({"point": Point(4), "double": double})
+    arrived, theirs = read_payload(layout, segment)
+    assert len(ours) == len(theirs) >= 2
+    number = ours.number_of(Point)
+    assert number is not None
+    assert theirs[number] is type(arrived["point"])
+    assert theirs[number] is not Point
+    doubled = arrived["double"](arrived["point"])
+    assert (type(doubled), doubled.x) == (theirs[number], 8)
+
+
+def test_the_environment_spells_out_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/elsewhere"])
+    monkeypatch.setattr(sys, "argv", ["script", "x"])
+    assert Environment.of_this_process() == Environment([os.getcwd(), "/elsewhere"], ["script", "x"])
+
+
+def test_a_part_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(EncodeError, match=r"batch\['lock'\] is a _thread.lock"):
+        write_payload({"fine": 1, "lock": threading.Lock()}, ENVIRONMENT)
+
+
+def test_code_that_cannot_be_sent_is_an_error_with_a_remedy() -> None:
+    generator = (number for number in range(3))
+
+    def stuck() -> Any:
+        return generator
+
+    with pytest.raises(EncodeError, match=r"generator.*imported"):
+        write_payload(stuck, ENVIRONMENT)
+
+
+def test_writing_to_what_arrived_leaves_the_senders_object_alone() -> None:
+    content = np.zeros(10)
+    layout, segment, _ = sent(content)
+    arrived, _ = read_payload(layout, segment)
+    arrived += 1
+    assert not content.any()
