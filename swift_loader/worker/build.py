@@ -1,0 +1,179 @@
+"""One task to one batch: fetch, collate, encode.
+
+The same code for all engines: a worker process gives it slots of shared memory, the inline engine gives it heap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.collate import default_collate
+from swift_loader.errors import EncodeError, SharedMemoryFull
+from swift_loader.plan import Plan, PlanReader
+from swift_loader.transport.arena import Arena
+from swift_loader.transport.codec import Encoded, encode, encode_bytes
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage
+from swift_loader.transport.store import SlotStore
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.seeding import seed_generators
+from swift_loader.worker.setup import WorkerSetup
+
+__all__ = ["NUM_PROBED_SAMPLES", "BatchBuilder"]
+
+NUM_PROBED_SAMPLES = 2
+"""What a trial batch has: enough to notice samples that don't collate."""
+
+_NUM_REMEMBERED_SIZES = 16
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+@dataclass(slots=True)
+class _Lap:
+    """Nanoseconds of the stages of one batch."""
+
+    start: int
+    fetched: int
+    collated: int
+
+
+class BatchBuilder:
+    """Builds batches of one dataset. Not thread-safe."""
+
+    def __init__(self, dataset: Any, num_samples: int, setup: WorkerSetup, definitions: Definitions) -> None:
+        self._dataset = dataset
+        self._num_samples = num_samples
+        self._setup = setup
+        self._definitions = definitions
+        self._plan = PlanReader(Plan.of(num_samples, setup.plan))
+        self._get_items = getattr(dataset, "__getitems__", None)
+        self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
+
+    def build(self, store: SlotStore, generation: int, sequence: int, epoch: int, step: int) -> Batch:
+        """Return the announcement of a batch, whose bulk data then lie in a slot of `store`.
+
+        Raises:
+            BuildError: The user's code raised; the cause says what.
+        """
+        settings = self._setup.plan
+        indices = self._plan.batch(epoch, step).indices
+        seed_generators(settings.seed, epoch, settings.rank, step)
+        return self._build(store, generation, sequence, indices.tolist())
+
+    def build_probe(self, store: SlotStore) -> Batch:
+        """Return a trial batch of the dataset's first samples.
+
+        Raises:
+            BuildError: The user's code raised; the cause says what.
+        """
+        seed_generators(self._setup.plan.seed, 0, 0, 0)
+        return self._build(store, 0, 0, list(range(min(NUM_PROBED_SAMPLES, self._num_samples))))
+
+    def _build(self, store: SlotStore, generation: int, sequence: int, indices: list[int]) -> Batch:
+        start = time.perf_counter_ns()
+        samples = self._fetch(indices)
+        lap = _Lap(start, time.perf_counter_ns(), 0)
+        expected = self._expected_nbytes()
+        slot, memory = _take(store, expected) if expected else (NO_SLOT, _EMPTY)
+        try:
+            arena = Arena(memory)
+            encoded = self._collate_and_encode(samples, arena, lap)
+            slot, meta_offset, inline = _settle(store, slot, arena, encoded)
+        except BaseException:
+            if slot != NO_SLOT:
+                store.give(slot)
+            raise
+        self._sizes.append(arena.used)
+        return Batch(
+            generation,
+            sequence,
+            slot,
+            encoded.num_blocks,
+            inline,
+            meta_offset,
+            len(encoded.meta),
+            len(indices),
+            lap.fetched - lap.start,
+            lap.collated - lap.fetched,
+            time.perf_counter_ns() - lap.collated,
+        )
+
+    def _fetch(self, indices: list[int]) -> Sequence[Any]:
+        samples: list[Any] = []
+        try:
+            if self._get_items is not None:
+                return _check_count(self._get_items(indices), len(indices))
+            for index in indices:
+                samples.append(self._dataset[index])  # noqa: PERF401 - on an error, its length tells the index
+        except StopIteration as error:
+            wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
+            wrapped.__cause__ = error
+            raise BuildError(Stage.FETCH, self._failed_index(indices, samples)) from wrapped
+        except Exception as error:
+            raise BuildError(Stage.FETCH, self._failed_index(indices, samples)) from error
+        return samples
+
+    def _failed_index(self, indices: list[int], samples: list[Any]) -> int | None:
+        """Return the index after the last one that gave a sample; nobody knows with `__getitems__`."""
+        return indices[len(samples)] if self._get_items is None else None
+
+    def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
+        collate_fn, batch_encoder = self._setup.collate_fn, self._setup.batch_encoder
+        try:
+            batch = default_collate(samples, arena) if collate_fn is None else collate_fn(list(samples))
+        except Exception as error:
+            raise BuildError(Stage.COLLATE) from error
+        lap.collated = time.perf_counter_ns()
+        try:
+            if batch_encoder is None:
+                return encode(batch, arena, self._definitions.number_of)
+            return encode_bytes(batch_encoder(batch), arena)
+        except EncodeError as error:
+            raise BuildError(Stage.ENCODE) from error.with_traceback(None)
+        except Exception as error:
+            raise BuildError(Stage.ENCODE) from error
+
+    def _expected_nbytes(self) -> int:
+        """Return the second largest of the last sizes: one outlier doesn't make all slots as large as itself."""
+        ordered = sorted(self._sizes)
+        return ordered[-2] if len(ordered) > 1 else ordered[0]
+
+
+def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:
+    if len(samples) != expected:
+        raise ValueError(f"__getitems__ returned {len(samples)} samples for {expected} indices")
+    return samples
+
+
+def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+    try:
+        return store.take(nbytes)
+    except SharedMemoryFull as error:
+        raise BuildError(Stage.ENCODE) from error
+
+
+def _settle(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tuple[int, int, bytes]:
+    """Make sure that all of a batch lies in one slot, or in none if it has no bulk data.
+
+    Returns:
+        The slot, where in it the structure lies, and the structure itself if it is to travel in the message.
+    """
+    inline = len(encoded.meta) <= MAX_INLINE_BYTES
+    meta_offset = 0 if inline else arena.place(np.frombuffer(encoded.meta, np.uint8)).offset
+    outgrown = slot if not arena.fits or not arena.used else NO_SLOT
+    if not arena.fits:
+        slot, memory = _take(store, arena.used)
+        arena.move_to(memory)
+    elif not arena.used:
+        slot = NO_SLOT
+    if outgrown != NO_SLOT:
+        store.give(outgrown)
+    return slot, meta_offset, encoded.meta if inline else b""

@@ -1,0 +1,74 @@
+"""An exception of the user's code, made ready to travel."""
+
+from __future__ import annotations
+
+import traceback
+
+import numpy as np
+
+from swift_loader.transport.arena import Arena
+from swift_loader.transport.codec import decode, encode
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import Failure, Stage
+from swift_loader.transport.walk import type_name
+
+__all__ = ["BuildError", "describe_failure"]
+
+_MAX_PICKLED_BYTES = 16 * 1024
+_MAX_TEXT = 12 * 1024
+"""Characters kept of a traceback's end and of a message; together they fit into one message between the processes."""
+
+
+class BuildError(Exception):
+    """Says where the exception that is its `__cause__` came from; never leaves the worker."""
+
+    def __init__(self, stage: Stage, index: int | None = None) -> None:
+        super().__init__(stage.value)
+        self.stage = stage
+        self.index = index
+
+
+def describe_failure(
+    error: BaseException,
+    stage: Stage,
+    definitions: Definitions,
+    *,
+    index: int | None = None,
+    generation: int = 0,
+    sequence: int = 0,
+) -> Failure:
+    """Return the message about an exception; works for any exception, however odd."""
+    pickled, num_blocks = _try_round_trip(error, definitions)
+    try:
+        message = str(error)
+    except Exception as str_error:  # a broken __str__ must not hide the failure itself
+        message = f"<its __str__ raised {type_name(str_error)}>"
+    text = "".join(traceback.format_exception(error))
+    return Failure(
+        generation,
+        sequence,
+        stage,
+        index,
+        pickled,
+        num_blocks,
+        type_name(error),
+        message.encode("utf-8", "backslashreplace").decode()[:_MAX_TEXT],
+        text.encode("utf-8", "backslashreplace").decode()[-_MAX_TEXT:],
+    )
+
+
+def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[bytes | None, int]:
+    """Return the exception, encoded, if it comes out of the codec as it went in."""
+    if not isinstance(error, Exception):
+        return None, 0
+    try:
+        arena = Arena(np.empty(0, np.uint8))
+        encoded = encode(error, arena, definitions.number_of)
+        memory = np.empty(0, np.uint8)
+        rebuilt = decode(memoryview(encoded.meta), encoded.num_blocks, memory, definitions)
+        same = type(rebuilt) is type(error) and str(rebuilt) == str(error)
+    except Exception:  # any reason is reason enough: the text travels instead
+        return None, 0
+    if not same or arena.used or len(encoded.meta) > _MAX_PICKLED_BYTES:
+        return None, 0
+    return encoded.meta, encoded.num_blocks

@@ -1,0 +1,105 @@
+"""The life of a worker process: tasks in, batches out, until the trainer hangs up.
+
+Runs on the process's main thread and blocks on its channel when there is nothing to do. It shares no lock, pipe or
+memory with any other worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from swift_loader.errors import ProtocolError
+from swift_loader.transport.channel import Channel, Received
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
+from swift_loader.transport.messages import Batch, Failure, Task
+from swift_loader.transport.store import SegmentStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError, describe_failure
+from swift_loader.worker.setup import WorkerSetup, length_of
+
+__all__ = ["run_worker"]
+
+
+def run_worker(channel: Channel, dataset: object, setup: WorkerSetup, definitions: Definitions) -> None:
+    """Serve until the trainer hangs up or is gone.
+
+    Args:
+        channel: To the trainer; owned by this call.
+        dataset: Map-style.
+        setup: What to do.
+        definitions: As the trainer numbers them.
+
+    Raises:
+        SystemExit: Out of the user's code: the worker is to end, and the trainer to notice.
+    """
+    try:
+        builder = BatchBuilder(dataset, length_of(dataset), setup, definitions)
+        channel.send(pack_frame(Kind.READY))
+        _Worker(channel, builder, definitions).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the trainer is gone: nobody is left to be told
+
+
+class _Worker:
+    """The tasks of one worker, and the slots it writes to."""
+
+    def __init__(self, channel: Channel, builder: BatchBuilder, definitions: Definitions) -> None:
+        self._channel = channel
+        self._builder = builder
+        self._definitions = definitions
+        self._store = SegmentStore(channel)
+        self._queue: deque[tuple[Kind, Task]] = deque()
+
+    def serve(self) -> None:
+        """Answer each task, in the order received, with a batch, a failure, or a note that it was skipped."""
+        while self._refill():
+            kind, task = self._queue.popleft()
+            newest = self._queue[-1][1].generation if self._queue else task.generation
+            if task.generation < newest:
+                self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
+            else:
+                self._channel.send(self._answer(kind, task).pack())
+
+    def _refill(self) -> bool:
+        """Take in all messages that are here, waiting for one if there is no task left; False when there are no more.
+
+        All of them, because a later task brings back slots that the next batch can use, and tells of a new generation.
+        """
+        while True:
+            try:
+                received = self._channel.receive(wait=not self._queue)
+            except BlockingIOError:
+                return True
+            if received is None:
+                return False
+            self._take_in(received)
+
+    def _take_in(self, received: Received) -> None:
+        for descriptor in received.descriptors:
+            os.close(descriptor)
+        frame = unpack_frame(received.data)
+        if frame.kind not in (Kind.TASK, Kind.PROBE):
+            raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
+        task = Task.unpack(frame)
+        for slot in task.released:
+            self._store.give(slot)
+        for slot in task.retired:
+            self._store.retire(slot)
+        self._queue.append((frame.kind, task))
+
+    def _answer(self, kind: Kind, task: Task) -> Batch | Failure:
+        try:
+            if kind is Kind.PROBE:
+                return self._builder.build_probe(self._store)
+            return self._builder.build(self._store, task.generation, task.sequence, task.epoch, task.step)
+        except BuildError as failed:
+            return describe_failure(
+                failed.__cause__ or failed,
+                failed.stage,
+                self._definitions,
+                index=failed.index,
+                generation=task.generation,
+                sequence=task.sequence,
+            )

@@ -1,0 +1,56 @@
+"""What a worker is told, once, when its template starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swift_loader.plan import PlanSettings
+
+__all__ = ["DatasetSource", "WorkerSetup", "length_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSource:
+    """How to come by the dataset: an instance, or a callable and its keyword arguments."""
+
+    instance: Any = None
+    factory: Callable[..., Any] | None = None
+    kwargs: dict[str, Any] | None = None
+
+    def make(self) -> Any:
+        """Return the dataset; runs the user's constructor."""
+        return self.instance if self.factory is None else self.factory(**(self.kwargs or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """The part of the options that workers need."""
+
+    source: DatasetSource
+    plan: PlanSettings
+    collate_fn: Callable[[list[Any]], Any] | None
+    batch_encoder: Callable[[Any], bytes] | None
+    dataset_per_worker: bool
+    """True: each worker builds its own dataset after the fork."""
+
+
+def length_of(dataset: Any) -> int:
+    """Return the number of samples.
+
+    Raises:
+        TypeError: The dataset is not map-style.
+    """
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        raise TypeError(
+            f"the dataset is a {type(dataset).__name__} without __getitem__; give a map-style dataset, which has "
+            f"__getitem__(index) and __len__()"
+        )
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise TypeError(
+            f"the dataset, a {type(dataset).__name__}, has no length ({error}); give a map-style dataset, which has "
+            f"__getitem__(index) and __len__()"
+        ) from error
