@@ -1,0 +1,1 @@
+"""The trainer's side: who builds which batch, and what becomes of it."""

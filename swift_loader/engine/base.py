@@ -1,0 +1,53 @@
+"""What the loader needs of an engine, however that makes its batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Delivery", "Engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch on its way to the loop."""
+
+    batch: Any
+    epoch: int
+    step: int
+
+
+class Engine(Protocol):
+    """A source of batches at any position; the processes, or the calling thread."""
+
+    @property
+    def num_samples(self) -> int:
+        """Length of the dataset, known once started."""
+        ...
+
+    def start(self) -> None:
+        """Get ready to build batches; blocks until the dataset stands. Cleans up after itself if it raises."""
+        ...
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Make `next_batch` go on at this position; free if that is where it is anyway."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Return whether `next_batch` would return at once."""
+        ...
+
+    def next_batch(self, timeout_s: float | None) -> Delivery:
+        """Return the next batch; at the end of an epoch, that is the first of the next one. Blocks.
+
+        Raises:
+            WorkerStalled: None came in time.
+            WorkerDied: A process is gone.
+            LoaderClosed: The engine was closed, perhaps while waiting.
+            Exception: What the user's code raised when building this batch.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop everything and give everything back, within 5 s. Idempotent, from any thread."""
+        ...

@@ -1,0 +1,58 @@
+"""Decides who listens to the workers: the loop's thread, or the receiver threads.
+
+Used by the loop's thread only, except `stop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swift_loader.engine.receiver import Listener, Listening, ReceiverThread
+from swift_loader.engine.worker import WorkerHandle
+
+__all__ = ["Duty"]
+
+SHORT_ABSENCE_NS = 1_000_000
+"""A loop that comes back sooner keeps listening itself. A hand-over and back takes about 0.1 ms."""
+
+
+class Duty:
+    """The threads of one engine, and the loop's place among them."""
+
+    def __init__(self, groups: Iterable[list[WorkerHandle]], wake: int, listener: Listener) -> None:
+        """Begin with the loop on duty; `wake` is a descriptor that interrupts its listening when readable."""
+        groups = list(groups)
+        self._threads = [ReceiverThread(group, listener) for group in groups]
+        self._listening = Listening([worker for group in groups for worker in group], wake, listener)
+        self._loop_listens = False
+        self._left_ns = 0
+        self._absence_ns = float(SHORT_ABSENCE_NS)
+        self.take()
+
+    def take(self) -> Listening:
+        """Return what the caller is to listen to until it leaves; the threads rest."""
+        if not self._loop_listens:
+            self._loop_listens = True
+            for thread in self._threads:
+                thread.park()
+        return self._listening
+
+    def leave(self, entered_ns: int, left_ns: int) -> None:
+        """Take note that the loop has its batch; the threads listen now, unless it is likely to be back at once."""
+        absence_ns = max(0, entered_ns - self._left_ns)
+        self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
+        self._left_ns = left_ns
+        if self._absence_ns > SHORT_ABSENCE_NS:
+            self.hand_back()
+
+    def hand_back(self) -> None:
+        """Let the threads listen."""
+        if self._loop_listens:
+            self._loop_listens = False
+            for thread in self._threads:
+                thread.resume()
+
+    def stop(self) -> None:
+        """End the threads. Idempotent."""
+        for thread in self._threads:
+            thread.stop()

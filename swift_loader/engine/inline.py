@@ -1,0 +1,121 @@
+"""The engine without workers: batches are built in the thread that asks for them, for debugging.
+
+It gives the same batches as the processes do, bytes and errors included, because it runs the same code: plan, fetch,
+collate, encode, decode. The user's random generators are put back after each batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from swift_loader.engine.base import Delivery
+from swift_loader.engine.failures import describe_batch
+from swift_loader.engine.worker import BatchReader
+from swift_loader.errors import LoaderClosed, RemoteTraceback
+from swift_loader.metrics import Metrics
+from swift_loader.plan import Plan
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.store import HeapStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.seeding import preserved_generators
+from swift_loader.worker.setup import WorkerSetup, length_of
+
+__all__ = ["InlineEngine"]
+
+
+class InlineState(Enum):
+    """NEW ─► RUNNING ─► CLOSED."""
+
+    NEW = "new"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+class InlineEngine:
+    """Batches from the calling thread."""
+
+    def __init__(
+        self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any = None
+    ) -> None:
+        self._setup = setup
+        self._metrics = metrics
+        self._state = InlineState.NEW
+        self._reader = BatchReader(Definitions(), batch_decoder)
+        self._dataset = dataset
+        self._builder: BatchBuilder | None = None
+        self._plan: Plan | None = None
+        self._position = (0, 0)
+
+    @property
+    def num_samples(self) -> int:
+        """Length of the dataset, known once started."""
+        assert self._plan is not None, "the engine hasn't started"
+        return self._plan.order.num_samples
+
+    def start(self) -> None:
+        """Build the dataset."""
+        dataset = self._setup.source.make() if self._dataset is None else self._dataset
+        num_samples = length_of(dataset)
+        self._plan = Plan.of(num_samples, self._setup.plan)
+        self._builder = BatchBuilder(dataset, num_samples, self._setup, Definitions())
+        self._state = InlineState.RUNNING
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Make `next_batch` go on at this position."""
+        self._position = (epoch, step)
+
+    def is_ready(self) -> bool:
+        """Return False: a batch is only ever built when it is asked for."""
+        return False
+
+    def next_batch(self, timeout_s: float | None) -> Delivery:
+        """Build and return the next batch; a time-out can't be kept here.
+
+        Raises:
+            LoaderClosed: After `close()`.
+            Exception: What the user's code raised.
+        """
+        if self._state is not InlineState.RUNNING or self._builder is None or self._plan is None:
+            raise LoaderClosed("the loader was closed; make a new one to go on")
+        del timeout_s  # nobody could raise it
+        epoch, step = self._position
+        started_ns = time.perf_counter_ns()
+        store = HeapStore()
+        try:
+            with preserved_generators():
+                built = self._builder.build(store, 0, 0, epoch, step)
+        except BuildError as failed:
+            error = self._explain(failed, epoch, step)
+            raise error from error.__cause__
+        decode_started_ns = time.perf_counter_ns()
+        batch = self._reader.read(built, store.memory)
+        now_ns = time.perf_counter_ns()
+        self._metrics.note_batch(built, now_ns - decode_started_ns)
+        self._metrics.note_wait(now_ns - started_ns, 0)
+        epoch_is_over = step + 1 >= self._plan.num_batches
+        self._position = (epoch + 1, 0) if epoch_is_over else (epoch, step + 1)
+        return Delivery(batch, epoch, step)
+
+    def close(self) -> None:
+        """Let go of the dataset. Idempotent."""
+        self._state = InlineState.CLOSED
+        self._builder = None
+
+    def _explain(self, failed: BuildError, epoch: int, step: int) -> BaseException:
+        """Return the user's own exception, with where it happened at the end of its chain of causes."""
+        assert self._plan is not None
+        error = failed.__cause__ or failed
+        place = f", dataset index {failed.index}" if failed.index is not None else ""
+        batch = describe_batch(epoch, step, self._plan.batch(epoch, step).indices.tolist())
+        last = error
+        while last.__cause__ is not None:
+            last = last.__cause__
+        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{place}, {batch}")
+        return error
+
+    def __repr__(self) -> str:
+        return f"<InlineEngine {self._state.value}>"

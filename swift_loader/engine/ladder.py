@@ -1,0 +1,49 @@
+"""How processes are stopped: asked, then told, then killed; each rung with its time limit.
+
+Signals go through pidfds: they can't hit another process that got the number of one that ended.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Iterable
+
+__all__ = ["stop_processes"]
+
+_RUNGS: tuple[tuple[signal.Signals | None, float], ...] = ((None, 0.7), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
+"""(signal, seconds until the next rung). The first rung waits for processes that were already asked."""
+
+
+def stop_processes(pidfds: Iterable[int]) -> None:
+    """Return when all the processes have ended; they were told to, by the end of their channels."""
+    remaining = set(pidfds)
+    for number, limit_s in _RUNGS:
+        if number is not None:
+            for pidfd in remaining:
+                _send(pidfd, number)
+        remaining = _wait(remaining, limit_s)
+        if not remaining:
+            return
+
+
+def _wait(pidfds: set[int], limit_s: float) -> set[int]:
+    """Return the processes that haven't ended within the limit."""
+    deadline = time.monotonic() + limit_s
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    remaining = set(pidfds)
+    while remaining and (left_s := deadline - time.monotonic()) > 0:
+        for pidfd, _ in poll.poll(left_s * 1000):
+            poll.unregister(pidfd)
+            remaining.discard(pidfd)
+    return remaining
+
+
+def _send(pidfd: int, number: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:  # it ended meanwhile
+        return

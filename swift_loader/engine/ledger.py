@@ -1,0 +1,237 @@
+"""Who builds which batch, and which one is delivered next: bookkeeping without I/O, threads or clocks.
+
+A batch is known by (generation, sequence). A generation begins when the loop is sent to a position; sequences count the
+batches from there, across the ends of epochs, without end. The states of a batch and what moves it on:
+
+    PLANNED ──assign──► SENT ──complete──► READY ──deliver──► (with the user)
+                         │ a worker takes its tasks in order: the first of them is the one it is building
+                         └─ seek: the generation is over; the worker's answer will be thrown away
+
+Guarantees: a batch is assigned once per generation and delivered once; at most `max_in_flight` are SENT or READY, and
+at most `max_per_worker` of them belong to one worker. Not thread-safe: the engine holds its lock around each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from swift_loader.errors import ProtocolError
+
+__all__ = ["Assignment", "Ledger", "Limits"]
+
+Outcome = TypeVar("Outcome")
+
+LOOKAHEAD_S = 0.002
+"""Work that a worker should have waiting, so that it doesn't idle while its trainer's thread wakes up."""
+
+MIN_TASKS = 2
+"""One being built and one waiting. More would only tie batches to a worker that may turn out slow."""
+
+MAX_TASKS = 64
+"""Far fewer messages than a pipe holds, so that sending a task never blocks."""
+
+
+class Assignment(NamedTuple):
+    """A task for a worker."""
+
+    worker: int
+    generation: int
+    sequence: int
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far ahead of the loop the workers may be."""
+
+    max_in_flight: int
+    """Batches that are being built or waiting, over all workers."""
+    max_per_worker: int
+    """... and per worker."""
+    max_tasks: int
+    """Tasks that may wait in a worker's pipe."""
+    in_order: bool
+    """False: within an epoch, batches are delivered as they get ready."""
+
+
+@dataclass(slots=True)
+class _Worker(Generic[Outcome]):
+    tasks: deque[tuple[int, int]] = field(default_factory=deque)
+    """(generation, sequence) sent and not answered, in the order sent."""
+    num_current: int = 0
+    """How many of them belong to the current generation."""
+    num_ready: int = 0
+    build_s: float = math.inf
+    """Smoothed time to build a batch; infinite until the first is known."""
+
+
+class Ledger(Generic[Outcome]):
+    """The batches in flight. `Outcome` is whatever the engine makes of a worker's answer."""
+
+    def __init__(self, num_batches: int, limits: Limits) -> None:
+        self._num_batches = num_batches
+        self._limits = limits
+        self._workers: dict[int, _Worker[Outcome]] = {}
+        self._generation = 0
+        self._first_position = 0
+        """The position, epoch * num_batches + step, of sequence 0."""
+        self._next_sent = 0
+        self._num_delivered = 0
+        self._ready: dict[int, tuple[int, Outcome]] = {}
+        """sequence -> (worker, outcome), in the order of completion."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch, step) of the batch that is delivered next; in completion order, of the count delivered."""
+        return self.locate(self._num_delivered)
+
+    @property
+    def num_ready(self) -> int:
+        """Batches waiting to be delivered."""
+        return len(self._ready)
+
+    @property
+    def has_deliverable(self) -> bool:
+        """Whether `deliver` would return a batch."""
+        return self._next_deliverable() is not None
+
+    @property
+    def generation(self) -> int:
+        """Of the batches that count."""
+        return self._generation
+
+    def locate(self, sequence: int) -> tuple[int, int]:
+        """Return the (epoch, step) of a batch of the current generation."""
+        return divmod(self._first_position + sequence, self._num_batches)
+
+    def seek(self, epoch: int, step: int) -> list[Outcome]:
+        """Begin a new generation at a position; return what was ready and is not wanted any more.
+
+        Nothing happens if that is where the current one is: what is in flight keeps its value.
+        """
+        if not self._num_batches or (self._generation and self.position == (epoch, step)):
+            return []
+        dropped = [outcome for _, outcome in self._ready.values()]
+        self._ready.clear()
+        for worker in self._workers.values():
+            worker.num_current = worker.num_ready = 0
+        self._generation += 1
+        self._first_position = epoch * self._num_batches + step
+        self._next_sent = self._num_delivered = 0
+        return dropped
+
+    def add_worker(self, worker: int) -> None:
+        """Count on a worker from now on."""
+        self._workers[worker] = _Worker()
+
+    def assign(self) -> list[Assignment]:
+        """Return the tasks to be sent now, in order; they count as sent."""
+        assignments: list[Assignment] = []
+        if not self._generation or not self._num_batches:
+            return assignments
+        in_flight = self._next_sent - self._num_delivered
+        while in_flight < self._limits.max_in_flight and (index := self._pick()) is not None:
+            worker = self._workers[index]
+            sequence = self._next_sent
+            worker.tasks.append((self._generation, sequence))
+            worker.num_current += 1
+            assignments.append(Assignment(index, self._generation, sequence, *self.locate(sequence)))
+            self._next_sent += 1
+            in_flight += 1
+        return assignments
+
+    def complete(self, index: int, generation: int, sequence: int, outcome: Outcome, build_s: float) -> bool:
+        """Take a worker's answer to its oldest task; return False if nobody wants it any more.
+
+        Raises:
+            ProtocolError: It answers another task.
+        """
+        worker = self._pop_task(index, (generation, sequence))
+        worker.build_s = build_s if math.isinf(worker.build_s) else 0.8 * worker.build_s + 0.2 * build_s
+        if generation != self._generation:
+            return False
+        worker.num_current -= 1
+        worker.num_ready += 1
+        self._ready[sequence] = (index, outcome)
+        return True
+
+    def skip(self, index: int, generation: int) -> None:
+        """Take a worker's word that it left out its oldest task, which belonged to an earlier generation."""
+        worker = self._workers[index]
+        if not worker.tasks or worker.tasks[0][0] != generation or generation == self._generation:
+            raise ProtocolError(f"worker {index} skipped a task of generation {generation} that it should have done")
+        worker.tasks.popleft()
+
+    def deliver(self) -> tuple[int, Outcome] | None:
+        """Return the next (sequence, outcome) for the loop, which is out of the ledger then; None if it isn't ready."""
+        sequence = self._next_deliverable()
+        if sequence is None:
+            return None
+        index, outcome = self._ready.pop(sequence)
+        if index in self._workers:  # else it is gone, and only what it had finished is left of it
+            self._workers[index].num_ready -= 1
+        self._num_delivered += 1
+        return sequence, outcome
+
+    def awaited(self) -> tuple[int | None, tuple[int, int]]:
+        """Return which worker the loop waits for (None: nobody has the batch yet) and the batch's (epoch, step)."""
+        wanted = (self._generation, self._num_delivered)
+        for index, worker in self._workers.items():
+            if wanted in worker.tasks or (not self._limits.in_order and worker.num_current):
+                held = next(sequence for generation, sequence in worker.tasks if generation == self._generation)
+                return index, self.locate(wanted[1] if wanted in worker.tasks else held)
+        return None, self.position
+
+    def building(self, index: int) -> tuple[int, int] | None:
+        """Return the (epoch, step) a worker is at; None if it has nothing to do, or nothing that counts."""
+        worker = self._workers.get(index)
+        if worker is None or not worker.tasks or worker.tasks[0][0] != self._generation:
+            return None
+        return self.locate(worker.tasks[0][1])
+
+    def remove_worker(self, index: int) -> list[tuple[int, int]]:
+        """Forget a worker; return the (epoch, step) of the batches that were lost with it."""
+        worker = self._workers.pop(index, None)
+        tasks: Iterable[tuple[int, int]] = worker.tasks if worker is not None else ()
+        return [self.locate(sequence) for generation, sequence in tasks if generation == self._generation]
+
+    def _pick(self) -> int | None:
+        """Return the worker with the least to do among those with room."""
+        candidates = [
+            (len(worker.tasks), worker.num_ready, index)
+            for index, worker in self._workers.items()
+            if worker.num_current + worker.num_ready < self._limits.max_per_worker
+            and worker.num_current < self._task_limit(worker)
+            and len(worker.tasks) < 2 * MAX_TASKS
+        ]
+        return min(candidates)[2] if candidates else None
+
+    def _task_limit(self, worker: _Worker[Outcome]) -> int:
+        lookahead = 1 + math.ceil(LOOKAHEAD_S / worker.build_s) if worker.build_s > 0 else MAX_TASKS
+        return min(max(MIN_TASKS, lookahead), self._limits.max_tasks, MAX_TASKS)
+
+    def _next_deliverable(self) -> int | None:
+        if not self._ready:
+            return None
+        if self._limits.in_order:
+            return self._num_delivered if self._num_delivered in self._ready else None
+        # Not beyond the epoch's end before all of the epoch is delivered.
+        epoch, _ = self.position
+        stop = (epoch + 1) * self._num_batches - self._first_position
+        return next((sequence for sequence in self._ready if sequence < stop), None)
+
+    def _pop_task(self, index: int, task: tuple[int, int]) -> _Worker[Outcome]:
+        worker = self._workers[index]
+        if not worker.tasks or worker.tasks[0] != task:
+            raise ProtocolError(f"worker {index} answered {task}, but was to do {list(worker.tasks)[:1]}")
+        worker.tasks.popleft()
+        return worker
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(f"worker {index}: {len(worker.tasks)}" for index, worker in self._workers.items())
+        return f"<Ledger generation {self._generation}, tasks sent: {tasks or 'none'}, {len(self._ready)} ready>"

@@ -1,0 +1,431 @@
+"""The engine of worker processes.
+
+    next_batch: deliver ◄──ready── complete ◄──batch── worker ◄──task── assign ◄── room
+    (loop's thread)                (loop's thread while it waits, else receiver threads)
+
+One lock guards the ledger and the state; decisions are made under it, and carried out after it was released. Tasks are
+sent under a second lock, so that each worker gets them in the order in which they were decided. A third keeps it to one
+thread at a time that waits for batches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from swift_loader.engine.base import Delivery
+from swift_loader.engine.duty import Duty
+from swift_loader.engine.failures import describe_batch, died, rebuild
+from swift_loader.engine.ladder import stop_processes
+from swift_loader.engine.ledger import Assignment, Ledger, Limits
+from swift_loader.engine.template import TemplateProcess
+from swift_loader.engine.worker import BatchReader, WorkerHandle
+from swift_loader.errors import LoaderClosed, ProtocolError, WorkerStalled
+from swift_loader.metrics import Metrics
+from swift_loader.plan import Plan
+from swift_loader.transport.channel import Channel, Received
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.frames import Frame, Kind, unpack_frame
+from swift_loader.transport.messages import Batch, Failure, Stage
+from swift_loader.transport.payload import Environment, write_payload
+from swift_loader.worker.setup import WorkerSetup
+
+__all__ = ["ProcessEngine", "ProcessSettings", "StartMethod"]
+
+SPARE_SEGMENTS = 8
+"""Per worker, beside one for each batch in flight: those the loop has, and those whose way back isn't over yet."""
+
+_PROBE = Assignment(worker=0, generation=0, sequence=0, epoch=0, step=0)
+
+
+class StartMethod(str, Enum):
+    """Where worker processes come from."""
+
+    TEMPLATE = "template"
+    """Forked from one fresh interpreter that holds the dataset."""
+    SPAWN = "spawn"
+    """Each a fresh interpreter with a dataset of its own."""
+
+
+class EngineState(Enum):
+    """NEW ─► STARTING ─► RUNNING ─► BROKEN; any of them ─► CLOSED."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    BROKEN = "broken"
+    """A process is gone: what is ready is still delivered, then the error is raised, each time."""
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """How the engine is to run, apart from what the workers need to know."""
+
+    num_workers: int
+    limits: Limits
+    start_method: StartMethod
+    validate: bool
+    thread_per_worker: bool
+    batch_decoder: Callable[[bytes], Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A worker's answer to a task: a batch, or why there is none."""
+
+    batch: Any
+    error: Exception | None
+
+
+class ProcessEngine:
+    """Batches from worker processes."""
+
+    def __init__(
+        self, setup: WorkerSetup, settings: ProcessSettings, metrics: Metrics, log: Callable[[str], None]
+    ) -> None:
+        self._setup = setup
+        self._settings = settings
+        self._metrics = metrics
+        self._log = log
+        self._owner_pid = os.getpid()
+        self._state = EngineState.NEW
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        """Guards the state, the error, the ledger and the trial batch."""
+        self._dispatch_lock = threading.Lock()
+        self._loop_lock = threading.RLock()
+        """Held by the thread that waits for a batch; reentrant, because a signal handler may close the loader there."""
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        """Readable once the engine is broken or closed."""
+        self._ledger: Ledger[_Outcome] = Ledger(0, settings.limits)
+        self._plan: Plan | None = None
+        self._definitions = Definitions()
+        self._templates: list[TemplateProcess] = []
+        self._workers: list[WorkerHandle] = []
+        self._duty: Duty | None = None
+        self._probed: _Outcome | None = None
+        self._forkable = True
+
+    @property
+    def num_samples(self) -> int:
+        """Length of the dataset, known once started."""
+        assert self._plan is not None, "the engine hasn't started"
+        return self._plan.order.num_samples
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start template and workers; returns when the dataset stands and, with `validate`, a trial batch has arrived.
+
+        Raises:
+            WorkerDied: A process ended.
+            Exception: What building the dataset or the trial batch raised.
+        """
+        self._state = EngineState.STARTING
+        try:
+            self._start_processes()
+            self._duty = self._listen()
+            if self._settings.validate and self.num_samples:
+                self._await_probe()
+            with self._lock:
+                self._check_open()
+            self._duty.hand_back()
+        except BaseException:
+            self.close()
+            raise
+
+    def measure_dataset(self) -> int:
+        """Return the dataset's length, by building it in a template that ends right afterwards."""
+        try:
+            return self._start_template()
+        finally:
+            self.close()
+
+    def _start_template(self) -> int:
+        environment = Environment.of_this_process()
+        layout, descriptor, self._definitions = write_payload(self._setup, environment)
+        try:
+            template = TemplateProcess()
+            self._templates.append(template)
+            template.send_setup(layout, descriptor)
+        finally:
+            os.close(descriptor)
+        built = template.wait_built(self._definitions)
+        if built.reason:
+            self._log(f"each worker builds its own dataset: {built.reason}")
+        self._forkable = built.forkable
+        return built.num_samples
+
+    def _start_processes(self) -> None:
+        num_samples = self._start_template()
+        self._plan = Plan.of(num_samples, self._setup.plan)
+        self._ledger = Ledger(self._plan.num_batches, self._settings.limits)
+        reader = BatchReader(self._definitions, self._settings.batch_decoder)
+        in_place = self._settings.start_method is StartMethod.SPAWN or not self._forkable
+        if in_place:  # all interpreters are started before the first is waited for
+            self._start_more_templates(self._settings.num_workers - 1)
+        for index in range(self._settings.num_workers):
+            ours, theirs = Channel.pair()
+            template = self._templates[index] if in_place else self._templates[0]
+            try:
+                process = (template.become_worker if in_place else template.fork)(index, theirs)
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            keep = self._settings.limits.max_per_worker + SPARE_SEGMENTS
+            self._workers.append(WorkerHandle(index, ours, process, reader, keep))
+
+    def _start_more_templates(self, count: int) -> None:
+        environment = Environment.of_this_process()
+        for _ in range(count):
+            layout, descriptor, _ = write_payload(self._setup, environment)
+            try:
+                template = TemplateProcess()
+                self._templates.append(template)
+                template.send_setup(layout, descriptor)
+            finally:
+                os.close(descriptor)
+        for template in self._templates[1:]:
+            template.wait_built(self._definitions)
+
+    def _listen(self) -> Duty:
+        if self._settings.start_method is StartMethod.TEMPLATE and self._forkable:
+            self._templates[0].watch(self._on_template_death)
+        groups = [[worker] for worker in self._workers] if self._settings.thread_per_worker else [self._workers]
+        with self._lock:
+            self._state = EngineState.RUNNING
+        return Duty(groups, self._wake, self)
+
+    def _await_probe(self) -> None:
+        assert self._duty is not None
+        with self._dispatch_lock:
+            self._workers[0].send(_PROBE, Kind.PROBE)
+        while self._probed is None:
+            self._duty.take().listen()
+            with self._lock:
+                self._check_open()
+                if self._error is not None:
+                    raise self._error
+        probed, self._probed = self._probed, None  # and so the slot goes back
+        if probed.error is not None:
+            raise probed.error
+
+    # The loop's side --------------------------------------------------------------------------------------------------
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Make `next_batch` go on at this position; free if that is where it is anyway."""
+        with self._lock:
+            dropped = self._ledger.seek(epoch, step)
+        del dropped  # outside the lock: the user's objects may have finalisers
+        self._dispatch()
+
+    def next_batch(self, timeout_s: float | None) -> Delivery:
+        """Return the next batch; see `Engine.next_batch`."""
+        entered_ns = time.perf_counter_ns()
+        with self._loop_lock:
+            num_ready, delivered = self._try_deliver()
+            if delivered is None:
+                delivered = self._wait(timeout_s)
+            self._dispatch()
+            left_ns = time.perf_counter_ns()
+            assert self._duty is not None
+            self._duty.leave(entered_ns, left_ns)
+        self._metrics.note_wait(left_ns - entered_ns, num_ready)
+        epoch, step, outcome = delivered
+        if outcome.error is not None:
+            raise outcome.error
+        return Delivery(outcome.batch, epoch, step)
+
+    def _wait(self, timeout_s: float | None) -> tuple[int, int, _Outcome]:
+        """Listen to the workers until the next batch is here."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        assert self._duty is not None
+        listening = self._duty.take()
+        while True:
+            _, delivered = self._try_deliver()
+            if delivered is not None:
+                return delivered
+            self._dispatch()
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise self._stalled(timeout_s)
+            listening.listen(left_s)
+
+    def _try_deliver(self) -> tuple[int, tuple[int, int, _Outcome] | None]:
+        """Return how many batches are ready, and the next one if it is among them.
+
+        Raises:
+            LoaderClosed: The engine was closed.
+            WorkerDied: The next batch isn't ready, and never will be.
+        """
+        with self._lock:
+            self._check_open()
+            num_ready = self._ledger.num_ready
+            delivered = self._ledger.deliver()
+            if delivered is not None:
+                sequence, outcome = delivered
+                return num_ready, (*self._ledger.locate(sequence), outcome)
+            if self._error is not None:
+                raise self._error
+            return num_ready, None
+
+    def is_ready(self) -> bool:
+        """Return whether `next_batch` would return at once."""
+        with self._lock:
+            return self._ledger.has_deliverable
+
+    def _dispatch(self) -> None:
+        """Send out whatever tasks there is room for."""
+        with self._dispatch_lock:
+            with self._lock:
+                assignments = self._ledger.assign() if self._state is EngineState.RUNNING else []
+            for assignment in assignments:
+                self._workers[assignment.worker].send(assignment)
+
+    def _check_open(self) -> None:
+        if self._state is EngineState.CLOSED:
+            raise LoaderClosed("the loader was closed; make a new one to go on")
+
+    def _stalled(self, timeout_s: float | None) -> WorkerStalled:
+        index, (epoch, step) = self._ledger.awaited()
+        who = "no worker was ready" if index is None else f"{self._who(index)} has it"
+        return WorkerStalled(
+            f"no batch within timeout={timeout_s} s: the loop waits for {self._describe(epoch, step)}; {who}. Raise "
+            f"timeout if such batches take that long, else look at what the dataset waits for"
+        )
+
+    # The listener's side ----------------------------------------------------------------------------------------------
+
+    def on_message(self, worker: WorkerHandle, received: Received) -> None:
+        """Take in one message. Runs on the thread that listens."""
+        frame = unpack_frame(received.data)
+        if frame.kind is Kind.SEGMENT:
+            worker.add_segment(frame, received.descriptors)
+            return
+        if frame.kind is Kind.BATCH:
+            self._take_batch(worker, Batch.unpack(frame))
+        elif frame.kind is Kind.FAILURE:
+            self._take_failure(worker, Failure.unpack(frame))
+        else:
+            self._take_note(worker, frame)
+
+    def on_pause(self) -> None:
+        """Send out tasks, after a receiver thread has taken in what was there."""
+        self._dispatch()
+
+    def _take_batch(self, worker: WorkerHandle, batch: Batch) -> None:
+        with self._lock:
+            wanted = batch.generation in (0, self._ledger.generation)
+        started_ns = time.perf_counter_ns()
+        if wanted:
+            try:
+                outcome = _Outcome(worker.read(batch), None)
+            except Exception as error:  # raised by `next`, where the batch would have been
+                outcome = _Outcome(None, error)
+        else:
+            worker.discard(batch)
+            outcome = _Outcome(None, None)
+        self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
+        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        self._complete(worker, batch.generation, batch.sequence, outcome, build_s)
+
+    def _take_failure(self, worker: WorkerHandle, failure: Failure) -> None:
+        if failure.stage is Stage.BUILD:
+            self._break(rebuild(failure, self._who(worker.index), self._definitions))
+            return
+        with self._lock:
+            current = failure.generation == self._ledger.generation and failure.generation > 0
+            epoch, step = self._ledger.locate(failure.sequence) if current else (0, 0)
+        where = f", {self._describe(epoch, step)}" if current else ", while trying out the dataset's first samples"
+        error = rebuild(failure, self._who(worker.index), self._definitions, where)
+        self._complete(worker, failure.generation, failure.sequence, _Outcome(None, error), 0.0)
+
+    def _complete(
+        self, worker: WorkerHandle, generation: int, sequence: int, outcome: _Outcome, build_s: float
+    ) -> None:
+        with self._lock:
+            if generation == 0:
+                self._probed = outcome
+            else:
+                self._ledger.complete(worker.index, generation, sequence, outcome, build_s)
+
+    def _take_note(self, worker: WorkerHandle, frame: Frame) -> None:
+        with self._lock:
+            if frame.kind is Kind.READY:
+                self._ledger.add_worker(worker.index)
+            elif frame.kind is Kind.SKIPPED:
+                self._ledger.skip(worker.index, frame.generation)
+            else:
+                raise ProtocolError(f"{self._who(worker.index)} sent {frame.kind.name}")
+
+    def on_end(self, worker: WorkerHandle, error: Exception | None) -> None:
+        """Take note that a worker is gone, or that what it said made no sense. Runs on the thread that listens."""
+        with self._lock:
+            if self._state is not EngineState.RUNNING:
+                return
+        exit_code = worker.process.wait_exit_code() if error is None else None
+        with self._lock:
+            building = self._ledger.building(worker.index)
+            lost = self._ledger.remove_worker(worker.index)
+        if error is None:
+            at_work = f"it was building {self._describe(*building)}, and " if building else ""
+            error = died(self._who(worker.index), exit_code, f"{at_work}{len(lost)} batches in its hands are lost")
+        self._break(error)
+
+    def _on_template_death(self, error: BaseException) -> None:
+        """Take note that the template is gone; the workers have gone with it. Runs on the template's thread."""
+        self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        with self._lock:
+            if self._state is EngineState.RUNNING:
+                self._state = EngineState.BROKEN
+                self._error = error
+        os.eventfd_write(self._wake, 1)
+
+    def _who(self, index: int) -> str:
+        return self._workers[index].describe(self._settings.num_workers, self._setup.plan.rank)
+
+    def _describe(self, epoch: int, step: int) -> str:
+        assert self._plan is not None
+        return describe_batch(epoch, step, self._plan.batch(epoch, step).indices.tolist())
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop all processes and threads and give everything back, within 5 s. Idempotent, from any thread."""
+        if os.getpid() != self._owner_pid:  # a fork of the trainer: processes and threads are the parent's
+            return
+        with self._lock:
+            if self._state is EngineState.CLOSED:
+                return
+            self._state = EngineState.CLOSED
+        os.eventfd_write(self._wake, 1)
+        for worker in self._workers:
+            worker.channel.shutdown()
+        stop_processes(worker.process.pidfd for worker in self._workers)
+        for template in self._templates:
+            template.hang_up()
+        stop_processes(template.pidfd for template in self._templates)
+        with self._loop_lock:
+            if self._duty is not None:
+                self._duty.stop()  # without the dispatch lock, which a receiver thread may be waiting for
+            for template in self._templates:
+                template.close()
+        with self._dispatch_lock:
+            for worker in self._workers:
+                worker.close()
+            os.close(self._wake)
+            with self._lock:
+                self._ledger = Ledger(0, self._settings.limits)  # and with the old one, what was ready in it
+
+    def __repr__(self) -> str:
+        return f"<ProcessEngine {self._state.value}, {self._ledger!r}>"

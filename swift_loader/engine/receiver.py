@@ -1,0 +1,136 @@
+"""Who listens to the workers: the loop's thread while it waits for a batch, threads of our own while it is away.
+
+    thread on duty ──kick──► parked ──resume──► on duty        (the loop's thread kicks, listens itself, resumes)
+
+A hand-over between threads costs more than everything else that is done to a small batch, so a loop that waits for
+each batch takes the messages in by itself; the receiver threads, one for each worker or one for all, take over when the
+loop has other things to do. Whoever is on duty blocks in poll(2) on the channels and on the processes themselves, and
+uses no CPU while nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterable
+from typing import Protocol
+
+from swift_loader.engine.worker import WorkerHandle
+from swift_loader.transport.channel import Received
+
+__all__ = ["Listener", "Listening", "ReceiverThread"]
+
+
+_MAX_POLL_S = 1e6
+"""poll(2) takes 2**31 ms; who waits longer asks again."""
+
+
+class Listener(Protocol):
+    """The engine, as far as those who listen know it."""
+
+    def on_message(self, worker: WorkerHandle, received: Received) -> None:
+        """Take in one message."""
+        ...
+
+    def on_end(self, worker: WorkerHandle, error: Exception | None) -> None:
+        """Take note that a worker is gone, or that what it said made no sense."""
+        ...
+
+    def on_pause(self) -> None:
+        """All messages that were here have been taken in."""
+        ...
+
+
+class Listening:
+    """What there is to listen to; used by one thread at a time."""
+
+    def __init__(self, workers: Iterable[WorkerHandle], wake: int, listener: Listener) -> None:
+        self._listener = listener
+        self._wake = wake
+        self._sources: dict[int, WorkerHandle] = {}
+        self._poll = select.poll()
+        self._poll.register(wake, select.POLLIN)
+        for worker in workers:
+            # The process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
+            for descriptor in (worker.channel.fileno(), worker.process.pidfd):
+                self._sources[descriptor] = worker
+                self._poll.register(descriptor, select.POLLIN)
+
+    def listen(self, timeout_s: float | None = None) -> bool:
+        """Wait for something to happen, and take it in; return False if nothing did, or if somebody woke us."""
+        events = self._poll.poll(None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S) * 1000)
+        for descriptor, _ in events:
+            worker = self._sources.get(descriptor)
+            if worker is not None:
+                self._take_in(worker, process_ended=descriptor == worker.process.pidfd)
+        return bool(events) and not any(descriptor == self._wake for descriptor, _ in events)
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """Stop listening to a worker. Idempotent."""
+        for descriptor in [number for number, source in self._sources.items() if source is worker]:
+            self._poll.unregister(descriptor)
+            del self._sources[descriptor]
+
+    def _take_in(self, worker: WorkerHandle, *, process_ended: bool) -> None:
+        try:
+            while (received := worker.channel.receive(wait=False)) is not None:
+                self._listener.on_message(worker, received)
+                if not process_ended:
+                    return
+        except BlockingIOError:
+            if not process_ended:
+                return
+        except Exception as error:
+            self.forget(worker)
+            self._listener.on_end(worker, error)
+            return
+        self.forget(worker)
+        self._listener.on_end(worker, None)
+
+
+class ReceiverThread:
+    """Listens to some workers while the loop's thread doesn't."""
+
+    def __init__(self, workers: Iterable[WorkerHandle], listener: Listener) -> None:
+        self._listener = listener
+        self._kick = os.eventfd(0, os.EFD_CLOEXEC)
+        self._listening = Listening(workers, self._kick, listener)
+        self._parked = threading.Semaphore(0)
+        self._resume = threading.Semaphore(0)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
+        self._thread.start()
+
+    def park(self) -> None:
+        """Return once the thread has stopped listening: the caller is on duty now."""
+        os.eventfd_write(self._kick, 1)
+        self._parked.acquire()
+
+    def resume(self) -> None:
+        """Put the thread back on duty."""
+        self._resume.release()
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """Stop listening to a worker that has ended; only while parked."""
+        self._listening.forget(worker)
+
+    def stop(self) -> None:
+        """End the thread, parked or not, and give up its descriptor. Only the first call does anything."""
+        if self._stopping:
+            return
+        self._stopping = True
+        os.eventfd_write(self._kick, 1)
+        self._resume.release()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        os.close(self._kick)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            if self._listening.listen():
+                self._listener.on_pause()
+            elif not self._stopping:
+                os.eventfd_read(self._kick)
+                self._parked.release()
+                self._resume.acquire()

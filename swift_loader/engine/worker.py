@@ -1,0 +1,112 @@
+"""The trainer's handle on one worker: its channel, its process, and the memory it announced.
+
+Messages are taken in by one receiver thread; tasks are sent by whichever thread has the engine's dispatch lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.engine.lease import LeaseBook
+from swift_loader.engine.ledger import Assignment
+from swift_loader.engine.template import ForkedWorker
+from swift_loader.errors import ProtocolError
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.codec import decode, decode_bytes
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.frames import Frame, Kind
+from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch, SegmentMade, Task
+from swift_loader.transport.segments import Segment
+
+__all__ = ["BatchReader", "WorkerHandle"]
+
+
+class BatchReader:
+    """Turns what lies in a slot into a batch."""
+
+    def __init__(self, definitions: Definitions, batch_decoder: Callable[[bytes], Any] | None) -> None:
+        self._definitions = definitions
+        self._batch_decoder = batch_decoder
+
+    def read(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
+        """Return the batch; its arrays are views of `memory`, unless the user's own decoder made it."""
+        meta = memoryview(batch.meta)
+        if batch.meta_nbytes and not meta:
+            meta = memory[batch.meta_offset : batch.meta_offset + batch.meta_nbytes].data
+            if len(meta) != batch.meta_nbytes:
+                raise ProtocolError(f"a structure of {batch.meta_nbytes} bytes lies outside a slot of {len(memory)}")
+        if self._batch_decoder is not None:
+            return self._batch_decoder(decode_bytes(meta, memory))
+        return decode(meta, batch.num_blocks, memory, self._definitions)
+
+
+class WorkerHandle:
+    """One worker, seen from the trainer."""
+
+    def __init__(self, index: int, channel: Channel, process: ForkedWorker, reader: BatchReader, keep: int) -> None:
+        self.index = index
+        self.process = process
+        self.channel = channel
+        self._reader = reader
+        self._max_segments = keep
+        """Segments that a worker needs at most when the user keeps nothing; more of them are given back."""
+        self._segments: dict[int, Segment] = {}
+        self._leases = LeaseBook()
+
+    def add_segment(self, frame: Frame, descriptors: list[int]) -> None:
+        """Map memory that the worker announced."""
+        made = SegmentMade.unpack(frame)
+        if len(descriptors) != 1:
+            raise ProtocolError(f"a segment was announced with {len(descriptors)} descriptors")
+        self._segments[made.slot] = Segment.attach(descriptors[0], made.nbytes)
+
+    def read(self, batch: Batch) -> Any:
+        """Return a batch as the user gets it: views of the slot, which is in use for as long as they exist."""
+        if batch.slot == NO_SLOT:
+            return self._reader.read(batch, np.empty(0, np.uint8))
+        segment = self._segments.get(batch.slot)
+        if segment is None:
+            raise ProtocolError(f"a batch was announced in slot {batch.slot}, which is unknown")
+        crowded = self._leases.is_full
+        memory = self._leases.begin(batch.slot, segment)
+        if crowded:
+            memory = np.array(memory, subok=False)  # the lease ends here, and the slot goes back at once
+        return self._reader.read(batch, memory)
+
+    def discard(self, batch: Batch) -> None:
+        """Give back the slot of a batch that nobody wants."""
+        if batch.slot != NO_SLOT:
+            self._leases.end(batch.slot)
+
+    def send(self, assignment: Assignment, kind: Kind = Kind.TASK) -> None:
+        """Send a task, and with it the slots that have become free; a worker that is gone is noticed elsewhere."""
+        released, retired = [], []
+        for slot in self._leases.take_ended(MAX_SLOTS_PER_TASK):
+            if len(self._segments) > self._max_segments:
+                del self._segments[slot]
+                retired.append(slot)
+            else:
+                released.append(slot)
+        _, generation, sequence, epoch, step = assignment
+        try:
+            self.channel.send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
+        except (BrokenPipeError, ConnectionResetError, OSError):
+            return
+
+    def close(self) -> None:
+        """Give everything back; the process must have ended. Batches the user still has stay valid."""
+        self.channel.close()
+        self.process.close()
+        self._segments.clear()
+
+    def describe(self, num_workers: int, rank: int) -> str:
+        """Return who this is, for an error."""
+        return f"worker {self.index} of {num_workers} (rank {rank}, pid {self.process.pid})"
+
+    def __repr__(self) -> str:
+        return f"<WorkerHandle {self.index} pid {self.process.pid} in {os.getpid()}, {self._leases!r}>"

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from swift_loader.engine.ledger import MAX_TASKS, Assignment, Ledger, Limits
+from swift_loader.errors import ProtocolError
+
+Task = tuple[int, int]
+"""(generation, sequence)."""
+
+LIMITS = Limits(max_in_flight=4, max_per_worker=3, max_tasks=10, in_order=True)
+
+
+class LedgerModel(RuleBasedStateMachine):
+    """Workers answer their tasks in order, in any interleaving; the loop takes batches and is sent elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues: dict[int, deque[Task]] = {}
+        self.ready: dict[Task, int] = {}
+        self.generation = 0
+        self.first = 0
+        self.num_delivered = 0
+        self.left_in_epoch: set[tuple[int, int]] = set()
+
+    @initialize(
+        num_batches=st.integers(1, 9),
+        max_in_flight=st.integers(1, 8),
+        max_per_worker=st.integers(1, 5),
+        max_tasks=st.integers(1, 5),
+        in_order=st.booleans(),
+    )
+    def begin(self, num_batches: int, max_in_flight: int, max_per_worker: int, max_tasks: int, in_order: bool) -> None:
+        self.num_batches = num_batches
+        self.limits = Limits(max_in_flight, max_per_worker, max_tasks, in_order)
+        self.ledger: Ledger[Task] = Ledger(num_batches, self.limits)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return divmod(self.first + self.num_delivered, self.num_batches)
+
+    def current_tasks(self, worker: int) -> list[Task]:
+        return [task for task in self.queues[worker] if task[0] == self.generation]
+
+    @rule()
+    def add_worker(self) -> None:
+        if len(self.queues) < 4:
+            index = len(self.queues)
+            self.ledger.add_worker(index)
+            self.queues[index] = deque()
+
+    @rule()
+    def assign(self) -> None:
+        for task in self.ledger.assign():
+            assert task.generation == self.generation
+            assert (task.epoch, task.step) == divmod(self.first + task.sequence, self.num_batches)
+            assert (task.epoch, task.step) == self.ledger.locate(task.sequence)
+            self.queues[task.worker].append((task.generation, task.sequence))
+
+    @rule(data=st.data(), build_s=st.sampled_from([0.0, 1e-5, 1e-3, 0.5]))
+    def answer(self, data: st.DataObject, build_s: float) -> None:
+        busy = [index for index, queue in self.queues.items() if queue]
+        if not busy:
+            return
+        index = data.draw(st.sampled_from(busy))
+        task = self.queues[index].popleft()
+        stale = task[0] != self.generation
+        if stale and data.draw(st.booleans()):
+            self.ledger.skip(index, task[0])
+            return
+        assert self.ledger.complete(index, *task, task, build_s) is not stale
+        if not stale:
+            self.ready[task] = index
+
+    @rule(data=st.data())
+    def answer_out_of_turn(self, data: st.DataObject) -> None:
+        if not self.queues:
+            return
+        index = data.draw(st.sampled_from(sorted(self.queues)))
+        due = self.queues[index][0] if self.queues[index] else None
+        task = data.draw(st.tuples(st.integers(0, self.generation + 1), st.integers(0, 20)).filter(lambda t: t != due))
+        with pytest.raises(ProtocolError):
+            self.ledger.complete(index, *task, task, 0.1)
+        if due is None or task[0] != due[0] or task[0] == self.generation:
+            with pytest.raises(ProtocolError):
+                self.ledger.skip(index, task[0])
+
+    @rule()
+    def deliver(self) -> None:
+        had_one = self.ledger.has_deliverable
+        delivered = self.ledger.deliver()
+        assert (delivered is not None) == had_one
+        if delivered is None:
+            self.check_that_something_goes_on()
+            return
+        sequence, outcome = delivered
+        assert outcome == (self.generation, sequence)
+        del self.ready[outcome]
+        if self.limits.in_order:
+            assert sequence == self.num_delivered
+        if not self.left_in_epoch:
+            epoch, step = self.position
+            self.left_in_epoch = {(epoch, later) for later in range(step, self.num_batches)}
+        self.left_in_epoch.remove(self.ledger.locate(sequence))
+        self.num_delivered += 1
+
+    def check_that_something_goes_on(self) -> None:
+        self.assign()
+        if self.queues and self.generation:
+            assert any(self.queues.values()), "nothing is ready, and nobody has anything to do"
+
+    @rule(epoch=st.integers(0, 3), step=st.integers(0, 8))
+    def seek(self, epoch: int, step: int) -> None:
+        self.go_to(epoch, step % self.num_batches)
+
+    @rule()
+    def seek_where_it_is(self) -> None:
+        self.go_to(*self.position)
+
+    @precondition(lambda self: self.num_delivered)
+    @rule()
+    def seek_to_the_next_epoch(self) -> None:
+        self.go_to(self.position[0] + 1, 0)
+
+    def go_to(self, epoch: int, step: int) -> None:
+        stays = bool(self.generation) and (epoch, step) == self.position
+        dropped = self.ledger.seek(epoch, step)
+        if stays:
+            assert dropped == []
+            assert self.ledger.generation == self.generation
+            return
+        assert sorted(dropped) == sorted(self.ready)
+        assert self.ledger.generation == self.generation + 1
+        self.generation += 1
+        self.first, self.num_delivered = epoch * self.num_batches + step, 0
+        self.ready.clear()
+        self.left_in_epoch = set()
+
+    @invariant()
+    def nothing_is_over_its_limit(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        waiting = {index: len(self.current_tasks(index)) for index in self.queues}
+        ready = {index: list(self.ready.values()).count(index) for index in self.queues}
+        assert sum(waiting.values()) + len(self.ready) <= self.limits.max_in_flight
+        for index, num_waiting in waiting.items():
+            assert num_waiting + ready[index] <= self.limits.max_per_worker
+            assert num_waiting <= self.limits.max_tasks
+
+    @invariant()
+    def the_ledger_knows_where_everything_is(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        assert self.ledger.position == self.position
+        assert self.ledger.num_ready == len(self.ready)
+        for index, queue in self.queues.items():
+            due = queue[0] if queue and queue[0][0] == self.generation else None
+            assert self.ledger.building(index) == (self.ledger.locate(due[1]) if due else None)
+        worker, where = self.ledger.awaited()
+        if worker is None:
+            assert where == self.position
+        else:
+            assert where in [self.ledger.locate(sequence) for _, sequence in self.current_tasks(worker)]
+
+    def teardown(self) -> None:
+        """Whatever happened, the loop gets to the end of the epoch."""
+        if not hasattr(self, "ledger") or not self.queues or not self.generation:
+            return
+        epoch = self.position[0]
+        for _ in range(1000):
+            if self.position[0] != epoch:
+                return
+            self.deliver()
+            for index, queue in self.queues.items():
+                if queue:
+                    task = queue.popleft()
+                    if self.ledger.complete(index, *task, task, 0.1):
+                        self.ready[task] = index
+                    break
+        pytest.fail("the epoch doesn't end")
+
+
+def test_in_any_interleaving_batches_come_once_in_order_and_within_the_limits() -> None:
+    run_state_machine_as_test(
+        LedgerModel,
+        settings=settings(max_examples=120, stateful_step_count=50, deadline=None),
+    )
+
+
+def ledger_with(num_workers: int, num_batches: int = 10, limits: Limits = LIMITS) -> Ledger[str]:
+    ledger: Ledger[str] = Ledger(num_batches, limits)
+    for index in range(num_workers):
+        ledger.add_worker(index)
+    return ledger
+
+
+def answer(ledger: Ledger[str], task: Assignment, outcome: str = "batch", build_s: float = 0.1) -> bool:
+    return ledger.complete(task.worker, task.generation, task.sequence, outcome, build_s)
+
+
+def test_nothing_is_assigned_before_the_first_seek() -> None:
+    assert ledger_with(2).assign() == []
+
+
+def test_nothing_is_assigned_without_workers_and_the_loop_waits_for_nobody() -> None:
+    ledger = ledger_with(0)
+    ledger.seek(0, 3)
+    assert ledger.assign() == []
+    assert ledger.deliver() is None
+    assert ledger.awaited() == (None, (0, 3))
+
+
+def test_no_batches_are_never_assigned() -> None:
+    ledger = ledger_with(2, num_batches=0)
+    assert ledger.seek(0, 0) == []
+    assert ledger.assign() == []
+    assert ledger.deliver() is None
+
+
+def test_batches_go_on_across_the_end_of_an_epoch() -> None:
+    ledger = ledger_with(1, num_batches=2)
+    ledger.seek(4, 1)
+    assert [(task.epoch, task.step) for task in ledger.assign()] == [(4, 1), (5, 0)]
+
+
+def test_idle_workers_get_the_first_tasks() -> None:
+    ledger = ledger_with(4)
+    ledger.seek(0, 0)
+    assert sorted(task.worker for task in ledger.assign()) == [0, 1, 2, 3]
+
+
+def test_a_fast_worker_gets_more_tasks_ahead_than_a_slow_one() -> None:
+    limits = Limits(max_in_flight=100, max_per_worker=50, max_tasks=50, in_order=True)
+    ahead = {}
+    for build_s in (1e-4, 1.0):
+        ledger = ledger_with(1, limits=limits)
+        ledger.seek(0, 0)
+        first, *rest = ledger.assign()
+        answer(ledger, first, build_s=build_s)
+        ahead[build_s] = len(rest) + len(ledger.assign())
+    assert ahead[1e-4] > ahead[1.0] == 2
+
+
+def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
+    limits = Limits(max_in_flight=10_000, max_per_worker=10_000, max_tasks=10_000, in_order=True)
+    ledger = ledger_with(1, limits=limits)
+    num_sent = 0
+    for epoch in range(20):
+        ledger.seek(epoch, 0)
+        tasks = ledger.assign()
+        num_sent += len(tasks)
+        if epoch == 0:
+            answer(ledger, tasks[0], build_s=0.0)
+            num_sent += len(ledger.assign()) - 1
+    assert MAX_TASKS <= num_sent <= 3 * MAX_TASKS
+
+
+def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one() -> None:
+    ledger = ledger_with(2, num_batches=2, limits=Limits(4, 4, 4, in_order=False))
+    ledger.seek(0, 0)
+    tasks = ledger.assign()
+    slow, *others = [task for task in tasks if task.worker == tasks[0].worker]
+    fast = [task for task in tasks if task.worker != slow.worker]
+    for task in fast:
+        answer(ledger, task)
+    assert (fast[0].epoch, fast[1].epoch) == (0, 1)
+    assert ledger.deliver() == (fast[0].sequence, "batch")
+    assert ledger.deliver() is None
+    assert ledger.awaited() == (slow.worker, (0, 0))
+    answer(ledger, slow)
+    assert ledger.deliver() == (slow.sequence, "batch")
+    assert ledger.deliver() == (fast[1].sequence, "batch")
+    assert len(others) == 1
+
+
+def test_the_worker_the_loop_waits_for_is_the_one_with_the_next_batch() -> None:
+    ledger = ledger_with(3)
+    ledger.seek(0, 0)
+    first, second, *_ = ledger.assign()
+    assert ledger.awaited() == (first.worker, (0, 0))
+    answer(ledger, first)
+    ledger.deliver()
+    assert ledger.awaited() == (second.worker, (0, 1))
+
+
+def test_a_worker_that_is_gone_takes_its_unanswered_batches_along() -> None:
+    ledger = ledger_with(1)
+    ledger.seek(0, 0)
+    tasks = ledger.assign()
+    answer(ledger, tasks[0])
+    assert ledger.remove_worker(0) == [(task.epoch, task.step) for task in tasks[1:]]
+    assert ledger.remove_worker(0) == []
+    assert ledger.building(0) is None
+    assert ledger.awaited()[0] is None
+
+
+def test_stale_batches_are_not_lost_with_a_worker() -> None:
+    ledger = ledger_with(1)
+    ledger.seek(0, 0)
+    ledger.assign()
+    ledger.seek(3, 0)
+    assert ledger.remove_worker(0) == []
+
+
+def test_batches_that_were_ready_before_their_worker_died_are_delivered() -> None:
+    ledger = ledger_with(1)
+    ledger.seek(0, 0)
+    for task in ledger.assign():
+        answer(ledger, task, outcome=f"batch {task.step}")
+    ledger.remove_worker(0)
+    assert ledger.deliver() == (0, "batch 0")
+    assert ledger.deliver() == (1, "batch 1")
+
+
+@pytest.mark.parametrize("task", [(1, 1), (2, 0), (0, 0)])
+def test_an_answer_out_of_turn_is_refused_and_changes_nothing(task: Task) -> None:
+    ledger = ledger_with(1)
+    ledger.seek(0, 0)
+    due = ledger.assign()[0]
+    with pytest.raises(ProtocolError, match="worker 0 answered"):
+        ledger.complete(0, task[0], task[1], "batch", 0.1)
+    assert ledger.deliver() is None
+    assert answer(ledger, due)
+
+
+def test_a_task_of_the_current_generation_may_not_be_skipped() -> None:
+    ledger = ledger_with(1)
+    ledger.seek(0, 0)
+    ledger.assign()
+    with pytest.raises(ProtocolError, match="worker 0 skipped"):
+        ledger.skip(0, 1)
+
+
+def test_the_state_can_be_read() -> None:
+    ledger = ledger_with(1)
+    ledger.seek(0, 0)
+    answer(ledger, ledger.assign()[0])
+    assert repr(ledger) == "<Ledger generation 1, tasks sent: worker 0: 1, 1 ready>"

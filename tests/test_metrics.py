@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_loader.metrics import Histogram, Metrics
+from swift_loader.transport.messages import Batch
+
+
+def batch_of(fetch_ns: int, collate_ns: int, encode_ns: int, num_samples: int = 4) -> Batch:
+    return Batch(1, 0, 0, 0, b"", 0, 0, num_samples, fetch_ns, collate_ns, encode_ns)
+
+
+durations = st.one_of(st.integers(0, 20), st.integers(0, 10**12))
+
+
+@given(noted=st.lists(durations, min_size=1, max_size=60), share=st.floats(0.01, 1))
+@settings(max_examples=200, deadline=None)
+def test_a_quantile_is_at_most_a_quarter_too_long(noted: list[int], share: float) -> None:
+    histogram = Histogram()
+    for duration in noted:
+        histogram.note(duration)
+    rank = next(rank for rank in range(1, len(noted) + 1) if rank >= share * len(noted))
+    exact = sorted(noted)[rank - 1]
+    assert exact <= histogram.quantile_ns(share) <= max(noted)
+    assert histogram.quantile_ns(share) <= 1.25 * exact
+
+
+@given(noted=st.lists(durations, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_count_total_and_maximum_are_exact(noted: list[int]) -> None:
+    histogram = Histogram()
+    for duration in noted:
+        histogram.note(duration)
+    assert (histogram.count, histogram.total_ns, histogram.max_ns) == (len(noted), sum(noted), max(noted, default=0))
+
+
+@given(noted=st.lists(durations, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_quantiles_grow_with_the_share(noted: list[int]) -> None:
+    histogram = Histogram()
+    for duration in noted:
+        histogram.note(duration)
+    quantiles = [histogram.quantile_ns(share / 10) for share in range(11)]
+    assert quantiles == sorted(quantiles)
+
+
+@pytest.mark.parametrize("duration_ns", [0, 1, 3, 4, 5, 7, 8, 2**40, 2**62, 2**63])
+def test_one_duration_is_all_the_quantiles(duration_ns: int) -> None:
+    histogram = Histogram()
+    histogram.note(duration_ns)
+    assert histogram.quantile_ns(0.5) == histogram.quantile_ns(1) == pytest.approx(duration_ns, rel=0.25)
+
+
+def test_no_durations_give_zeros() -> None:
+    assert set(Histogram().summary().values()) == {0.0}
+
+
+def test_a_summary_is_in_milliseconds() -> None:
+    histogram = Histogram()
+    for duration_ms in (1, 2, 3):
+        histogram.note(duration_ms * 1_000_000)
+    summary = histogram.summary()
+    assert summary["mean_ms"] == pytest.approx(2)
+    assert summary["max_ms"] == pytest.approx(3)
+    assert summary["total_s"] == pytest.approx(0.006)
+    assert summary["p50_ms"] == pytest.approx(2, rel=0.25)
+
+
+def test_a_report_counts_batches_samples_and_stages() -> None:
+    metrics = Metrics(enabled=True)
+    metrics.note_batch(batch_of(10, 20, 30), decode_ns=40)
+    metrics.note_batch(batch_of(10, 20, 30), decode_ns=40)
+    metrics.note_wait(50, num_ready=3)
+    report = metrics.report()
+    assert report["batches_built"] == 2
+    assert report["batches_delivered"] == 1
+    assert report["samples_built"] == 8
+    assert report["mean_batches_ready"] == 3
+    totals = {name: round(stage["total_s"] * 1e9) for name, stage in report["stages"].items()}
+    assert totals == {"fetch": 20, "collate": 40, "encode": 60, "decode": 80, "wait": 50}
+
+
+def test_a_report_is_plain_json_also_when_nothing_happened() -> None:
+    report = Metrics(enabled=True).report()
+    assert json.loads(json.dumps(report)) == report
+    assert report["mean_batches_ready"] == 0
+
+
+def test_metrics_that_are_off_report_nothing() -> None:
+    metrics = Metrics(enabled=False)
+    metrics.note_batch(batch_of(1, 1, 1), decode_ns=1)
+    metrics.note_wait(1, num_ready=1)
+    assert metrics.report() == {}
+
+
+def test_nothing_is_lost_between_threads() -> None:
+    metrics = Metrics(enabled=True)
+
+    def note_many() -> None:
+        for _ in range(500):
+            metrics.note_batch(batch_of(1, 1, 1), decode_ns=1)
+            metrics.note_wait(1, num_ready=1)
+
+    threads = [threading.Thread(target=note_many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report = metrics.report()
+    assert (report["batches_built"], report["batches_delivered"], report["samples_built"]) == (2000, 2000, 8000)
