@@ -1,0 +1,1 @@
+"""From the trainer's memory to the device."""

@@ -1,0 +1,65 @@
+"""Keeps some batches on the device ahead of the loop. Runs in the loop's thread, and never waits to get ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from swift_loader.engine.base import Delivery
+
+__all__ = ["DirectSource", "MovingSource", "Source"]
+
+
+class Source(Protocol):
+    """Where an epoch's batches come from, one by one."""
+
+    def take(self) -> Delivery:
+        """Return the next batch of the epoch; not to be called beyond its end."""
+        ...
+
+
+class DirectSource:
+    """Batches as the engine delivers them."""
+
+    def __init__(self, pull: Callable[[], Delivery]) -> None:
+        self.take = pull
+
+
+class MovingSource:
+    """Batches on the device, up to `depth` of them ahead of the one that was asked for."""
+
+    def __init__(
+        self,
+        pull: Callable[[], Delivery],
+        is_ready: Callable[[], bool],
+        move: Callable[[Any], Any],
+        depth: int,
+        num_batches: int,
+    ) -> None:
+        self._pull = pull
+        self._is_ready = is_ready
+        self._move = move
+        self._depth = depth
+        self._num_left = num_batches
+        self._ahead: deque[Delivery | Exception] = deque()
+
+    def take(self) -> Delivery:
+        """Return the next batch, on the device; an error comes where its batch would have come."""
+        if not self._ahead:
+            self._fetch()
+        first = self._ahead.popleft()
+        while len(self._ahead) < self._depth and self._num_left and self._is_ready():
+            self._fetch()
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+    def _fetch(self) -> None:
+        self._num_left -= 1
+        try:
+            pulled = self._pull()
+            self._ahead.append(Delivery(self._move(pulled.batch), pulled.epoch, pulled.step))
+        except Exception as error:
+            self._ahead.append(error)
+            self._num_left = 0
