@@ -1,0 +1,71 @@
+"""swift_loader: a drop-in multiprocess DataLoader for PyTorch.
+
+The life of a batch, and who has it when:
+
+    plan          pure arithmetic: which samples, for any (seed, epoch, step, rank)         every process
+    ledger        which worker builds it, and which batch is delivered next                 trainer
+    task pipe     a few dozen bytes: (generation, sequence, epoch, step)                    trainer -> worker
+    worker        fetches the samples, collates them straight into a slot of shared memory  worker
+    result pipe   a few hundred bytes: where in the slot what lies                          worker -> trainer
+    receiver      makes arrays and tensors that are views of the slot, no copy              trainer, own thread
+    delivery      puts batches back in order                                                trainer, own thread
+    device        moves the batch, if a device was given                                    trainer, loop's thread
+    lease         the last view of the batch dies: the slot goes back to its worker         trainer, any thread
+
+Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. A worker's death is
+the end of its pipe; the trainer's death ends the template, and with it the workers. Nothing is shared between workers.
+
+Where to look: `loader` is the API; `plan` the arithmetic; `collate` the default collate; `engine` the trainer's side of
+the processes; `worker` the other side; `transport` what lies between; `device` what comes after.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift_loader.collate import default_collate
+    from swift_loader.errors import (
+        EncodeError,
+        LoaderClosed,
+        ProtocolError,
+        RemoteTraceback,
+        SharedMemoryFull,
+        SwiftLoaderError,
+        WorkerDied,
+        WorkerError,
+        WorkerStalled,
+    )
+    from swift_loader.loader import SwiftLoader
+
+__all__ = [
+    "EncodeError",
+    "LoaderClosed",
+    "ProtocolError",
+    "RemoteTraceback",
+    "SharedMemoryFull",
+    "SwiftLoader",
+    "SwiftLoaderError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerStalled",
+    "default_collate",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {"SwiftLoader": "swift_loader.loader", "default_collate": "swift_loader.collate"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: a worker imports this package, too, and needs little of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "swift_loader.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

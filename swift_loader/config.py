@@ -1,0 +1,286 @@
+"""Every option: its public name, its check, and what it is called inside. The one place where the two names meet."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn, SupportsIndex, TypeVar
+
+from swift_loader.engine.ledger import Limits
+from swift_loader.engine.processes import ProcessSettings, StartMethod
+from swift_loader.log import LogSettings
+from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.worker.setup import DatasetSource, WorkerSetup
+
+__all__ = ["Options", "check_rank", "make_options", "unknown_option"]
+
+DEFAULT_WINDOW_BATCHES = 5
+"""`nearby_shuffle`, in batches."""
+
+LOG_KEYS = ("path", "stdout", "level")
+LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a loader, checked."""
+
+    source: DatasetSource
+    batch_size: int
+    world_size: int
+    num_workers: int
+    shuffle: bool
+    seed: int
+    seed_is_given: bool
+    made_in_pid: int
+    """Where the seed was drawn: the loader may have come from there, seed and all, by fork or pickle."""
+    drop_last: bool
+    uneven: Uneven
+    window: int
+    limits: Limits
+    collate_fn: Callable[[list[Any]], Any] | None
+    batch_encoder: Callable[[Any], bytes] | None
+    batch_decoder: Callable[[bytes], Any] | None
+    log: LogSettings | None
+    benchmark: bool
+    benchmark_file: str | None
+    validate: bool
+    thread_per_worker: bool
+    max_on_device: int
+    timeout_s: float | None
+    start_method: StartMethod
+    dataset_per_worker: bool
+
+    def worker_setup(self, rank: int, seed: int) -> WorkerSetup:
+        """Return what the workers of a rank are told."""
+        return WorkerSetup(
+            source=self.source,
+            plan=self.plan_settings(rank, seed),
+            collate_fn=self.collate_fn,
+            batch_encoder=self.batch_encoder,
+            dataset_per_worker=self.dataset_per_worker,
+        )
+
+    def plan_settings(self, rank: int, seed: int) -> PlanSettings:
+        """Return what the order of a rank depends on."""
+        return PlanSettings(
+            batch_size=self.batch_size,
+            world_size=self.world_size,
+            rank=rank,
+            seed=seed,
+            shuffle=self.shuffle,
+            window=self.window,
+            uneven=self.uneven,
+            drop_last=self.drop_last,
+        )
+
+    def process_settings(self) -> ProcessSettings:
+        """Return how the engine of worker processes is to run."""
+        return ProcessSettings(
+            num_workers=self.num_workers,
+            limits=self.limits,
+            start_method=self.start_method,
+            validate=self.validate,
+            thread_per_worker=self.thread_per_worker,
+            batch_decoder=self.batch_decoder,
+        )
+
+
+def make_options(
+    *,
+    dataset_class: Callable[..., Any] | None,
+    dataset_kwargs: Mapping[str, Any] | None,
+    dataset: Any,
+    batch_size: int,
+    nb_consumer: int,
+    worker_per_consumer: int,
+    shuffle: bool,
+    seed: int | None,
+    drop_last: bool,
+    uneven: str,
+    in_order: bool,
+    data_queue_size: int,
+    message_queue_size: int,
+    max_buffer_size: int | None,
+    nearby_shuffle: int | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    batch_encoder: Callable[[Any], bytes] | None,
+    batch_decoder: Callable[[bytes], Any] | None,
+    logger: str | Mapping[str, Any] | None,
+    benchmark: bool,
+    benchmark_file: str | os.PathLike[str] | None,
+    validate: bool,
+    multithread: bool,
+    max_nb_batch_on_device: int,
+    timeout: float | None,
+    start_method: str,
+    dataset_per_worker: bool,
+) -> Options:
+    """Return the options, under their inner names.
+
+    Raises:
+        TypeError: An argument of the wrong type, or two that exclude each other.
+        ValueError: A value outside its range; the message names value, rule and remedy.
+    """
+    batch_size = _integer("batch_size", batch_size, 1)
+    num_workers = _integer("worker_per_consumer", worker_per_consumer, 0)
+    in_flight = _integer("data_queue_size", data_queue_size, 1)
+    window = DEFAULT_WINDOW_BATCHES * batch_size if nearby_shuffle is None else nearby_shuffle
+    per_worker = max(2, in_flight // max(1, num_workers)) if max_buffer_size is None else max_buffer_size
+    _callable("collate_fn", collate_fn)
+    _callable("batch_encoder", batch_encoder)
+    _callable("batch_decoder", batch_decoder)
+    if (batch_encoder is None) != (batch_decoder is None):
+        raise ValueError(
+            "batch_encoder and batch_decoder belong together, but only one was given; give both or neither"
+        )
+    return Options(
+        source=_source(dataset_class, dataset_kwargs, dataset),
+        batch_size=batch_size,
+        world_size=_integer("nb_consumer", nb_consumer, 1),
+        num_workers=num_workers,
+        shuffle=_flag("shuffle", shuffle),
+        seed=time.time_ns() // 1_000_000 if seed is None else _integer("seed", seed, 0),
+        seed_is_given=seed is not None,
+        made_in_pid=os.getpid(),
+        drop_last=_flag("drop_last", drop_last),
+        uneven=_choice("uneven", uneven, Uneven),
+        window=_integer("nearby_shuffle", window, 0),
+        limits=Limits(
+            max_in_flight=in_flight,
+            max_per_worker=_integer("max_buffer_size", per_worker, 1),
+            max_tasks=_integer("message_queue_size", message_queue_size, 1),
+            in_order=_flag("in_order", in_order),
+        ),
+        collate_fn=collate_fn,
+        batch_encoder=batch_encoder,
+        batch_decoder=batch_decoder,
+        log=_log_settings(logger),
+        benchmark=_flag("benchmark", benchmark),
+        benchmark_file=_path("benchmark_file", benchmark_file),
+        validate=_flag("validate", validate),
+        thread_per_worker=_flag("multithread", multithread),
+        max_on_device=_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1),
+        timeout_s=_seconds("timeout", timeout),
+        start_method=_choice("start_method", start_method, StartMethod),
+        dataset_per_worker=_flag("dataset_per_worker", dataset_per_worker),
+    )
+
+
+def unknown_option(name: str, known: list[str]) -> NoReturn:
+    """Refuse an option that doesn't exist.
+
+    Raises:
+        TypeError: Always; names the closest one.
+    """
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
+    raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
+
+
+def check_rank(rank: Any, world_size: int) -> int:
+    """Return a rank, checked against the number of consumers."""
+    checked = _integer("consumer_index", rank, 0)
+    if checked >= world_size:
+        raise ValueError(
+            f"consumer_index={checked} with nb_consumer={world_size}: it must be below nb_consumer; give each process "
+            f"its own index, or raise nb_consumer"
+        )
+    return checked
+
+
+def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSource:
+    if (dataset_class is None) == (dataset is None):
+        what = "neither was" if dataset is None else "both were"
+        raise TypeError(f"give either dataset_class (with dataset_kwargs) or dataset; {what} given")
+    if dataset is not None:
+        if dataset_kwargs is not None:
+            raise TypeError("dataset_kwargs goes with dataset_class, but dataset, an instance, was given; leave it out")
+        if isinstance(dataset, type):
+            raise TypeError(f"dataset={dataset.__name__} is a class; give an instance, or pass it as dataset_class")
+        return DatasetSource(instance=dataset)
+    if not callable(dataset_class):
+        raise TypeError(
+            f"dataset_class is a {type(dataset_class).__name__}, which can't be called; give a class or a function "
+            f"that returns a dataset, or pass an instance as dataset="
+        )
+    if dataset_kwargs is not None and not isinstance(dataset_kwargs, Mapping):
+        raise TypeError(f"dataset_kwargs is a {type(dataset_kwargs).__name__}; give a dict of keyword arguments")
+    return DatasetSource(factory=dataset_class, kwargs=dict(dataset_kwargs or {}))
+
+
+def _integer(name: str, value: Any, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer")
+    try:
+        number = int(operator.index(value))
+    except TypeError:  # an array or a tensor that isn't a single integer
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer") from None
+    if number < at_least:
+        raise ValueError(f"{name}={number} is too small; it must be at least {at_least}")
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be True or False")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a number of seconds, or None")
+    if not value >= 0:
+        raise ValueError(f"{name}={value} is not a duration; it must be at least 0, or None to wait for ever")
+    return float(value) if 0 < value < math.inf else None  # 0 means no limit, as in torch
+
+
+def _path(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a path, or None")
+    return str(os.fspath(value))
+
+
+def _choice(name: str, value: Any, choices: type[_Choice]) -> _Choice:
+    try:
+        return choices(value)
+    except ValueError:
+        allowed = ", ".join(repr(choice.value) for choice in choices)
+        raise ValueError(f"{name}={value!r} is unknown; it must be one of {allowed}") from None
+
+
+def _callable(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} is a {type(value).__name__}, which can't be called; give a function, or None")
+
+
+def _log_settings(logger: Any) -> LogSettings | None:
+    if logger is None:
+        return None
+    if isinstance(logger, (str, os.PathLike)):
+        return LogSettings(os.fspath(logger), stdout=False, level="DEBUG")
+    if not isinstance(logger, Mapping):
+        raise TypeError(
+            f"logger is a {type(logger).__name__}; give a file prefix, or a dict with {', '.join(LOG_KEYS)}"
+        )
+    for key in logger:
+        if key not in LOG_KEYS:
+            raise ValueError(f"logger has the unknown key {key!r}; the keys are {', '.join(LOG_KEYS)}")
+    level = str(logger.get("level", "DEBUG")).upper()
+    if level not in LOG_LEVELS:
+        raise ValueError(f"logger's level {level!r} is unknown; it must be one of {', '.join(LOG_LEVELS)}")
+    path = _path("logger['path']", logger.get("path"))
+    stdout = _flag("logger['stdout']", logger.get("stdout", False))
+    return LogSettings(path, stdout, level)

@@ -1,0 +1,109 @@
+"""One pass over the data: what `iter(loader)` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from swift_loader.device.ahead import Source
+
+__all__ = ["EpochIterator", "OpenEpoch"]
+
+
+class IteratorState(Enum):
+    """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""
+
+    FRESH = "fresh"
+    ACTIVE = "active"
+    DONE = "done"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch:
+    """An epoch that the engine is at."""
+
+    epoch: int
+    num_batches: int
+    source: Source
+
+
+class EpochOwner(Protocol):
+    """The loader, as far as its iterators know it."""
+
+    def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
+        """Begin an epoch for an iterator; any iterator before it is superseded."""
+        ...
+
+    def note_delivery(self, epoch: int, step: int) -> None:
+        """Take note of what was handed to the loop."""
+        ...
+
+
+class EpochIterator:
+    """Iterates over one epoch, chosen at the first `next`: an iterator that is thrown away unused costs nothing.
+
+    Errors stay: after one, each `next` raises it again. So does the end.
+    """
+
+    def __init__(self, owner: EpochOwner) -> None:
+        self._owner = owner
+        self._state = IteratorState.FRESH
+        self._open: OpenEpoch | None = None
+        self._num_delivered = 0
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> EpochIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._state is IteratorState.FRESH:
+            self._guard(self._begin)
+        if self._state is IteratorState.SUPERSEDED:
+            raise RuntimeError(
+                "this iterator was superseded by a newer one of the same loader; finish one pass before beginning the "
+                "next, or make a second loader"
+            )
+        if self._state is IteratorState.FAILED:
+            assert self._error is not None
+            raise self._error
+        assert self._open is not None
+        if self._num_delivered >= self._open.num_batches:
+            self._state = IteratorState.DONE
+        if self._state is IteratorState.DONE:
+            raise StopIteration
+        delivery = self._guard(self._open.source.take)
+        self._num_delivered += 1
+        self._owner.note_delivery(delivery.epoch, delivery.step)
+        return delivery.batch
+
+    def __len__(self) -> int:
+        """Batches that are still to come, if the pass has begun; all of them otherwise."""
+        total = len(self._owner) if self._open is None else self._open.num_batches  # type: ignore[arg-type]
+        return total - self._num_delivered
+
+    def supersede(self) -> None:
+        """A newer iterator has begun its pass: this one can't go on."""
+        if self._state is IteratorState.ACTIVE:
+            self._state = IteratorState.SUPERSEDED
+
+    def _begin(self) -> None:
+        self._open = self._owner.open_epoch(self)
+        self._state = IteratorState.ACTIVE
+
+    def _guard(self, step: Callable[[], Any]) -> Any:
+        """Run a step whose errors are to stay; an interrupt is none."""
+        try:
+            return step()
+        except Exception as error:
+            self._state = IteratorState.FAILED
+            self._error = error
+            self._open = None
+            raise
+
+    def __repr__(self) -> str:
+        where = f" epoch {self._open.epoch}, {self._num_delivered} of {self._open.num_batches}" if self._open else ""
+        return f"<EpochIterator {self._state.value}{where}>"

@@ -1,0 +1,84 @@
+"""A started loader: the engine, and what is written about it when it ends.
+
+Holds no reference to the loader, so that the loader can be collected, and takes this down with it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swift_loader.config import Options
+from swift_loader.device.ahead import DirectSource, MovingSource
+from swift_loader.engine.base import Delivery, Engine
+from swift_loader.engine.inline import InlineEngine
+from swift_loader.engine.processes import ProcessEngine
+from swift_loader.iterator import OpenEpoch
+from swift_loader.log import open_log
+from swift_loader.metrics import Metrics
+from swift_loader.plan import Plan
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One rank's engine, from `start()` to `close()`."""
+
+    def __init__(self, options: Options, rank: int, seed: int, move: Callable[[Any], Any] | None, dataset: Any) -> None:
+        self._options = options
+        self._move = move
+        self.rank = rank
+        self.seed = seed
+        self.metrics = Metrics(enabled=options.benchmark)
+        self._log, self._close_log = open_log(options.log, rank)
+        self._closing_lock = threading.Lock()
+        self._close_steps: list[Callable[[], None]] = [self._report, self._close_log]
+        setup = options.worker_setup(rank, seed)
+        self.engine: Engine
+        if options.num_workers:
+            self.engine = ProcessEngine(setup, options.process_settings(), self.metrics, self._log)
+        else:
+            self.engine = InlineEngine(setup, self.metrics, options.batch_decoder, dataset)
+        try:
+            self.engine.start()
+        except BaseException:
+            self._close_log()
+            raise
+        self.plan = Plan.of(self.engine.num_samples, setup.plan)
+        self._log(f"rank {rank} of {options.world_size} started: {self.engine.num_samples} samples, seed {seed}")
+
+    def open_epoch(self, epoch: int) -> OpenEpoch:
+        """Send the engine to the beginning of an epoch."""
+        num_batches = self.plan.num_batches
+        if num_batches:
+            self.engine.seek(epoch, 0)
+        if self._move is None:
+            return OpenEpoch(epoch, num_batches, DirectSource(self._pull))
+        depth = self._options.max_on_device
+        moving = MovingSource(self._pull, self.engine.is_ready, self._move, depth, num_batches)
+        return OpenEpoch(epoch, num_batches, moving)
+
+    def close(self) -> None:
+        """Stop the engine, then write the figures to where they should go. Idempotent, from any thread."""
+        self.engine.close()
+        with self._closing_lock:
+            steps, self._close_steps = self._close_steps, []
+        for step in steps:
+            step()
+
+    def _pull(self) -> Delivery:
+        return self.engine.next_batch(self._options.timeout_s)
+
+    def _report(self) -> None:
+        report = self.metrics.report()
+        if report and self._options.benchmark_file is not None:
+            Path(self._options.benchmark_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        elif report:
+            self._log(f"stages: {json.dumps(report)}")
+        self._log(f"rank {self.rank} closed")
+
+    def __repr__(self) -> str:
+        return f"<Session rank {self.rank}, {self.engine!r}>"

@@ -1,0 +1,69 @@
+"""Every test must leave the process as it found it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+_GRACE_S = 2.0
+"""A process that was told to end may still be on its way."""
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[entry] = os.readlink(f"/proc/self/fd/{entry}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def _shared_memory_names() -> set[str]:
+    """Return the names of segments; those of semaphores and of other programs come and go."""
+    folder = Path("/dev/shm")
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if name.startswith("psm_") or "swift" in name or f"_{os.getpid()}_" in name}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a descriptor, a shared-memory name or a temporary file behind."""
+    gc.collect()
+    threads = set(threading.enumerate())
+    descriptors = _descriptors()
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    shared_memory = _shared_memory_names()
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    gc.collect()
+    new_children = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
+    _, alive = psutil.wait_procs(new_children, timeout=_GRACE_S)
+    assert not alive, f"processes left behind: {alive}"
+    left_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    assert not left_threads, f"threads left behind: {left_threads}"
+    opened = {entry: target for entry, target in _descriptors().items() if descriptors.get(entry) != target}
+    assert not opened, f"descriptors left open: {opened}"
+    named = _shared_memory_names() - shared_memory
+    assert not named, f"shared memory left behind: {named}"
+    files = [entry.name for entry in folder.iterdir()]
+    assert not files, f"temporary files left behind: {files}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_is_warm() -> None:
+    """Have torch open what it opens once (files, threads), before a test is held to leave nothing behind."""
+    import torch
+
+    (torch.ones(2) + torch.rand(2)).sum().item()
+    gc.collect()
+    gc.freeze()  # the tests collect often, and torch's objects needn't be looked at each time

@@ -1,0 +1,47 @@
+"""What several test modules need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from swift_loader import SwiftLoader
+
+ROOT = Path(__file__).parent.parent
+
+
+def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
+    """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
+    options.setdefault("seed", 7)
+    kwargs = options.pop("kwargs", {})
+    return SwiftLoader(dataset_class, kwargs, batch_size=batch_size, worker_per_consumer=workers, **options)
+
+
+def ids_of(batches: Iterable[Any]) -> list[int]:
+    """Return the ids of all samples, in the order of arrival."""
+    return [int(number) for batch in batches for number in batch["id"]]
+
+
+def run_script(code: str, *arguments: str, via: str = "file", folder: Path, timeout_s: float = 30) -> str:
+    """Run Python code in a process of its own and return what it printed; its stderr must stay empty."""
+    code = textwrap.dedent(code)
+    command, stdin = [sys.executable], ""
+    if via == "file":
+        script = folder / "script.py"
+        script.write_text(code)
+        command += [str(script), *arguments]
+    elif via == "-c":
+        command += ["-c", code, *arguments]
+    else:
+        command += ["-", *arguments]
+        stdin = code
+    finished = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    return finished.stdout

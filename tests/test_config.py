@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import SwiftLoader
+from swift_loader.config import Options, check_rank
+from swift_loader.plan import Uneven
+
+DATASET = list(range(10))
+
+
+def options_of(**options: Any) -> Options:
+    return SwiftLoader(dataset=DATASET, **options)._options
+
+
+def decode_nothing(data: bytes) -> Any:
+    return data
+
+
+def encode_nothing(batch: Any) -> bytes:
+    return bytes(batch)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("bach_size", "batch_size"),
+        ("workers_per_consumer", "worker_per_consumer"),
+        ("nb_consumers", "nb_consumer"),
+        ("suffle", "shuffle"),
+        ("seeds", "seed"),
+        ("collate", "collate_fn"),
+        ("time_out", "timeout"),
+        ("start_methode", "start_method"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_closest_one(misspelt: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"no option '{misspelt}'") as caught:
+        options_of(**{misspelt: 4})
+    assert meant in str(caught.value)
+
+
+def test_an_option_like_no_other_is_refused_with_all_of_them() -> None:
+    with pytest.raises(TypeError, match=r"batch_size, .*shuffle, .*seed_numer"):
+        SwiftLoader(dataset=DATASET, zzqqxx=1)
+
+
+COUNTS = {
+    "batch_size": 1,
+    "nb_consumer": 1,
+    "worker_per_consumer": 0,
+    "seed": 0,
+    "data_queue_size": 1,
+    "message_queue_size": 1,
+    "max_buffer_size": 1,
+    "nearby_shuffle": 0,
+    "max_nb_batch_on_device": 1,
+}
+FLAGS = [
+    "shuffle", "drop_last", "in_order", "benchmark", "validate", "multithread", "dataset_per_worker"
+]  # fmt: skip
+
+
+def test_a_count_that_is_too_small_is_refused_by_name_and_value() -> None:
+    for name, lowest in COUNTS.items():
+        for value in (lowest - 1, -100):
+            with pytest.raises(ValueError, match=rf"{name}={value} .*at least {lowest}"):
+                options_of(**{name: value})
+        options_of(**{name: lowest})
+
+
+@pytest.mark.parametrize("value", ["8", 2.0, True, [1], np.array([1, 2]), torch.tensor(1.5)], ids=repr)
+def test_a_count_that_is_no_integer_is_refused_by_name_and_value(value: object) -> None:
+    for name in COUNTS:
+        with pytest.raises(TypeError, match=f"{name}={re.escape(repr(value))}.*{type(value).__name__}"):
+            options_of(**{name: value})
+
+
+@pytest.mark.parametrize("value", [np.int64(4), np.array(4), torch.tensor(4)], ids=repr)
+def test_a_count_may_be_any_kind_of_integer(value: Any) -> None:
+    batch_size = options_of(batch_size=value).batch_size
+    assert (batch_size, type(batch_size)) == (4, int)
+
+
+def test_a_flag_that_is_no_bool_is_refused_by_name_and_value() -> None:
+    for name, value in itertools.product(FLAGS, (1, "yes", None)):
+        with pytest.raises(TypeError, match=rf"{name}={value!r} .*{type(value).__name__}"):
+            options_of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("uneven", "padd", "'pad', 'drop', 'exact'"),
+        ("uneven", None, "'pad', 'drop', 'exact'"),
+        ("uneven", [], "'pad', 'drop', 'exact'"),
+        ("start_method", "thread", "'template'"),
+        ("start_method", 3, "'spawn'"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_those_there_are(name: str, value: object, allowed: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))} .*{allowed}"):
+        options_of(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, float("nan"), float("-inf")])
+def test_a_timeout_that_is_no_duration_is_refused_by_value(value: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout={value}"):
+        options_of(timeout=value)
+
+
+@pytest.mark.parametrize("value", ["5", True, [5]], ids=repr)
+def test_a_timeout_that_is_no_number_is_refused_by_value(value: object) -> None:
+    with pytest.raises(TypeError, match=f"timeout={re.escape(repr(value))}"):
+        options_of(timeout=value)
+
+
+def test_a_timeout_of_zero_or_none_or_for_ever_is_no_limit() -> None:
+    assert options_of(timeout=None).timeout_s is None
+    assert options_of(timeout=0).timeout_s is None
+    assert options_of(timeout=2).timeout_s == 2.0
+    assert options_of(timeout=float("inf")).timeout_s is None
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "batch_encoder", "batch_decoder", "dataset_class"])
+def test_what_cannot_be_called_is_refused_by_name_and_type(name: str) -> None:
+    options: dict[str, Any] = {name: "text"}
+    if name != "dataset_class":
+        options["dataset"] = DATASET
+    with pytest.raises(TypeError, match=f"{name} is a str"):
+        SwiftLoader(**options)
+
+
+@pytest.mark.parametrize(
+    "given", [{"batch_encoder": encode_nothing}, {"batch_decoder": decode_nothing}], ids=["en", "de"]
+)
+def test_encoder_and_decoder_come_together(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="batch_encoder and batch_decoder"):
+        options_of(**given)
+    assert options_of(batch_encoder=encode_nothing, batch_decoder=decode_nothing).batch_decoder is decode_nothing
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "neither was given"),
+        ({"dataset": DATASET, "dataset_class": list}, "both were given"),
+        ({"dataset": DATASET, "dataset_kwargs": {}}, "dataset_kwargs goes with dataset_class"),
+        ({"dataset": list}, "dataset=list is a class"),
+        ({"dataset_class": list, "dataset_kwargs": [("a", 1)]}, "dataset_kwargs is a list"),
+    ],
+)
+def test_the_dataset_comes_one_way(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        SwiftLoader(**given)
+
+
+def test_an_empty_dataset_is_a_dataset() -> None:
+    assert SwiftLoader(dataset=[])._options.source.instance == []
+
+
+@pytest.mark.parametrize(
+    ("logger", "error", "text"),
+    [
+        (5, TypeError, "logger is a int"),
+        ({"file": "x"}, ValueError, "logger has the unknown key 'file'.*path, stdout, level"),
+        ({"level": "LOUD"}, ValueError, "logger's level 'LOUD'.*DEBUG"),
+        ({"stdout": 1}, TypeError, r"logger\['stdout'\]=1"),
+        ({"path": 3}, TypeError, r"logger.*path.*3"),
+    ],
+)
+def test_a_logger_that_makes_no_sense_is_refused(logger: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        options_of(logger=logger)
+
+
+def test_a_logger_is_a_prefix_or_a_dict() -> None:
+    prefix = options_of(logger="logs/run").log
+    assert prefix is not None
+    assert (prefix.path, prefix.stdout, prefix.level) == ("logs/run", False, "DEBUG")
+    both = options_of(logger={"path": "x", "stdout": True, "level": "info"}).log
+    assert both is not None
+    assert (both.path, both.stdout, both.level) == ("x", True, "INFO")
+    assert options_of(logger=None).log is None
+
+
+def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None:
+    with pytest.raises(TypeError, match="benchmark_file=3"):
+        options_of(benchmark_file=3)
+
+
+def test_the_window_is_five_batches_unless_given() -> None:
+    assert options_of(batch_size=8).window == 40
+    assert options_of(batch_size=8, nearby_shuffle=0).window == 0
+    assert options_of(batch_size=8, nearby_shuffle=7).window == 7
+
+
+@pytest.mark.parametrize(("num_workers", "per_worker"), [(0, 10), (1, 10), (3, 3), (10, 2), (100, 2)])
+def test_the_buffer_per_worker_is_its_share_but_at_least_two(num_workers: int, per_worker: int) -> None:
+    assert options_of(worker_per_consumer=num_workers).limits.max_per_worker == per_worker
+
+
+def test_public_names_are_translated_once() -> None:
+    options = options_of(
+        batch_size=3,
+        nb_consumer=4,
+        worker_per_consumer=5,
+        shuffle=False,
+        seed=6,
+        drop_last=True,
+        uneven="drop",
+        in_order=False,
+        data_queue_size=7,
+        message_queue_size=8,
+        max_buffer_size=9,
+        nearby_shuffle=10,
+        max_nb_batch_on_device=11,
+    )
+    plan = options.plan_settings(2, options.seed)
+    assert (plan.batch_size, plan.world_size, plan.rank, plan.seed) == (3, 4, 2, 6)
+    assert (plan.shuffle, plan.window, plan.uneven, plan.drop_last) == (False, 10, Uneven.DROP, True)
+    limits = options.process_settings().limits
+    assert (limits.max_in_flight, limits.max_tasks, limits.max_per_worker, limits.in_order) == (7, 8, 9, False)
+    assert options.process_settings().num_workers == 5
+    assert options.max_on_device == 11
+    assert options.worker_setup(2, 6).plan == plan
+
+
+def test_a_seed_is_drawn_unless_given() -> None:
+    assert options_of(seed=3).seed_is_given
+    assert options_of(seed=2**70).seed == 2**70
+    assert not options_of().seed_is_given
+    assert options_of().seed > 0
+
+
+def test_the_old_spelling_of_seed_is_understood_but_not_beside_the_new_one() -> None:
+    assert options_of(seed_numer=5).seed == 5
+    with pytest.raises(TypeError, match="seed and seed_numer"):
+        options_of(seed=1, seed_numer=2)
+
+
+@pytest.mark.parametrize(("rank", "error"), [(4, ValueError), (-1, ValueError), ("0", TypeError), (True, TypeError)])
+def test_a_rank_outside_the_consumers_is_refused_by_name_and_value(rank: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"consumer_index={rank!r}"):
+        check_rank(rank, 4)
+    assert check_rank(3, 4) == 3

@@ -1,0 +1,197 @@
+"""Whole programs: no `__main__` guard, no file, no clean-up; and what a trainer leaves behind when it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers import ROOT, run_script
+
+DATASET = """
+    from dataclasses import dataclass
+    import numpy as np
+    from swift_loader import SwiftLoader
+
+    SCALE = 10
+
+    @dataclass
+    class Point:
+        x: np.ndarray
+        label: list
+
+    def scaled(index):
+        return index * SCALE
+
+    class Dataset:
+        def __len__(self):
+            return 20
+        def __getitem__(self, index):
+            return Point(np.full(3, scaled(index)), f"sample {index}")
+"""
+
+
+def unguarded(body: str) -> str:
+    return textwrap.dedent(DATASET) + textwrap.dedent(body)
+
+
+@pytest.mark.parametrize("via", ["file", "-c", "stdin"])
+def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(via: str, tmp_path: Path) -> None:
+    body = """
+    factor = 2
+    loader = SwiftLoader(Dataset, {}, batch_size=4, worker_per_consumer=2, shuffle=False,
+                         collate_fn=lambda samples: [Point(s.x * factor, s.label) for s in samples])
+    for epoch in range(2):
+        for batch in loader:
+            assert all(type(point) is Point for point in batch), batch
+            print(*[point.x[0] for point in batch])
+    """
+    printed = run_script(unguarded(body), via=via, folder=tmp_path).split()
+    assert [int(number) for number in printed] == [number * 20 for number in range(20)] * 2
+
+
+def test_a_dataset_inside_a_function_and_an_instance_work(tmp_path: Path) -> None:
+    body = """
+    def main():
+        class Local(Dataset):
+            def __init__(self, offset): self.offset = offset
+            def __getitem__(self, index): return super().__getitem__(index).x + self.offset
+        for source in (dict(dataset=Local(1)), dict(dataset_class=lambda: Local(1))):
+            with SwiftLoader(**source, batch_size=5, worker_per_consumer=2, shuffle=False) as loader:
+                print([int(b[0, 0]) for b in loader], type(loader.dataset).__name__)
+    main()
+    """
+    assert run_script(unguarded(body), folder=tmp_path) == "[1, 51, 101, 151] Local\n" * 2
+
+
+@pytest.mark.parametrize(
+    "ending", ["pass", "raise SystemExit(0)", "del loader, iterator", "import sys; sys.exit()", "loader.close()"]
+)
+def test_a_script_that_just_ends_exits_cleanly(ending: str, tmp_path: Path) -> None:
+    body = f"""
+    loader = SwiftLoader(Dataset, {{}}, batch_size=4, worker_per_consumer=2)
+    iterator = iter(loader)
+    next(iterator)
+    {ending}
+    """
+    assert run_script(unguarded(body), folder=tmp_path) == ""
+
+
+def test_an_exception_in_the_loop_is_all_that_is_printed(tmp_path: Path) -> None:
+    body = """
+    for batch in SwiftLoader(Dataset, {}, batch_size=4, worker_per_consumer=2):
+        raise ValueError("in the loop")
+    """
+    script = tmp_path / "script.py"
+    script.write_text(unguarded(body))
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=30, cwd=ROOT, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert ended.stderr.endswith("ValueError: in the loop\n")
+
+
+def test_ranks_started_by_torch_multiprocessing_share_a_loader(tmp_path: Path) -> None:
+    body = """
+    import torch.multiprocessing as mp
+
+    def train(rank, loader, folder):
+        loader.start(rank)
+        ids = [int(x) // SCALE for point in loader for x in point.x[:, 0]]
+        loader.close()
+        open(f"{folder}/{rank}", "w").write(" ".join(map(str, ids)))
+
+    if __name__ == "__main__":
+        import sys
+        mp.spawn(train, (SwiftLoader(Dataset, {}, batch_size=4, nb_consumer=2, worker_per_consumer=2), sys.argv[1]), 2)
+    """
+    run_script(unguarded(body), str(tmp_path), folder=tmp_path, timeout_s=55)
+    parts = [(tmp_path / str(rank)).read_text().split() for rank in range(2)]
+    assert len(parts[0]) == len(parts[1]) == 10
+    assert {int(number) for part in parts for number in part} == set(range(20))
+
+
+WAITING = """
+    import sys, time
+
+    class Waits(Dataset):
+        def __init__(self): time.sleep(float(sys.argv[1]))
+        def __getitem__(self, index):
+            time.sleep(float(sys.argv[2]))
+            return index
+"""
+
+
+def start_waiting(folder: Path, body: str, *arguments: str) -> subprocess.Popen[str]:
+    script = folder / "script.py"
+    script.write_text(unguarded(WAITING.replace("\n    ", "\n")) + textwrap.dedent(body))
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+STAGES = {
+    "start": ("30", "0", "print('ready', flush=True)\nlist(loader)"),
+    "iteration": ("0", "30", "loader.start(0)\nprint('ready', flush=True)\nlist(loader)"),
+    "idle": ("0", "0", "next(iter(loader))\nprint('ready', flush=True)\ntime.sleep(30)"),
+}
+LOADER = "loader = SwiftLoader(Waits, {}, batch_size=4, worker_per_consumer=2, validate=False)\n"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_is_one_keyboard_interrupt_and_quiet_workers(stage: str, tmp_path: Path) -> None:
+    build_s, fetch_s, body = STAGES[stage]
+    process = start_waiting(tmp_path, LOADER + body, build_s, fetch_s)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    if stage == "start":
+        _wait_for_children(process.pid, 1)
+    interrupted_at = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - interrupted_at < 2
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+def test_when_the_trainer_is_killed_its_processes_are_gone_within_two_seconds(
+    stage: str, start_method: str, tmp_path: Path
+) -> None:
+    build_s, fetch_s, body = STAGES[stage]
+    loader = LOADER.replace("validate=False", f"validate=False, start_method={start_method!r}")
+    process = start_waiting(tmp_path, loader + body, build_s, fetch_s)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    family = _wait_for_children(process.pid, 1)
+    if stage != "start":
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=2)
+    assert not alive
+
+
+def _wait_for_children(pid: int, at_least: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        if len(children) >= at_least:
+            return children
+        psutil.wait_procs(children, timeout=0.05)
+    raise AssertionError(f"process {pid} started no children")
