@@ -1,0 +1,50 @@
+"""What is loaded: the datasets and batch sizes of the benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import DictRows, Images, JpegPhotos, Rows
+
+__all__ = ["CASES", "GAP_CASE", "NUM_DISCARDED", "NUM_WORKERS", "Case"]
+
+NUM_WORKERS = 2
+NUM_DISCARDED = 20
+"""Batches at the beginning of each measurement that don't count: more than a loader holds ready while not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A dataset and how it is cut into batches."""
+
+    name: str
+    dataset_class: type[Any]
+    batch_size: int
+    num_batches: int
+    """Per epoch. Hundreds, so that the ends of epochs don't show in the rates."""
+    title: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """For the dataset, beside its length."""
+    time_factor: float = 1.0
+    """How much longer than others this is measured, for having few batches a second."""
+
+    @property
+    def dataset_kwargs(self) -> dict[str, Any]:
+        """All keyword arguments of the dataset."""
+        return {"length": self.batch_size * self.num_batches, **self.kwargs}
+
+    def make_dataset(self) -> Any:
+        """Return a new instance of the dataset."""
+        return self.dataset_class(**self.dataset_kwargs)
+
+
+CASES = (
+    Case("uint8", Images, 64, 500, "images (3, 224, 224) uint8, batch 64", {"dtype": "uint8"}),
+    Case("float32", Images, 64, 500, "images (3, 224, 224) float32, batch 64", {"dtype": "float32"}),
+    Case("small", Rows, 256, 1000, "rows (16,) float32, batch 256"),
+    Case("dict", DictRows, 16, 1000, "dicts of two int64[2048], batch 16"),
+    Case("jpeg", JpegPhotos, 16, 300, "JPEG photos decoded with Pillow, batch 16", time_factor=4.0),
+)
+
+GAP_CASE = Case("gap", Images, 64, 20, "gap between epochs of 20 batches (uint8 images)", {"dtype": "uint8"})

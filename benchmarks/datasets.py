@@ -1,0 +1,116 @@
+"""Map-style datasets that need NumPy only, so that a worker that has one never imports torch.
+
+All samples are in memory: what is measured is the loader, not the disk. A few distinct samples stand for a long
+dataset; sample `i` is number `i % num_distinct` of them.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DictRows", "Images", "JpegPhotos", "Rows", "SlowSamples"]
+
+_IMAGE_SHAPE = (3, 224, 224)
+_PHOTO_SIZE = (224, 224)
+_JPEG_QUALITY = 90
+_PHOTOS = ("astronaut", "coffee", "chelsea", "rocket")
+"""Those of scikit-image that come with its wheel; the others would be downloaded."""
+
+
+class Images:
+    """Images of (3, 224, 224), each an array of its own."""
+
+    def __init__(self, length: int, dtype: str = "uint8", num_distinct: int = 64) -> None:
+        generator = np.random.default_rng(0)
+        self._images = [
+            generator.integers(0, 256, _IMAGE_SHAPE, dtype=np.uint8).astype(dtype) for _ in range(num_distinct)
+        ]
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        return self._images[index % len(self._images)]
+
+
+class Rows:
+    """The rows of one `(length, 16) float32` array."""
+
+    def __init__(self, length: int, width: int = 16) -> None:
+        self._rows = np.random.default_rng(0).random((length, width), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        return self._rows[index]
+
+
+class DictRows:
+    """Dicts of two `(2048,) int64` rows, as tokenised text has them."""
+
+    def __init__(self, length: int, width: int = 2048, num_distinct: int = 256) -> None:
+        generator = np.random.default_rng(0)
+        self._ids = generator.integers(0, 50_000, (num_distinct, width), dtype=np.int64)
+        self._mask = generator.integers(0, 2, (num_distinct, width), dtype=np.int64)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
+        row = index % len(self._ids)
+        return {"ids": self._ids[row], "mask": self._mask[row]}
+
+
+class JpegPhotos:
+    """Photos, held as JPEG and decoded with Pillow to `(224, 224, 3) uint8`."""
+
+    def __init__(self, length: int) -> None:
+        self._photos = [_encode(photo) for photo in _load_photos()]
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        from PIL import Image
+
+        photo = Image.open(io.BytesIO(self._photos[index % len(self._photos)]))
+        return np.array(photo.convert("RGB").resize(_PHOTO_SIZE))
+
+
+class SlowSamples:
+    """Samples that take their time, without using the CPU."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        self._length = length
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self._seconds)
+        return index
+
+
+def _load_photos() -> list[NDArray[np.uint8]]:
+    from skimage import data
+    from sklearn.datasets import load_sample_images
+
+    return [*(getattr(data, name)() for name in _PHOTOS), *load_sample_images().images]
+
+
+def _encode(photo: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(photo).save(file, "JPEG", quality=_JPEG_QUALITY)
+    return file.getvalue()

@@ -1,0 +1,124 @@
+"""What it costs to start, to hold workers, and to wait: swift_loader and torch's DataLoader, side by side.
+
+    python benchmarks/startup.py [--rounds 5] [--heavy-rounds 2] [--only PART ...] [--json FILE]
+
+Each measurement is a fresh process, the systems take turns. torch is imported in the training process before the clock
+starts, for both; the clock starts right before the dataset and the loader are made.
+
+- first_batch: until the first batch of a NumPy-only dataset is there, two workers.
+- all_workers: one worker and eight, with a dataset whose module imports torch, of 256 MiB of arrays and 200,000
+  strings: until a batch of every worker has arrived, and the memory (proportional set size) of all processes below the
+  trainer at that moment. For swift_loader that includes the template process.
+- waiting: CPU time of the training process, all threads together, while it waits for two workers that take 0.5 s a
+  sample, in percent of a core.
+
+The second part takes torch some 20 s and 3.4 GB a round on two cores, hence fewer rounds of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from startup_probes import PROBES, SYSTEMS
+
+_PROBE_SCRIPT = Path(__file__).with_name("startup_probes.py")
+_PROBE_TIMEOUT_S = 400
+_KNOWN_WARNING = "This DataLoader will create"
+"""Torch's, on more workers than cores, which is what is wanted here."""
+_NUM_WORKERS = {"first_batch": (2,), "all_workers": (1, 8), "waiting": (2,)}
+_UNITS = {"seconds": "s", "megabytes": "MB", "percent": "% of a core"}
+_TITLES = {
+    ("first_batch", "seconds"): "first batch",
+    ("all_workers", "seconds"): "all workers ready",
+    ("all_workers", "megabytes"): "memory",
+    ("waiting", "percent"): "CPU while waiting",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One measurement, to be run in a process of its own."""
+
+    name: str
+    system: str
+    num_workers: int
+
+    def run(self) -> dict[str, float]:
+        """Return the figures by name."""
+        quiet = ["-W", f"ignore:{_KNOWN_WARNING}"]
+        command = [sys.executable, *quiet, str(_PROBE_SCRIPT), self.name, self.system, str(self.num_workers)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_PROBE_TIMEOUT_S, text=True)
+        return json.loads(done.stdout)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    machine = describe_machine()
+    print(format_machine(machine))
+    print(f"{arguments.rounds} rounds, {arguments.heavy_rounds} of all_workers\n", flush=True)
+    results: list[Result] = []
+    for name in arguments.only or PROBES:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        results += measure(name, arguments.heavy_rounds if name == "all_workers" else arguments.rounds)
+    print(make_table(results))
+    if arguments.json:
+        settings = {"rounds": arguments.rounds, "heavy_rounds": arguments.heavy_rounds}
+        write_json(arguments.json, machine, settings, results)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system (default: 5)")
+    parser.add_argument("--heavy-rounds", type=int, default=2, help="measurements of all_workers (default: 2)")
+    parser.add_argument("--only", nargs="+", choices=PROBES, metavar="PART", help=f"some of: {', '.join(PROBES)}")
+    parser.add_argument("--json", metavar="FILE", help="write all samples there")
+    arguments = parser.parse_args()
+    if min(arguments.rounds, arguments.heavy_rounds) < 1:
+        parser.error("--rounds and --heavy-rounds must be at least 1")
+    return arguments
+
+
+def measure(name: str, rounds: int) -> list[Result]:
+    """Run one probe on all systems in turn; return a result per figure, number of workers and system."""
+    results: dict[tuple[str, int, str], Result] = {}
+    for probe in _plan(name, rounds):
+        for figure, value in probe.run().items():
+            key = (figure, probe.num_workers, probe.system)
+            if key not in results:
+                case = f"{_TITLES[name, figure]}, {probe.num_workers} worker{'s' * (probe.num_workers > 1)}"
+                results[key] = Result(case, probe.system, _UNITS[figure])
+            results[key].samples.append(value)
+    order = {system: place for place, system in enumerate(SYSTEMS)}
+    return [results[key] for key in sorted(results, key=lambda key: (key[0], key[1], order[key[2]]))]
+
+
+def _plan(name: str, rounds: int) -> Iterator[Probe]:
+    """Yield the measurements: systems alternate, and each goes first every other round."""
+    for number in range(rounds):
+        for num_workers in _NUM_WORKERS[name]:
+            for system in SYSTEMS[:: -1 if number % 2 else 1]:
+                yield Probe(name, system, num_workers)
+
+
+def make_table(results: Sequence[Result]) -> str:
+    medians = {(result.case, result.system): result.median for result in results}
+    rows: list[list[str]] = []
+    for result in results:
+        if rows and rows[-1][0] != result.case:
+            rows.append([])
+        against_torch = result.median / medians[result.case, "torch"]
+        one_worker = medians.get((result.case.replace("8 workers", "1 worker"), result.system))
+        growth = f"{format_number(result.median / one_worker)}x" if "8 workers" in result.case and one_worker else "-"
+        rows.append([*result.as_cells(), f"{format_number(against_torch)}x", growth])
+    return format_table(["measure", "system", "median", "min", "max", "unit", "vs torch", "8 : 1"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What `startup.py` measures, each in a fresh process: `startup_probes.py PROBE SYSTEM NUM_WORKERS`.
+
+Prints one line of JSON: names of figures, and the figures. Whatever a training script would have imported anyway, torch
+among it, is imported before the clock starts; both systems do the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+PROBES = ("first_batch", "all_workers", "waiting")
+SYSTEMS = ("swift_loader", "torch")
+
+_SLOW_SAMPLE_S = 0.5
+_NUM_SLOW_BATCHES = 10
+_LONG_ENOUGH_S = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("probe", choices=PROBES)
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("num_workers", type=int)
+    arguments = parser.parse_args()
+    probe = {"first_batch": first_batch, "all_workers": all_workers, "waiting": waiting}[arguments.probe]
+    print(json.dumps(probe(loader_maker(arguments.system), arguments.num_workers)))
+
+
+def loader_maker(system: str) -> Callable[..., Any]:
+    """Import what a system needs; return `make(dataset_class, kwargs, batch_size, num_workers)`."""
+    import torch  # noqa: F401 - the trainer has it in any case
+    from torch.utils.data import DataLoader
+
+    from swift_loader import SwiftLoader
+
+    def make_swift(dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int) -> SwiftLoader:
+        return SwiftLoader(
+            dataset_class,
+            kwargs,
+            batch_size=batch_size,
+            worker_per_consumer=num_workers,
+            shuffle=True,
+            seed=1,
+            data_queue_size=4 * num_workers,
+        )
+
+    def make_torch(dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int) -> DataLoader[Any]:
+        return DataLoader(
+            dataset_class(**kwargs),
+            batch_size,
+            shuffle=True,
+            num_workers=num_workers,
+            multiprocessing_context="spawn",
+            persistent_workers=True,
+            prefetch_factor=4,
+        )
+
+    return {"swift_loader": make_swift, "torch": make_torch}[system]
+
+
+def first_batch(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
+    """Time the first batch of a dataset that needs NumPy only."""
+    from datasets import Rows
+
+    start = time.perf_counter()
+    loader = make(Rows, {"length": 100_000}, 64, num_workers)
+    next(iter(loader))
+    return {"seconds": time.perf_counter() - start}
+
+
+def all_workers(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
+    """Time a heavy dataset until a batch of each worker has arrived; then weigh all processes but this one.
+
+    The weight is the proportional set size: what several processes share counts once.
+    """
+    from torch_datasets import HeavyDataset
+
+    start = time.perf_counter()
+    loader = make(HeavyDataset, {}, 4, num_workers)
+    pids: set[int] = set()
+    for batch in endless(loader):
+        pids.add(int(batch["pid"][0]))
+        seconds = time.perf_counter() - start
+        if len(pids) == num_workers:
+            break
+        if seconds > _LONG_ENOUGH_S:
+            raise TimeoutError(f"after {seconds:.0f} s, {len(pids)} of {num_workers} workers have delivered a batch")
+    return {"seconds": seconds, "megabytes": descendants_nbytes() / 1e6}
+
+
+def waiting(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
+    """Take the CPU time of this process, all threads together, while it waits for slow workers."""
+    from datasets import SlowSamples
+
+    loader = make(SlowSamples, {"length": 10_000, "seconds": _SLOW_SAMPLE_S}, 1, num_workers)
+    batches = iter(loader)
+    next(batches)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(_NUM_SLOW_BATCHES * num_workers):
+        next(batches)
+    return {"percent": 100 * (time.process_time() - cpu) / (time.perf_counter() - wall)}
+
+
+def endless(loader: Any) -> Any:
+    while True:
+        yield from loader
+
+
+def descendants_nbytes() -> int:
+    """Return the proportional set size of this process's descendants."""
+    import psutil
+
+    return sum(process.memory_full_info().pss for process in psutil.Process().children(recursive=True))
+
+
+if __name__ == "__main__":
+    main()
