@@ -105,12 +105,14 @@ def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> An
     shape, dtype = first.shape, first.dtype
     if len({array.shape for array in arrays}) > 1:
         raise _ragged(path, [array.shape for array in arrays])
-    if len({array.dtype for array in arrays}) > 1:
+    mixed = len({array.dtype for array in arrays}) > 1
+    if mixed:
         dtype = np.result_type(*arrays)
     if dtype.hasobject:
         return np.stack(arrays)
     batch = memory.empty((len(arrays), *shape), dtype)
-    if shape and not (first.nbytes <= _SMALL_NBYTES and _join_into(batch, arrays, dtype)):
+    joinable = not mixed and first.nbytes <= _SMALL_NBYTES
+    if shape and not (joinable and _join_into(batch, arrays)):
         # A stack is a concatenation along the first axis, seen with one axis more: a third of the time of np.stack.
         np.concatenate(arrays, axis=0, out=batch.reshape(len(arrays) * shape[0], *shape[1:]))
     elif not shape:
@@ -118,9 +120,9 @@ def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> An
     return batch
 
 
-def _join_into(batch: NDArray[Any], arrays: Sequence[Any], dtype: np.dtype[Any]) -> bool:
-    """Write contiguous arrays of one shape one after the other; return False if they aren't of that kind."""
-    if any(array.dtype is not dtype for array in arrays) or dtype.kind in "mMV":  # times have no buffer format
+def _join_into(batch: NDArray[Any], arrays: Sequence[Any]) -> bool:
+    """Write contiguous arrays of one kind one after the other; return False if they can't be joined."""
+    if batch.dtype.kind in "mMV":  # times have no buffer format
         return False
     try:
         joined = b"".join(arrays)

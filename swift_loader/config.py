@@ -156,7 +156,7 @@ def make_options(
         window=_integer("nearby_shuffle", window, 0),
         limits=Limits(
             max_in_flight=in_flight,
-            max_per_worker=_integer("max_buffer_size", per_worker, 1),
+            max_ready_per_worker=_integer("max_buffer_size", per_worker, 1),
             max_tasks=_integer("message_queue_size", message_queue_size, 1),
             in_order=_flag("in_order", in_order),
         ),

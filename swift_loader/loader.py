@@ -97,7 +97,8 @@ class SwiftLoader:
             timeout: Seconds to wait for a batch before `WorkerStalled` is raised; None or 0 waits for ever.
             data_queue_size: Batches in flight per consumer: being built, or waiting for the loop.
             message_queue_size: Tasks that may wait in a worker's pipe.
-            max_buffer_size: Batches in flight per worker; by default `max(2, data_queue_size // worker_per_consumer)`.
+            max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
+                `max(2, data_queue_size // worker_per_consumer)`.
             nearby_shuffle: Samples that are shuffled together, in runs of neighbours from all over the dataset; 0
                 shuffles over everything. By default `5 * batch_size`.
             collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`.

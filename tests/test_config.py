@@ -203,7 +203,7 @@ def test_the_window_is_five_batches_unless_given() -> None:
 
 @pytest.mark.parametrize(("num_workers", "per_worker"), [(0, 10), (1, 10), (3, 3), (10, 2), (100, 2)])
 def test_the_buffer_per_worker_is_its_share_but_at_least_two(num_workers: int, per_worker: int) -> None:
-    assert options_of(worker_per_consumer=num_workers).limits.max_per_worker == per_worker
+    assert options_of(worker_per_consumer=num_workers).limits.max_ready_per_worker == per_worker
 
 
 def test_public_names_are_translated_once() -> None:
@@ -226,7 +226,7 @@ def test_public_names_are_translated_once() -> None:
     assert (plan.batch_size, plan.world_size, plan.rank, plan.seed) == (3, 4, 2, 6)
     assert (plan.shuffle, plan.window, plan.uneven, plan.drop_last) == (False, 10, Uneven.DROP, True)
     limits = options.process_settings().limits
-    assert (limits.max_in_flight, limits.max_tasks, limits.max_per_worker, limits.in_order) == (7, 8, 9, False)
+    assert (limits.max_in_flight, limits.max_tasks, limits.max_ready_per_worker, limits.in_order) == (7, 8, 9, False)
     assert options.process_settings().num_workers == 5
     assert options.max_on_device == 11
     assert options.worker_setup(2, 6).plan == plan

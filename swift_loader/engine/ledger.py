@@ -7,8 +7,9 @@ batches from there, across the ends of epochs, without end. The states of a batc
                          │ a worker takes its tasks in order: the first of them is the one it is building
                          └─ seek: the generation is over; the worker's answer will be thrown away
 
-Guarantees: a batch is assigned once per generation and delivered once; at most `max_in_flight` are SENT or READY, and
-at most `max_per_worker` of them belong to one worker. Not thread-safe: the engine holds its lock around each call.
+Guarantees: a batch is assigned once per generation and delivered once; at most `max_in_flight` are SENT or READY; a
+worker with `max_ready_per_worker` batches READY is assigned no further one. Not thread-safe: the engine holds its lock
+around each call.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = ["Assignment", "Ledger", "Limits"]
 
 Outcome = TypeVar("Outcome")
 
-LOOKAHEAD_S = 0.002
-"""Work that a worker should have waiting, so that it doesn't idle while its trainer's thread wakes up."""
+LOOKAHEAD_S = 0.001
+"""Work that a worker should have waiting, so that it doesn't idle while the trainer's thread wakes up."""
 
 MIN_TASKS = 2
 """One being built and one waiting. More would only tie batches to a worker that may turn out slow."""
@@ -51,8 +52,8 @@ class Limits:
 
     max_in_flight: int
     """Batches that are being built or waiting, over all workers."""
-    max_per_worker: int
-    """... and per worker."""
+    max_ready_per_worker: int
+    """Batches of one worker that may wait for the loop; with so many, it gets no further task."""
     max_tasks: int
     """Tasks that may wait in a worker's pipe."""
     in_order: bool
@@ -205,7 +206,7 @@ class Ledger(Generic[Outcome]):
         candidates = [
             (len(worker.tasks), worker.num_ready, index)
             for index, worker in self._workers.items()
-            if worker.num_current + worker.num_ready < self._limits.max_per_worker
+            if worker.num_ready < self._limits.max_ready_per_worker
             and worker.num_current < self._task_limit(worker)
             and len(worker.tasks) < 2 * MAX_TASKS
         ]

@@ -38,7 +38,7 @@ from swift_loader.worker.setup import WorkerSetup
 __all__ = ["ProcessEngine", "ProcessSettings", "StartMethod"]
 
 SPARE_SEGMENTS = 8
-"""Per worker, beside one for each batch in flight: those the loop has, and those whose way back isn't over yet."""
+"""Per worker, beside one for each batch that may be in flight: those the loop has, and those on their way back."""
 
 _PROBE = Assignment(worker=0, generation=0, sequence=0, epoch=0, step=0)
 
@@ -180,7 +180,7 @@ class ProcessEngine:
                 raise
             finally:
                 theirs.close()
-            keep = self._settings.limits.max_per_worker + SPARE_SEGMENTS
+            keep = self._settings.limits.max_in_flight + SPARE_SEGMENTS
             self._workers.append(WorkerHandle(index, ours, process, reader, keep))
 
     def _start_more_templates(self, count: int) -> None:

@@ -20,7 +20,7 @@ from swift_loader.errors import ProtocolError
 Task = tuple[int, int]
 """(generation, sequence)."""
 
-LIMITS = Limits(max_in_flight=4, max_per_worker=3, max_tasks=10, in_order=True)
+LIMITS = Limits(max_in_flight=4, max_ready_per_worker=3, max_tasks=10, in_order=True)
 
 
 class LedgerModel(RuleBasedStateMachine):
@@ -38,13 +38,15 @@ class LedgerModel(RuleBasedStateMachine):
     @initialize(
         num_batches=st.integers(1, 9),
         max_in_flight=st.integers(1, 8),
-        max_per_worker=st.integers(1, 5),
+        max_ready_per_worker=st.integers(1, 5),
         max_tasks=st.integers(1, 5),
         in_order=st.booleans(),
     )
-    def begin(self, num_batches: int, max_in_flight: int, max_per_worker: int, max_tasks: int, in_order: bool) -> None:
+    def begin(
+        self, num_batches: int, max_in_flight: int, max_ready_per_worker: int, max_tasks: int, in_order: bool
+    ) -> None:
         self.num_batches = num_batches
-        self.limits = Limits(max_in_flight, max_per_worker, max_tasks, in_order)
+        self.limits = Limits(max_in_flight, max_ready_per_worker, max_tasks, in_order)
         self.ledger: Ledger[Task] = Ledger(num_batches, self.limits)
 
     @property
@@ -65,6 +67,7 @@ class LedgerModel(RuleBasedStateMachine):
     def assign(self) -> None:
         for task in self.ledger.assign():
             assert task.generation == self.generation
+            assert list(self.ready.values()).count(task.worker) < self.limits.max_ready_per_worker
             assert (task.epoch, task.step) == divmod(self.first + task.sequence, self.num_batches)
             assert (task.epoch, task.step) == self.ledger.locate(task.sequence)
             self.queues[task.worker].append((task.generation, task.sequence))
@@ -156,7 +159,7 @@ class LedgerModel(RuleBasedStateMachine):
         ready = {index: list(self.ready.values()).count(index) for index in self.queues}
         assert sum(waiting.values()) + len(self.ready) <= self.limits.max_in_flight
         for index, num_waiting in waiting.items():
-            assert num_waiting + ready[index] <= self.limits.max_per_worker
+            assert num_waiting + ready[index] < self.limits.max_ready_per_worker + self.limits.max_tasks
             assert num_waiting <= self.limits.max_tasks
 
     @invariant()
@@ -242,7 +245,7 @@ def test_idle_workers_get_the_first_tasks() -> None:
 
 
 def test_a_fast_worker_gets_more_tasks_ahead_than_a_slow_one() -> None:
-    limits = Limits(max_in_flight=100, max_per_worker=50, max_tasks=50, in_order=True)
+    limits = Limits(max_in_flight=100, max_ready_per_worker=50, max_tasks=50, in_order=True)
     ahead = {}
     for build_s in (1e-4, 1.0):
         ledger = ledger_with(1, limits=limits)
@@ -254,7 +257,7 @@ def test_a_fast_worker_gets_more_tasks_ahead_than_a_slow_one() -> None:
 
 
 def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
-    limits = Limits(max_in_flight=10_000, max_per_worker=10_000, max_tasks=10_000, in_order=True)
+    limits = Limits(max_in_flight=10_000, max_ready_per_worker=10_000, max_tasks=10_000, in_order=True)
     ledger = ledger_with(1, limits=limits)
     num_sent = 0
     for epoch in range(20):
