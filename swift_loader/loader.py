@@ -201,9 +201,15 @@ class SwiftLoader:
         self._session = session
         self._close = weakref.finalize(self, session.close)
         self._num_samples = session.engine.num_samples
+        if self._closed_meanwhile():
+            self.close()
+            raise LoaderClosed("the loader was closed while it started")
         self._state = LoaderState.STARTED
         if session.plan.num_batches:
             session.engine.seek(self._next_epoch, 0)
+
+    def _closed_meanwhile(self) -> bool:
+        return self._state is LoaderState.CLOSED
 
     def close(self) -> None:
         """Stop everything and give everything back, within 5 s. Idempotent; batches the user has stay valid."""

@@ -92,7 +92,7 @@ class Metrics:
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stages = {name: Histogram() for name in self.STAGES}
         self._num_samples = 0
         self._num_ready = 0

@@ -5,7 +5,9 @@ Holds no reference to the loader, so that the loader can be collected, and takes
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +36,8 @@ class Session:
         self.seed = seed
         self.metrics = Metrics(enabled=options.benchmark)
         self._log, self._close_log = open_log(options.log, rank)
-        self._closing_lock = threading.Lock()
+        self._closing_lock = threading.RLock()
+        self._owner_pid = os.getpid()
         self._close_steps: list[Callable[[], None]] = [self._report, self._close_log]
         setup = options.worker_setup(rank, seed)
         self.engine: Engine
@@ -44,11 +47,12 @@ class Session:
             self.engine = InlineEngine(setup, self.metrics, options.batch_decoder, dataset)
         try:
             self.engine.start()
+            self.plan = Plan.of(self.engine.num_samples, setup.plan)
+            self._log(f"rank {rank} of {options.world_size} started: {self.engine.num_samples} samples, seed {seed}")
         except BaseException:
+            self.engine.close()
             self._close_log()
             raise
-        self.plan = Plan.of(self.engine.num_samples, setup.plan)
-        self._log(f"rank {rank} of {options.world_size} started: {self.engine.num_samples} samples, seed {seed}")
 
     def open_epoch(self, epoch: int) -> OpenEpoch:
         """Send the engine to the beginning of an epoch."""
@@ -63,11 +67,14 @@ class Session:
 
     def close(self) -> None:
         """Stop the engine, then write the figures to where they should go. Idempotent, from any thread."""
+        if os.getpid() != self._owner_pid:  # a fork of the trainer: all of this is the parent's
+            return
         self.engine.close()
         with self._closing_lock:
             steps, self._close_steps = self._close_steps, []
-        for step in steps:
-            step()
+        with contextlib.ExitStack() as stack:  # each step is taken, also if the one before fails
+            for step in reversed(steps):
+                stack.callback(step)
 
     def _pull(self) -> Delivery:
         return self.engine.next_batch(self._options.timeout_s)

@@ -197,3 +197,21 @@ def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:
     with make_loader(Big, workers=6) as loader:
         six = pss(loader)
     assert six < one + 64
+
+
+def test_an_interrupt_while_the_loop_waits_loses_nothing() -> None:
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"kwargs": {"num_samples": 6, "seconds": 0.3}, "batch_size": 1, "shuffle": False}
+    old_handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with make_loader(datasets.Slow, validate=False, **options) as loader:
+            loader.start(0)
+            iterator = iter(loader)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+            assert ids_of(iterator) == list(range(6))
+    finally:
+        signal.signal(signal.SIGALRM, old_handler)

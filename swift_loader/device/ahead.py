@@ -48,9 +48,9 @@ class MovingSource:
         """Return the next batch, on the device; an error comes where its batch would have come."""
         if not self._ahead:
             self._fetch()
-        first = self._ahead.popleft()
-        while len(self._ahead) < self._depth and self._num_left and self._is_ready():
+        while len(self._ahead) <= self._depth and self._num_left > 0 and self._is_ready():
             self._fetch()
+        first = self._ahead.popleft()
         if isinstance(first, Exception):
             raise first
         return first

@@ -22,7 +22,13 @@ class Duty:
     def __init__(self, groups: Iterable[list[WorkerHandle]], wake: int, listener: Listener) -> None:
         """Begin with the loop on duty; `wake` is a descriptor that interrupts its listening when readable."""
         groups = list(groups)
-        self._threads = [ReceiverThread(group, listener) for group in groups]
+        self._threads: list[ReceiverThread] = []
+        try:
+            for group in groups:
+                self._threads.append(ReceiverThread(group, listener))
+        except BaseException:
+            self.stop()
+            raise
         self._listening = Listening([worker for group in groups for worker in group], wake, listener)
         self._loop_listens = False
         self._left_ns = 0
@@ -36,6 +42,11 @@ class Duty:
             for thread in self._threads:
                 thread.park()
         return self._listening
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the loop waits, with nothing taken in halfway."""
+        return self._loop_listens and self._listening.is_resting
 
     def leave(self, entered_ns: int, left_ns: int) -> None:
         """Take note that the loop has its batch; the threads listen now, unless it is likely to be back at once."""

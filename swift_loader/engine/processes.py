@@ -25,7 +25,7 @@ from swift_loader.engine.ladder import stop_processes
 from swift_loader.engine.ledger import Assignment, Ledger, Limits
 from swift_loader.engine.template import TemplateProcess
 from swift_loader.engine.worker import BatchReader, WorkerHandle
-from swift_loader.errors import LoaderClosed, ProtocolError, WorkerStalled
+from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerStalled
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan
 from swift_loader.transport.channel import Channel, Received
@@ -96,11 +96,12 @@ class ProcessEngine:
         self._owner_pid = os.getpid()
         self._state = EngineState.NEW
         self._error: BaseException | None = None
-        self._lock = threading.Lock()
+        # All reentrant: a signal handler or a finaliser may close the loader at any point of a thread that has them.
+        self._lock = threading.RLock()
         """Guards the state, the error, the ledger and the trial batch."""
-        self._dispatch_lock = threading.Lock()
+        self._dispatch_lock = threading.RLock()
         self._loop_lock = threading.RLock()
-        """Held by the thread that waits for a batch; reentrant, because a signal handler may close the loader there."""
+        """Held by the thread that waits for a batch."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         """Readable once the engine is broken or closed."""
         self._ledger: Ledger[_Outcome] = Ledger(0, settings.limits)
@@ -231,18 +232,34 @@ class ProcessEngine:
         """Return the next batch; see `Engine.next_batch`."""
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
-            num_ready, delivered = self._try_deliver()
-            if delivered is None:
-                delivered = self._wait(timeout_s)
-            self._dispatch()
-            left_ns = time.perf_counter_ns()
-            assert self._duty is not None
-            self._duty.leave(entered_ns, left_ns)
+            try:
+                num_ready, delivered = self._try_deliver()
+                if delivered is None:
+                    delivered = self._wait(timeout_s)
+                self._dispatch()
+                left_ns = time.perf_counter_ns()
+                assert self._duty is not None
+                self._duty.leave(entered_ns, left_ns)
+            except Exception:
+                raise
+            except BaseException as interrupt:
+                self._note_interrupt(interrupt)
+                raise
         self._metrics.note_wait(left_ns - entered_ns, num_ready)
         epoch, step, outcome = delivered
         if outcome.error is not None:
             raise outcome.error
         return Delivery(outcome.batch, epoch, step)
+
+    def _note_interrupt(self, interrupt: BaseException) -> None:
+        """Refuse to go on after a Ctrl-C that came while a batch was being taken; harmless while waiting for one."""
+        if self._duty is None or not self._duty.is_resting:
+            self._break(
+                SwiftLoaderError(
+                    f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, which may be lost; "
+                    f"make a new loader to go on"
+                )
+            )
 
     def _wait(self, timeout_s: float | None) -> tuple[int, int, _Outcome]:
         """Listen to the workers until the next batch is here."""
@@ -384,6 +401,10 @@ class ProcessEngine:
         """Take note that the template is gone; the workers have gone with it. Runs on the template's thread."""
         self._break(error)
 
+    def on_failure(self, error: BaseException) -> None:
+        """Take note that a receiver thread has ended by an error. Runs on that thread."""
+        self._break(error)
+
     def _break(self, error: BaseException) -> None:
         with self._lock:
             if self._state is EngineState.RUNNING:
@@ -424,8 +445,9 @@ class ProcessEngine:
             for worker in self._workers:
                 worker.close()
             os.close(self._wake)
-            with self._lock:
-                self._ledger = Ledger(0, self._settings.limits)  # and with the old one, what was ready in it
+        with self._lock:
+            ledger, self._ledger = self._ledger, Ledger(0, self._settings.limits)
+        del ledger  # outside the lock, with what was ready in it: the user's objects may have finalisers
 
     def __repr__(self) -> str:
         return f"<ProcessEngine {self._state.value}, {self._ledger!r}>"

@@ -41,6 +41,10 @@ class Listener(Protocol):
         """All messages that were here have been taken in."""
         ...
 
+    def on_failure(self, error: BaseException) -> None:
+        """Nobody listens any more."""
+        ...
+
 
 class Listening:
     """What there is to listen to; used by one thread at a time."""
@@ -48,6 +52,8 @@ class Listening:
     def __init__(self, workers: Iterable[WorkerHandle], wake: int, listener: Listener) -> None:
         self._listener = listener
         self._wake = wake
+        self.is_resting = False
+        """Waiting, with nothing taken in halfway: what interrupts it then, interrupts nothing else."""
         self._sources: dict[int, WorkerHandle] = {}
         self._poll = select.poll()
         self._poll.register(wake, select.POLLIN)
@@ -59,7 +65,9 @@ class Listening:
 
     def listen(self, timeout_s: float | None = None) -> bool:
         """Wait for something to happen, and take it in; return False if nothing did, or if somebody woke us."""
+        self.is_resting = True
         events = self._poll.poll(None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S) * 1000)
+        self.is_resting = False
         for descriptor, _ in events:
             worker = self._sources.get(descriptor)
             if worker is not None:
@@ -104,16 +112,13 @@ class ReceiverThread:
 
     def park(self) -> None:
         """Return once the thread has stopped listening: the caller is on duty now."""
-        os.eventfd_write(self._kick, 1)
-        self._parked.acquire()
+        if not self._stopping:
+            os.eventfd_write(self._kick, 1)
+            self._parked.acquire()
 
     def resume(self) -> None:
         """Put the thread back on duty."""
         self._resume.release()
-
-    def forget(self, worker: WorkerHandle) -> None:
-        """Stop listening to a worker that has ended; only while parked."""
-        self._listening.forget(worker)
 
     def stop(self) -> None:
         """End the thread, parked or not, and give up its descriptor. Only the first call does anything."""
@@ -127,10 +132,15 @@ class ReceiverThread:
         os.close(self._kick)
 
     def _run(self) -> None:
-        while not self._stopping:
-            if self._listening.listen():
-                self._listener.on_pause()
-            elif not self._stopping:
-                os.eventfd_read(self._kick)
-                self._parked.release()
-                self._resume.acquire()
+        try:
+            while not self._stopping:
+                if self._listening.listen():
+                    self._listener.on_pause()
+                elif not self._stopping:
+                    os.eventfd_read(self._kick)
+                    self._parked.release()
+                    self._resume.acquire()
+        except BaseException as error:  # also a SystemExit out of the user's decoder: the loop must get to know
+            self._listener.on_failure(error)
+        finally:
+            self._parked.release()  # whoever waits for this thread to rest need not wait any longer

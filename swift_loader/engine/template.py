@@ -1,6 +1,6 @@
 """The trainer's handle on a template process: start it, ask it for workers, learn how they ended.
 
-`TemplateProcess.start` and `fork` are called by the thread that starts the loader; afterwards a thread of its own reads
+It is made, and `fork` is called, by the thread that starts the loader; afterwards a thread of its own reads
 what the template reports.
 """
 
@@ -164,6 +164,8 @@ class TemplateProcess:
             self._thread.join()
         self._process.wait()
         self._channel.close()
+        for process in self._workers.values():
+            process.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1

@@ -1,10 +1,11 @@
 """The trainer's handle on one worker: its channel, its process, and the memory it announced.
 
-Messages are taken in by one receiver thread; tasks are sent by whichever thread has the engine's dispatch lock.
+Messages are taken in by one thread at a time; tasks are sent by whichever thread has the engine's dispatch lock.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,9 @@ from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch, 
 from swift_loader.transport.segments import Segment
 
 __all__ = ["BatchReader", "WorkerHandle"]
+
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
+"""The worker has ended, or its channel was closed here."""
 
 
 class BatchReader:
@@ -95,8 +99,9 @@ class WorkerHandle:
         _, generation, sequence, epoch, step = assignment
         try:
             self.channel.send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
-        except (BrokenPipeError, ConnectionResetError, OSError):
-            return
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
 
     def close(self) -> None:
         """Give everything back; the process must have ended. Batches the user still has stay valid."""

@@ -83,10 +83,6 @@ class Channel:
         """Return the descriptor, to be waited on; -1 once closed."""
         return self._socket.fileno()
 
-    def detach(self) -> int:
-        """Give up the descriptor: whoever called owns it now."""
-        return self._socket.detach()
-
     def close(self) -> None:
         """Close this end; the peer sees the end of the stream. Idempotent."""
         self._socket.close()

@@ -87,7 +87,7 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
     except Exception as error:
         raise EncodeError(
             f"the code of the dataset or of a callable can't be sent to the workers ({type(error).__name__}: {error}). "
-            f"Put it into a module that can be imported, or pass start_method='fork'"
+            f"Put it into a module that can be imported"
         ) from error
     first = pickle.dumps(environment)
     parts = (first, code, encoded.meta)
