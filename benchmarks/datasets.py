@@ -7,13 +7,14 @@ dataset; sample `i` is number `i % num_distinct` of them.
 from __future__ import annotations
 
 import io
+import random
 import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DictRows", "Images", "JpegPhotos", "Rows", "SlowSamples"]
+__all__ = ["DictRows", "DrawingRows", "Images", "JpegPhotos", "Rows", "SlowSamples"]
 
 _IMAGE_SHAPE = (3, 224, 224)
 _PHOTO_SIZE = (224, 224)
@@ -50,6 +51,14 @@ class Rows:
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
         return self._rows[index]
+
+
+class DrawingRows(Rows):
+    """Rows with noise added and sometimes reversed, from the generators that transforms use."""
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        row = self._rows[index] + np.float32(np.random.standard_normal())
+        return row[::-1] if random.random() < 0.5 else row
 
 
 class DictRows:

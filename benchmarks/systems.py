@@ -39,7 +39,7 @@ class LoaderHandle:
         del self.loader, self._close
 
 
-def make_swift(case: Case) -> LoaderHandle:
+def make_swift(case: Case, rng: str | None = "sample") -> LoaderHandle:
     from swift_loader import SwiftLoader
 
     loader = SwiftLoader(
@@ -49,6 +49,7 @@ def make_swift(case: Case) -> LoaderHandle:
         worker_per_consumer=NUM_WORKERS,
         shuffle=True,
         seed=1,
+        rng=rng,
     )
     return LoaderHandle(loader, loader.close)
 

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         ProtocolError,
         RemoteTraceback,
         SharedMemoryFull,
+        StateMismatch,
         SwiftLoaderError,
         WorkerDied,
         WorkerError,
         WorkerStalled,
     )
     from swift_loader.loader import SwiftLoader
+    from swift_loader.worker.seeding import sample_rng
 
 __all__ = [
     "EncodeError",
@@ -45,17 +47,23 @@ __all__ = [
     "ProtocolError",
     "RemoteTraceback",
     "SharedMemoryFull",
+    "StateMismatch",
     "SwiftLoader",
     "SwiftLoaderError",
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
     "default_collate",
+    "sample_rng",
 ]
 
 __version__ = "0.1.0"
 
-_HOMES = {"SwiftLoader": "swift_loader.loader", "default_collate": "swift_loader.collate"}
+_HOMES = {
+    "SwiftLoader": "swift_loader.loader",
+    "default_collate": "swift_loader.collate",
+    "sample_rng": "swift_loader.worker.seeding",
+}
 
 
 def __getattr__(name: str) -> Any:

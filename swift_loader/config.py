@@ -15,7 +15,9 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 from swift_loader.engine.ledger import Limits
 from swift_loader.engine.processes import ProcessSettings, StartMethod
 from swift_loader.log import LogSettings
+from swift_loader.order import OrderSettings
 from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
 
 __all__ = ["Options", "check_rank", "make_options", "unknown_option"]
@@ -35,16 +37,19 @@ class Options:
 
     source: DatasetSource
     batch_size: int
-    world_size: int
+    world_size: int | None
+    """None: as many ranks as torch.distributed or the launcher has."""
     num_workers: int
     shuffle: bool
     seed: int
-    seed_is_given: bool
+    chosen: frozenset[str]
+    """Which fields of a state the user has decided on."""
     made_in_pid: int
     """Where the seed was drawn: the loader may have come from there, seed and all, by fork or pickle."""
     drop_last: bool
     uneven: Uneven
     window: int
+    rng: Rng
     limits: Limits
     collate_fn: Callable[[list[Any]], Any] | None
     batch_encoder: Callable[[Any], bytes] | None
@@ -59,28 +64,41 @@ class Options:
     start_method: StartMethod
     dataset_per_worker: bool
 
-    def worker_setup(self, rank: int, seed: int) -> WorkerSetup:
+    def worker_setup(self, plan: PlanSettings) -> WorkerSetup:
         """Return what the workers of a rank are told."""
         return WorkerSetup(
             source=self.source,
-            plan=self.plan_settings(rank, seed),
+            plan=plan,
+            rng=self.rng,
             collate_fn=self.collate_fn,
             batch_encoder=self.batch_encoder,
             dataset_per_worker=self.dataset_per_worker,
         )
 
-    def plan_settings(self, rank: int, seed: int) -> PlanSettings:
-        """Return what the order of a rank depends on."""
+    def order_settings(self) -> OrderSettings:
+        """Return the order of a new run."""
+        return OrderSettings.of(seed=self.seed, shuffle=self.shuffle, window=self.window, batch_size=self.batch_size)
+
+    def plan_settings(self, order: OrderSettings, rank: int, world_size: int) -> PlanSettings:
+        """Return what the batches of a rank depend on."""
         return PlanSettings(
+            order=order,
             batch_size=self.batch_size,
-            world_size=self.world_size,
+            world_size=world_size,
             rank=rank,
-            seed=seed,
-            shuffle=self.shuffle,
-            window=self.window,
             uneven=self.uneven,
             drop_last=self.drop_last,
         )
+
+    def facts(self) -> dict[str, int | str]:
+        """Return what all ranks must have been given alike, by public name."""
+        return {
+            "shuffle": self.shuffle,
+            "batch_size": self.batch_size,
+            "uneven": self.uneven.value,
+            "drop_last": self.drop_last,
+            "rng": self.rng.value,
+        }
 
     def process_settings(self) -> ProcessSettings:
         """Return how the engine of worker processes is to run."""
@@ -100,7 +118,7 @@ def make_options(
     dataset_kwargs: Mapping[str, Any] | None,
     dataset: Any,
     batch_size: int,
-    nb_consumer: int,
+    nb_consumer: int | None,
     worker_per_consumer: int,
     shuffle: bool,
     seed: int | None,
@@ -111,6 +129,7 @@ def make_options(
     message_queue_size: int,
     max_buffer_size: int | None,
     nearby_shuffle: int | None,
+    rng: str | None,
     collate_fn: Callable[[list[Any]], Any] | None,
     batch_encoder: Callable[[Any], bytes] | None,
     batch_decoder: Callable[[bytes], Any] | None,
@@ -145,15 +164,20 @@ def make_options(
     return Options(
         source=_source(dataset_class, dataset_kwargs, dataset),
         batch_size=batch_size,
-        world_size=_integer("nb_consumer", nb_consumer, 1),
+        world_size=None if nb_consumer is None else _integer("nb_consumer", nb_consumer, 1),
         num_workers=num_workers,
         shuffle=_flag("shuffle", shuffle),
         seed=time.time_ns() // 1_000_000 if seed is None else _integer("seed", seed, 0),
-        seed_is_given=seed is not None,
+        chosen=frozenset(
+            {"shuffle"}
+            | ({"seed"} if seed is not None else set())
+            | ({"nearby_shuffle"} if nearby_shuffle is not None and shuffle else set())
+        ),
         made_in_pid=os.getpid(),
         drop_last=_flag("drop_last", drop_last),
         uneven=_choice("uneven", uneven, Uneven),
         window=_integer("nearby_shuffle", window, 0),
+        rng=_choice("rng", "none" if rng is None else rng, Rng),
         limits=Limits(
             max_in_flight=in_flight,
             max_ready_per_worker=_integer("max_buffer_size", per_worker, 1),
@@ -186,15 +210,9 @@ def unknown_option(name: str, known: list[str]) -> NoReturn:
     raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
 
 
-def check_rank(rank: Any, world_size: int) -> int:
-    """Return a rank, checked against the number of consumers."""
-    checked = _integer("consumer_index", rank, 0)
-    if checked >= world_size:
-        raise ValueError(
-            f"consumer_index={checked} with nb_consumer={world_size}: it must be below nb_consumer; give each process "
-            f"its own index, or raise nb_consumer"
-        )
-    return checked
+def check_rank(rank: Any) -> int | None:
+    """Return a rank, if one was given, as an integer of at least 0."""
+    return None if rank is None else _integer("consumer_index", rank, 0)
 
 
 def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSource:

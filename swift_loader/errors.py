@@ -12,6 +12,7 @@ __all__ = [
     "ProtocolError",
     "RemoteTraceback",
     "SharedMemoryFull",
+    "StateMismatch",
     "SwiftLoaderError",
     "WorkerDied",
     "WorkerError",
@@ -41,6 +42,10 @@ class WorkerStalled(SwiftLoaderError, TimeoutError):
 
 class SharedMemoryFull(SwiftLoaderError, OSError):
     """The memory for a batch can't be had; the message names the need and the limit."""
+
+
+class StateMismatch(SwiftLoaderError, ValueError):
+    """A state, or another rank, belongs to a different run; the message names the field and both values."""
 
 
 class LoaderClosed(SwiftLoaderError):

@@ -27,7 +27,10 @@ class OpenEpoch:
     """An epoch that the engine is at."""
 
     epoch: int
+    first_step: int
+    """Where the pass begins: 0, unless it goes on where another one was stopped."""
     num_batches: int
+    """Of the epoch, those before the first step included."""
     source: Source
 
 
@@ -38,8 +41,12 @@ class EpochOwner(Protocol):
         """Begin an epoch for an iterator; any iterator before it is superseded."""
         ...
 
-    def note_delivery(self, epoch: int, step: int) -> None:
-        """Take note of what was handed to the loop."""
+    def note_delivery(self, step: int, num_steps: int) -> None:
+        """Take note that this step was handed to the loop, and that so many of the epoch's steps are done now."""
+        ...
+
+    def note_end(self) -> None:
+        """Take note that the loop has seen the end of the epoch."""
         ...
 
 
@@ -53,7 +60,8 @@ class EpochIterator:
         self._owner = owner
         self._state = IteratorState.FRESH
         self._open: OpenEpoch | None = None
-        self._num_delivered = 0
+        self._num_steps = 0
+        """Of the epoch that are done, those before the pass included."""
         self._error: BaseException | None = None
 
     def __iter__(self) -> EpochIterator:
@@ -71,19 +79,21 @@ class EpochIterator:
             assert self._error is not None
             raise self._error
         assert self._open is not None
-        if self._num_delivered >= self._open.num_batches:
-            self._state = IteratorState.DONE
         if self._state is IteratorState.DONE:
             raise StopIteration
+        if self._num_steps >= self._open.num_batches:
+            self._state = IteratorState.DONE
+            self._owner.note_end()
+            raise StopIteration
         delivery = self._guard(self._open.source.take)
-        self._num_delivered += 1
-        self._owner.note_delivery(delivery.epoch, delivery.step)
+        self._num_steps += 1
+        self._owner.note_delivery(delivery.step, self._num_steps)
         return delivery.batch
 
     def __len__(self) -> int:
         """Batches that are still to come, if the pass has begun; all of them otherwise."""
         total = len(self._owner) if self._open is None else self._open.num_batches  # type: ignore[arg-type]
-        return total - self._num_delivered
+        return total - self._num_steps
 
     def supersede(self) -> None:
         """A newer iterator has begun its pass: this one can't go on."""
@@ -92,6 +102,7 @@ class EpochIterator:
 
     def _begin(self) -> None:
         self._open = self._owner.open_epoch(self)
+        self._num_steps = self._open.first_step
         self._state = IteratorState.ACTIVE
 
     def _guard(self, step: Callable[[], Any]) -> Any:
@@ -105,5 +116,5 @@ class EpochIterator:
             raise
 
     def __repr__(self) -> str:
-        where = f" epoch {self._open.epoch}, {self._num_delivered} of {self._open.num_batches}" if self._open else ""
+        where = f" epoch {self._open.epoch}, {self._num_steps} of {self._open.num_batches}" if self._open else ""
         return f"<EpochIterator {self._state.value}{where}>"

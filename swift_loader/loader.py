@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import pickle
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.agreement import agree_on_length, agree_on_run
 from swift_loader.config import check_rank, make_options, unknown_option
-from swift_loader.device.move import to_device as move_to_device
+from swift_loader.device.move import mover
 from swift_loader.engine.processes import ProcessEngine
 from swift_loader.errors import LoaderClosed
 from swift_loader.iterator import EpochIterator, OpenEpoch
 from swift_loader.metrics import Metrics
-from swift_loader.plan import Plan
+from swift_loader.placement import Placement, find_placement
+from swift_loader.plan import BatchPlan, Plan, PlanSettings
+from swift_loader.run import Run
+from swift_loader.sampler import EpochSampler
 from swift_loader.session import Session
+from swift_loader.worker.seeding import preserved_generators
 from swift_loader.worker.setup import length_of
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ class SwiftLoader:
         dataset_class: Callable[..., Any] | None = None,
         dataset_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 1,
-        nb_consumer: int = 1,
+        nb_consumer: int | None = None,
         worker_per_consumer: int = 1,
         shuffle: bool = True,
         *,
@@ -65,6 +70,7 @@ class SwiftLoader:
         message_queue_size: int = 10,
         max_buffer_size: int | None = None,
         nearby_shuffle: int | None = None,
+        rng: str | None = "sample",
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_encoder: Callable[[Any], bytes] | None = None,
         batch_decoder: Callable[[bytes], Any] | None = None,
@@ -84,11 +90,12 @@ class SwiftLoader:
             dataset_class: Class or function that returns a map-style dataset; called in the template process.
             dataset_kwargs: Its keyword arguments.
             batch_size: Samples per batch and consumer.
-            nb_consumer: Consumers (GPUs, ranks) the dataset is split over.
+            nb_consumer: Consumers (GPUs, ranks) the dataset is split over. By default as many as torch.distributed has
+                processes, else as the launcher has (torchrun, mpirun, srun), else 1.
             worker_per_consumer: Worker processes per consumer; 0 builds batches in the calling thread, for debugging.
             shuffle: Whether each epoch visits the samples in another order.
             dataset: An instance, instead of `dataset_class`.
-            seed: Base of all randomness. By default from the clock; ranks agree on one if torch.distributed is up.
+            seed: Base of all randomness. By default from the clock; ranks take rank 0's if torch.distributed is up.
                 The old spelling `seed_numer` is accepted.
             drop_last: Leave out the last batch if it would be smaller than the others.
             uneven: What becomes of samples that can't be split evenly over consumers: `"pad"` repeats some, `"drop"`
@@ -101,6 +108,8 @@ class SwiftLoader:
                 `max(2, data_queue_size // worker_per_consumer)`.
             nearby_shuffle: Samples that are shuffled together, in runs of neighbours from all over the dataset; 0
                 shuffles over everything. By default `5 * batch_size`.
+            rng: `"sample"` seeds `random`, `numpy.random` and torch's default generator by (seed, epoch, dataset index)
+                before each sample; `"worker"` once per worker, as torch does; None leaves them alone.
             collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`.
             batch_encoder: Makes bytes of a batch, in the worker.
             batch_decoder: Makes a batch of these bytes, in the trainer.
@@ -141,6 +150,7 @@ class SwiftLoader:
             message_queue_size=message_queue_size,
             max_buffer_size=max_buffer_size,
             nearby_shuffle=nearby_shuffle,
+            rng=rng,
             collate_fn=collate_fn,
             batch_encoder=batch_encoder,
             batch_decoder=batch_decoder,
@@ -161,16 +171,16 @@ class SwiftLoader:
         self._session: Session | None = None
         self._close: Callable[[], Any] | None = None
         self._current: weakref.ref[EpochIterator] | None = None
-        self._next_epoch = 0
+        self._run = Run(self._options.order_settings(), self._options.chosen)
         self._last_step: int | None = None
-        self._num_samples: int | None = None
+        self._sampler = EpochSampler(self.set_epoch, self._next_plan)
         self._dataset: Any = self._options.source.instance
 
     # Life -------------------------------------------------------------------------------------------------------------
 
     def start(
         self,
-        consumer_index: int = 0,
+        consumer_index: int | None = None,
         device: torch.device | str | int | None = None,
         to_device: Callable[..., Any] | None = None,
     ) -> None:
@@ -179,13 +189,16 @@ class SwiftLoader:
         Blocks until the dataset stands and, with `validate`, a trial batch of its first samples has arrived.
 
         Args:
-            consumer_index: Which part of the dataset is this process's: its rank, below `nb_consumer`.
+            consumer_index: Which part of the dataset is this process's: its rank, below `nb_consumer`. By default what
+                torch.distributed says, else the launcher's environment.
             device: Where batches are to be moved, all numeric arrays as tensors, also with `"cpu"`; None leaves batches
                 as the collate made them.
             to_device: `to_device(batch, device)` moves a batch instead of the default.
 
         Raises:
-            RuntimeError: It is running already.
+            RuntimeError: It is running already; or there are several consumers, and nobody says which one this is.
+            ValueError: The ranks were given different options or datasets.
+            StateMismatch: The dataset isn't as long as that of the loaded state.
             LoaderClosed: It was closed.
             WorkerDied: A process ended while starting.
             Exception: What building the dataset or the trial batch raised.
@@ -194,19 +207,25 @@ class SwiftLoader:
             raise LoaderClosed("the loader was closed; make a new one to go on")
         if self._state is LoaderState.STARTED:
             raise RuntimeError("the loader runs already; call start() once, before the first iteration, or not at all")
-        rank = check_rank(consumer_index, self._options.world_size)
-        move = _mover(device, to_device)
-        dataset = self.dataset if not self._options.num_workers else None
-        session = Session(self._options, rank, self._agree_on_seed(), move, dataset)
+        placement = self._place(check_rank(consumer_index))
+        move = mover(device, to_device)
+        is_made_here = self._options.made_in_pid == os.getpid()
+        agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
+        plan = self._options.plan_settings(self._run.order, placement.rank, placement.world_size)
+        session = Session(self._options, plan, move, self.dataset if not self._options.num_workers else None)
+        try:
+            self._run.note_length(session.engine.num_samples)
+            agree_on_length(placement, session.engine.num_samples)
+        except BaseException:
+            session.close()
+            raise
         self._session = session
         self._close = weakref.finalize(self, session.close)
-        self._num_samples = session.engine.num_samples
         if self._closed_meanwhile():
             self.close()
             raise LoaderClosed("the loader was closed while it started")
         self._state = LoaderState.STARTED
-        if session.plan.num_batches:
-            session.engine.seek(self._next_epoch, 0)
+        session.aim(self._run.progress.next_begin(session.engine.num_samples))
 
     def _closed_meanwhile(self) -> bool:
         return self._state is LoaderState.CLOSED
@@ -232,43 +251,89 @@ class SwiftLoader:
         return EpochIterator(self)
 
     def __len__(self) -> int:
-        """Batches per epoch. Before `start()`, those of consumer 0; may then have to build the dataset to find out."""
-        if self._session is not None:
-            return self._session.plan.num_batches
-        return Plan.of(self._measure(), self._options.plan_settings(0, self._options.seed)).num_batches
+        """Batches of the epoch that the loop is in, or else of the next one; those already delivered included.
+
+        All epochs have equally many, but for one that was begun with another `batch_size` or `nb_consumer`: it counts
+        what was delivered before in batches of the present size. Before `start()` this may have to build the dataset.
+        """
+        plan, epoch = self._next_plan()
+        return plan.num_batches(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, 0 or more, that the next pass is: it decides the order. The pass after it is the next."""
+        """Choose the epoch, 0 or more, that the next pass is: it decides the order. The pass after it is the next.
+
+        The epoch of a loaded state goes on where that was saved; any other begins with its first batch.
+        """
         if isinstance(epoch, bool) or not isinstance(epoch, int):
             raise TypeError(f"epoch={epoch!r} is a {type(epoch).__name__}; it must be an integer")
         if epoch < 0:
             raise ValueError(f"epoch={epoch} is too small; it must be at least 0")
-        self._next_epoch = epoch
+        self._run.progress.choose_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the loop is, as plain integers: the same on every rank, and as small for any dataset.
+
+        Counts what the loop was given, not what is prefetched. Starts nothing, and can be called at any time: before
+        `start()`, between two batches, after `break`, at the end of an epoch.
+
+        Raises:
+            RuntimeError: In the middle of an epoch with `in_order=False`: there, no position tells what was delivered.
+        """
+        progress = self._run.progress
+        if not self._options.limits.in_order and progress.is_in_pass and progress.position.num_samples:
+            raise RuntimeError(
+                "with in_order=False, batches are delivered as they get ready, and no position in the epoch tells "
+                "which ones are left; save at the end of an epoch, or use in_order=True"
+            )
+        return self._run.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader's `state_dict()` was taken, with the next pass.
+
+        `worker_per_consumer`, `nb_consumer` and `batch_size` may be others than they were: what follows are the rest of
+        the same permutation, and then the epochs of the same seed. An iterator in use can't go on.
+
+        Raises:
+            TypeError: It isn't a dict.
+            StateMismatch: It belongs to another dataset or order; names the field, the saved and the present value.
+        """
+        if self._state is LoaderState.CLOSED:
+            raise LoaderClosed("the loader was closed; make a new one to go on")
+        self._run.load_state_dict(state)
+        self._last_step = None
+        self._supersede()
+        if self._session is not None:
+            self._session.follow(self._run.order)
+            self._session.aim(self._run.progress.next_begin(self._session.engine.num_samples))
 
     def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
         """Begin the next epoch for an iterator. Called by the iterator."""
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one to go on")
         if self._session is None:
-            if self._options.world_size > 1:
-                raise RuntimeError(
-                    f"the loader serves nb_consumer={self._options.world_size} consumers, and doesn't know which one "
-                    f"this is; call loader.start(consumer_index) before iterating"
-                )
             self.start()
         assert self._session is not None
+        self._supersede()
+        self._current = weakref.ref(iterator)
+        begin = self._run.progress.next_begin(self._session.engine.num_samples)
+        opened = self._session.open_epoch(begin)
+        self._run.progress.begin(begin, self._session.plan, opened.first_step)
+        self._last_step = None
+        return opened
+
+    def note_delivery(self, step: int, num_steps: int) -> None:
+        """Take note of what the loop has got. Called by the iterator."""
+        self._last_step = step
+        self._run.progress.advance(num_steps)
+
+    def note_end(self) -> None:
+        """Take note that the loop has seen the end of the epoch. Called by the iterator."""
+        self._run.progress.end()
+
+    def _supersede(self) -> None:
         previous = self._current() if self._current is not None else None
         if previous is not None:
             previous.supersede()
-        self._current = weakref.ref(iterator)
-        opened = self._session.open_epoch(self._next_epoch)
-        self._next_epoch += 1
-        return opened
-
-    def note_delivery(self, epoch: int, step: int) -> None:
-        """Take note of what the loop has got. Called by the iterator."""
-        del epoch  # only the step tells what is padded
-        self._last_step = step
 
     # What it is -------------------------------------------------------------------------------------------------------
 
@@ -276,7 +341,8 @@ class SwiftLoader:
     def dataset(self) -> Any:
         """The dataset: the instance that was given, else one built here on first use, beside the workers'."""
         if self._dataset is None:
-            self._dataset = self._options.source.make()
+            with preserved_generators():
+                self._dataset = self._options.source.make(self._run.order.seed, self._options.rng)
         return self._dataset
 
     @property
@@ -286,10 +352,30 @@ class SwiftLoader:
 
     @property
     def num_padding(self) -> int:
-        """How many samples at the end of the batch delivered last are repeats, with `uneven="pad"`."""
-        if self._session is None or self._last_step is None:
-            return 0
-        return self._session.plan.num_padding(self._last_step)
+        """How many samples at the end of the batch delivered last are repeats, with `uneven="pad"`.
+
+        `loss[:len(loss) - loader.num_padding]` counts every sample once.
+        """
+        last = self._last_batch()
+        return 0 if last is None else last.num_padding
+
+    @property
+    def batch_indices(self) -> NDArray[np.int64]:
+        """The dataset indices of the batch delivered last, `(n,)`; empty before the first."""
+        last = self._last_batch()
+        return np.empty(0, np.int64) if last is None else last.indices
+
+    def _last_batch(self) -> BatchPlan | None:
+        return None if self._last_step is None else self._run.progress.batch(self._last_step)
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """What frameworks look for: its `set_epoch` is the loader's."""
+        return self._sampler
+
+    @property
+    def batch_sampler(self) -> None:
+        """None: there is no sampler of batches. Lightning asks."""
 
     def report(self) -> dict[str, Any]:
         """Return the times of the stages so far, as plain JSON types; empty with `benchmark=False`."""
@@ -300,7 +386,7 @@ class SwiftLoader:
         name = self._state.value if session is None else f"{self._state.value}, {session!r}"
         return (
             f"<SwiftLoader {name}; batch_size={options.batch_size}, nb_consumer={options.world_size}, "
-            f"worker_per_consumer={options.num_workers}, shuffle={options.shuffle}, next epoch {self._next_epoch}>"
+            f"worker_per_consumer={options.num_workers}, shuffle={options.shuffle}, {self._run.progress!r}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,62 +398,51 @@ class SwiftLoader:
             import dill
 
             options = dill.dumps(self._options, recurse=True)
-        return {"options": options, "next_epoch": self._next_epoch, "num_samples": self._num_samples}
+        return {"options": options, "run": self._run}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options = pickle.loads(state["options"])
         self._reset()
-        self._next_epoch = state["next_epoch"]
-        self._num_samples = state["num_samples"]
+        self._run = state["run"]
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _next_plan(self) -> tuple[Plan, int]:
+        """Return the plan and the epoch that the loop is in, or else of the next pass."""
+        num_samples, progress = self._measure(), self._run.progress
+        settings = self._plan_settings() if self._session is None else self._session.plan.settings
+        if progress.is_in_pass:
+            return Plan.of(num_samples, settings), progress.position.epoch
+        begin = progress.next_begin(num_samples)
+        return Plan.of(num_samples, settings.going_on_at(begin)[0]), begin.epoch
+
     def _measure(self) -> int:
-        """Return the dataset's length before the engine runs; builds it in a process that ends again, if need be."""
-        if self._num_samples is None:
-            if self._dataset is not None or not self._options.num_workers:
-                self._num_samples = length_of(self.dataset)
-            else:
-                setup, settings = self._options.worker_setup(0, self._options.seed), self._options.process_settings()
-                engine = ProcessEngine(setup, settings, Metrics(enabled=False), lambda _line: None)
-                self._num_samples = engine.measure_dataset()
-        return self._num_samples
+        """Return the dataset's length; before the engine runs, builds it in a process that ends again, if need be."""
+        if self._run.num_samples is not None:
+            return self._run.num_samples
+        if self._dataset is not None or not self._options.num_workers:
+            num_samples = length_of(self.dataset)
+        else:
+            setup, settings = self._options.worker_setup(self._plan_settings()), self._options.process_settings()
+            num_samples = ProcessEngine(setup, settings, Metrics(enabled=False), lambda _line: None).measure_dataset()
+        self._run.note_length(num_samples)
+        return num_samples
 
-    def _agree_on_seed(self) -> int:
-        """Return the seed; rank 0's, if it came from the clock and there is a way to ask."""
+    def _plan_settings(self) -> PlanSettings:
+        """Return the plan of this rank, as far as is known before `start()`."""
         options = self._options
-        if options.seed_is_given or options.world_size == 1:
-            return options.seed
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            seeds = [options.seed]
-            distributed.broadcast_object_list(seeds, src=0)
-            return seeds[0]
-        if options.made_in_pid == os.getpid():
-            warnings.warn(
-                f"nb_consumer={options.world_size}, but no seed was given and torch.distributed isn't initialised: if "
-                f"each process makes its own loader, they will split different orders. Give seed=",
-                stacklevel=3,
+        placement = find_placement(None, options.world_size)
+        rank, world_size = (placement.rank, placement.world_size) if placement else (0, options.world_size or 1)
+        return options.plan_settings(self._run.order, rank, world_size)
+
+    def _place(self, rank: int | None) -> Placement:
+        placement = find_placement(rank, self._options.world_size)
+        if placement is None:
+            raise RuntimeError(
+                f"the loader serves nb_consumer={self._options.world_size} consumers, and doesn't know which one this "
+                f"is; call loader.start(consumer_index) before iterating"
             )
-        return options.seed
-
-
-def _mover(device: Any, to_device: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
-    """Return what moves a batch, or None if batches stay where they are."""
-    if to_device is not None and not callable(to_device):
-        raise TypeError(f"to_device is a {type(to_device).__name__}, which can't be called; give a function, or None")
-    if device is None:
-        if to_device is not None:
-            raise TypeError("to_device was given without a device; give both, or neither")
-        return None
-    import torch
-
-    target = torch.device(device)
-    return functools.partial(_apply, to_device or move_to_device, target)
-
-
-def _apply(move: Callable[[Any, Any], Any], device: Any, batch: Any) -> Any:
-    return move(batch, device)
+        return placement
 
 
 def _option_names() -> list[str]:

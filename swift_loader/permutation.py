@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["derive_key", "permute"]
+__all__ = ["derive_key", "derive_keys", "permute"]
 
 Positions = NDArray[np.uint64]
 Halves = NDArray[np.unsignedinteger[Any]]
@@ -54,6 +54,17 @@ def derive_key(*parts: int) -> int:
         if part >> 64 not in (0, -1):  # parts wider than 64 bits count in full
             key ^= derive_key(part >> 64)
     return key
+
+
+def derive_keys(base: int, numbers: Positions) -> Positions:
+    """Return a 64-bit key for each number, `(n,) -> (n,)`: `derive_key` for many, with one base in common."""
+    keys: Positions = numbers ^ np.uint64(base)
+    keys += np.uint64(_GOLDEN)
+    for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2)):
+        keys ^= keys >> np.uint64(shift)
+        keys *= np.uint64(multiplier)
+    keys ^= keys >> np.uint64(31)
+    return keys
 
 
 def permute(positions: Positions, size: int, keys: Positions) -> Positions:

@@ -3,27 +3,23 @@
 Guarantees: every quantity is a function of the arguments alone; memory is O(batch) whatever the dataset's size; any
 batch of any epoch can be asked for at the same cost. The worker count appears nowhere.
 
-    epoch, step, rank ──► positions in the epoch ──► window shuffle ──► run shuffle ──► rotation ──► dataset indices
+    epoch, step, rank ──► positions in the epoch ──► order ──► dataset indices
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.permutation import derive_key, permute
+from swift_loader.order import Order, OrderSettings
 
-__all__ = ["BatchPlan", "Order", "Plan", "PlanReader", "PlanSettings", "Uneven", "run_length_for"]
+__all__ = ["BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
 
 BLOCK_POSITIONS = 8192
 """Positions a `PlanReader` permutes at once: 0.4 ms for 256 of them, 0.9 ms for 8,192; more would need over 1 MB."""
-
-MIXING = 0.73
-"""The least share of a batch that comes from runs of its own, on average; it sets the length of the runs."""
 
 
 class Uneven(str, Enum):
@@ -37,120 +33,53 @@ class Uneven(str, Enum):
     """Split without padding or loss; ranks may differ by one sample, and so by one batch."""
 
 
-class _Purpose(int, Enum):
-    """Keeps the keys of one epoch apart."""
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A place between two samples of a run: the same for all ranks, whatever their number and their batch size."""
 
-    WHOLE = 1
-    WINDOW = 2
-    RUNS = 3
-    ROTATION = 4
-
-
-@lru_cache
-def run_length_for(window: int, batch_size: int) -> int:
-    """Return how many consecutive samples stay together when shuffling within windows.
-
-    A batch drawn from a window of `window / run` runs meets `window / run * (1 - (1 - batch / window) ** run)` of them
-    on average. The longest run that keeps this above `MIXING` times the batch size reads most locally and still mixes.
-    """
-    if window <= batch_size:
-        return 1
-    run = 1
-    while True:
-        longer = run + 1
-        met = window / longer * (1 - (1 - batch_size / window) ** longer)
-        if longer > window or met < MIXING * batch_size:
-            return run
-        run = longer
+    epoch: int
+    num_samples: int
+    """Samples of the epoch's order that lie before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """The order in which an epoch visits the dataset: a permutation of `range(num_samples)`, computed on demand."""
+class Shift:
+    """In one epoch, the steps begin after so many samples: it was begun with other batches than it is finished with."""
 
+    epoch: int
     num_samples: int
-    seed: int
-    shuffle: bool
-    window: int
-    """Samples that are shuffled together; 0: all of them."""
-    run_length: int
-    """Consecutive samples that stay in one window."""
+    """Less than a step has."""
 
-    @classmethod
-    def of(cls, num_samples: int, *, seed: int, shuffle: bool, window: int, batch_size: int) -> Order:
-        """Return the order for a window of about `window` samples, rounded to whole runs."""
-        run_length = run_length_for(window, batch_size) if window else 1
-        whole_runs = max(1, round(window / run_length)) * run_length if window else 0
-        return cls(num_samples, seed, shuffle, whole_runs, run_length)
 
-    def indices(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the dataset indices at these positions of this epoch; `(n,) -> (n,)`, each in `[0, num_samples)`."""
-        if not self.shuffle or not positions.size:
-            return positions
-        unsigned = positions.astype(np.uint64)
-        if not self.window:
-            shuffled = permute(unsigned, self.num_samples, self._key(epoch, _Purpose.WHOLE))
-        else:
-            shuffled = self._visit_runs(epoch, self._shuffle_windows(epoch, unsigned))
-        return shuffled.astype(np.int64)
-
-    def _key(self, epoch: int, purpose: _Purpose) -> NDArray[np.uint64]:
-        return np.array([derive_key(self.seed, epoch, purpose.value)], np.uint64)
-
-    def _shuffle_windows(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Move each position within its window; the last window may be shorter than the others."""
-        size = np.uint64(self.window)
-        window_of: NDArray[np.uint64] = positions // size
-        first: NDArray[np.uint64] = window_of * size
-        keys: NDArray[np.uint64] = self._key(epoch, _Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
-        num_whole, last_size = divmod(self.num_samples, self.window)
-        whole = window_of < np.uint64(num_whole)
-        moved: NDArray[np.uint64] = first.copy()
-        if whole.all():
-            moved += permute(positions - first, self.window, keys)
-            return moved
-        for members, window_size in ((whole, self.window), (~whole, last_size)):
-            if members.any():
-                moved[members] += permute(positions[members] - first[members], window_size, keys[members])
-        return moved
-
-    def _visit_runs(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Send position p to a sample: runs in permuted order, the samples left over last, cut anew each epoch."""
-        length = np.uint64(self.run_length)
-        num_runs = self.num_samples // self.run_length
-        slots = positions // length
-        runs = slots.copy()
-        in_runs = slots < np.uint64(num_runs)  # the others are the fewer than `run_length` samples after the last run
-        runs[in_runs] = self._permute_runs(epoch, slots[in_runs], num_runs)
-        rotation = derive_key(self.seed, epoch, _Purpose.ROTATION.value) % self.num_samples
-        samples: NDArray[np.uint64] = runs * length + (positions - slots * length) + np.uint64(rotation)
-        samples %= np.uint64(self.num_samples)
-        return samples
-
-    def _permute_runs(self, epoch: int, slots: NDArray[np.uint64], num_runs: int) -> NDArray[np.uint64]:
-        """Return which run is visited at each place; the samples of a run ask for the same place."""
-        key = self._key(epoch, _Purpose.RUNS)
-        if not slots.size:
-            return slots
-        first, last = slots.min(), slots.max()
-        if last - first >= slots.size:  # sparse: this rank's share of the steps of many
-            return permute(slots, num_runs, key)
-        runs: NDArray[np.uint64] = permute(np.arange(first, last + np.uint64(1)), num_runs, key)[slots - first]
-        return runs
+NO_SHIFT = Shift(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
     """All that a plan depends on, apart from the dataset's length."""
 
+    order: OrderSettings
     batch_size: int
     world_size: int
     rank: int
-    seed: int
-    shuffle: bool
-    window: int
     uneven: Uneven
     drop_last: bool
+    shift: Shift = NO_SHIFT
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a full step, over all ranks."""
+        return self.batch_size * self.world_size
+
+    def going_on_at(self, position: Position) -> tuple[PlanSettings, int]:
+        """Return settings with which a step begins at this position, and the number of that step.
+
+        The shift of an epoch that is over is kept, so that what was planned beyond that epoch's end stays valid.
+        """
+        step, rest = divmod(position.num_samples, self.samples_per_step)
+        if not rest and position.epoch > self.shift.epoch:
+            return self, step
+        return replace(self, shift=Shift(position.epoch, rest) if rest else NO_SHIFT), step
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +94,24 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An epoch of one rank, cut into batches.
+    """The epochs of one rank, cut into batches.
 
     Global step s uses positions `[s*B*R, (s+1)*B*R)` for batch size B and R ranks, and rank r the r-th B of them: after
-    any step the samples used by all ranks are a prefix of the order.
+    any step the samples used by all ranks are a prefix of the order, and any other B and R can go on from there. In the
+    epoch that is so taken over, all steps are shifted by what the prefix has beyond a multiple of B*R.
     """
 
     order: Order
-    batch_size: int
-    world_size: int
-    rank: int
-    uneven: Uneven
-    drop_last: bool
+    settings: PlanSettings
 
     @classmethod
     def of(cls, num_samples: int, settings: PlanSettings) -> Plan:
         """Return the plan for a dataset of this length."""
-        order = Order.of(
-            num_samples,
-            seed=settings.seed,
-            shuffle=settings.shuffle,
-            window=settings.window,
-            batch_size=settings.batch_size,
-        )
-        uneven, drop_last = settings.uneven, settings.drop_last
-        return cls(order, settings.batch_size, settings.world_size, settings.rank, uneven, drop_last)
+        return cls(Order(num_samples, settings.order), settings)
 
-    @property
-    def num_batches(self) -> int:
-        """Batches per epoch on this rank."""
-        return self._num_full_steps + (self._last_count(self.rank) > 0)
+    def num_batches(self, epoch: int) -> int:
+        """Return how many batches an epoch has on this rank."""
+        return self._num_full_steps(epoch) + (self._last_count(epoch, self.settings.rank) > 0)
 
     def batch(self, epoch: int, step: int) -> BatchPlan:
         """Return batch `step` of `epoch`.
@@ -208,46 +125,62 @@ class Plan:
         """Return the batches of several steps; far cheaper than one by one.
 
         Raises:
-            IndexError: the steps are not within `[0, num_batches)`.
+            IndexError: The steps are not within `[0, num_batches)`.
         """
-        if not 0 <= first_step < stop_step <= self.num_batches:
-            raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {self.num_batches} batches")
-        extents = [self._extent(step) for step in range(first_step, stop_step)]
+        num_batches = self.num_batches(epoch)
+        if not 0 <= first_step < stop_step <= num_batches:
+            raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {num_batches} batches")
+        extents = [self._extent(epoch, step) for step in range(first_step, stop_step)]
         num_samples = self.order.num_samples
         positions = np.concatenate([np.arange(start, start + count, dtype=np.int64) for start, count in extents])
         indices = self.order.indices(epoch, positions % num_samples)
         batches, taken = [], 0
         for step, (_, count) in zip(range(first_step, stop_step), extents, strict=True):
-            batches.append(BatchPlan(indices[taken : taken + count], self.num_padding(step)))
+            batches.append(BatchPlan(indices[taken : taken + count], self.num_padding(epoch, step)))
             taken += count
         return batches
 
-    def num_padding(self, step: int) -> int:
+    def num_padding(self, epoch: int, step: int) -> int:
         """Return how many samples at the end of a batch are repeats."""
-        start, count = self._extent(step)
+        start, count = self._extent(epoch, step)
         return max(0, min(count, start + count - self.order.num_samples))
 
-    @property
-    def _num_full_steps(self) -> int:
-        return self.order.num_samples // (self.batch_size * self.world_size)
+    def position_after(self, epoch: int, step: int) -> Position:
+        """Return where the run is when all ranks have had this step; after the last one that is the epoch's end."""
+        reached = self._offset(epoch) + (step + 1) * self.settings.samples_per_step
+        is_last = step + 1 >= self._num_full_steps(epoch) + (self._last_count(epoch, 0) > 0)  # rank 0 never has fewer
+        return self.end_of(epoch) if is_last else Position(epoch, reached)
 
-    def _extent(self, step: int) -> tuple[int, int]:
+    def end_of(self, epoch: int) -> Position:
+        """Return where an epoch ends, whatever was left out of it."""
+        return Position(epoch, self.order.num_samples)
+
+    def _offset(self, epoch: int) -> int:
+        shift = self.settings.shift
+        return shift.num_samples if epoch == shift.epoch else 0
+
+    def _num_full_steps(self, epoch: int) -> int:
+        return (self.order.num_samples - self._offset(epoch)) // self.settings.samples_per_step
+
+    def _extent(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the first position and the number of samples of this rank's share of a step."""
-        base = step * self.batch_size * self.world_size
-        if step < self._num_full_steps:
-            return base + self.rank * self.batch_size, self.batch_size
-        before = sum(self._last_count(rank) for rank in range(self.rank))
-        return base + before, self._last_count(self.rank)
+        settings = self.settings
+        first = self._offset(epoch) + step * settings.samples_per_step
+        if step < self._num_full_steps(epoch):
+            return first + settings.rank * settings.batch_size, settings.batch_size
+        before = sum(self._last_count(epoch, rank) for rank in range(settings.rank))
+        return first + before, self._last_count(epoch, settings.rank)
 
-    def _last_count(self, rank: int) -> int:
+    def _last_count(self, epoch: int, rank: int) -> int:
         """Return how many samples a rank gets in the last, partial step; 0 when there is no such step for it."""
-        left = self.order.num_samples - self._num_full_steps * self.batch_size * self.world_size
-        if self.drop_last or not left:
+        settings = self.settings
+        left = (self.order.num_samples - self._offset(epoch)) % settings.samples_per_step
+        if settings.drop_last or not left:
             return 0
-        if self.uneven is Uneven.PAD:
-            return -(-left // self.world_size)
-        share, rest = divmod(left, self.world_size)
-        return share + (self.uneven is Uneven.EXACT and rank < rest)
+        if settings.uneven is Uneven.PAD:
+            return -(-left // settings.world_size)
+        share, rest = divmod(left, settings.world_size)
+        return share + (settings.uneven is Uneven.EXACT and rank < rest)
 
 
 class PlanReader:
@@ -255,7 +188,7 @@ class PlanReader:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._steps_per_block = max(1, BLOCK_POSITIONS // plan.batch_size)
+        self._steps_per_block = max(1, BLOCK_POSITIONS // plan.settings.batch_size)
         self._block_key = (-1, -1)
         self._block: list[BatchPlan] = []
 
@@ -264,6 +197,7 @@ class PlanReader:
         block_index, offset = divmod(step, self._steps_per_block)
         if self._block_key != (epoch, block_index):
             first = step - offset
-            self._block = self.plan.batches(epoch, first, min(first + self._steps_per_block, self.plan.num_batches))
+            stop = min(first + self._steps_per_block, self.plan.num_batches(epoch))
+            self._block = self.plan.batches(epoch, first, stop)
             self._block_key = (epoch, block_index)
         return self._block[offset]

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from swift_loader.engine.processes import ProcessEngine
 from swift_loader.iterator import OpenEpoch
 from swift_loader.log import open_log
 from swift_loader.metrics import Metrics
-from swift_loader.plan import Plan
+from swift_loader.order import OrderSettings
+from swift_loader.plan import Plan, PlanSettings, Position
 
 __all__ = ["Session"]
 
@@ -29,17 +31,17 @@ __all__ = ["Session"]
 class Session:
     """One rank's engine, from `start()` to `close()`."""
 
-    def __init__(self, options: Options, rank: int, seed: int, move: Callable[[Any], Any] | None, dataset: Any) -> None:
+    def __init__(
+        self, options: Options, plan: PlanSettings, move: Callable[[Any], Any] | None, dataset: Any = None
+    ) -> None:
         self._options = options
         self._move = move
-        self.rank = rank
-        self.seed = seed
         self.metrics = Metrics(enabled=options.benchmark)
-        self._log, self._close_log = open_log(options.log, rank)
+        self._log, self._close_log = open_log(options.log, plan.rank)
         self._closing_lock = threading.RLock()
         self._owner_pid = os.getpid()
         self._close_steps: list[Callable[[], None]] = [self._report, self._close_log]
-        setup = options.worker_setup(rank, seed)
+        setup = options.worker_setup(plan)
         self.engine: Engine
         if options.num_workers:
             self.engine = ProcessEngine(setup, options.process_settings(), self.metrics, self._log)
@@ -47,23 +49,34 @@ class Session:
             self.engine = InlineEngine(setup, self.metrics, options.batch_decoder, dataset)
         try:
             self.engine.start()
-            self.plan = Plan.of(self.engine.num_samples, setup.plan)
-            self._log(f"rank {rank} of {options.world_size} started: {self.engine.num_samples} samples, seed {seed}")
+            self.plan = Plan.of(self.engine.num_samples, plan)
+            seed = plan.order.seed
+            self._log(f"rank {plan.rank} of {plan.world_size} started: {self.engine.num_samples} samples, seed {seed}")
         except BaseException:
             self.engine.close()
             self._close_log()
             raise
 
-    def open_epoch(self, epoch: int) -> OpenEpoch:
-        """Send the engine to the beginning of an epoch."""
-        num_batches = self.plan.num_batches
-        if num_batches:
-            self.engine.seek(epoch, 0)
+    def follow(self, order: OrderSettings) -> None:
+        """Go through the dataset in another order, beginning with the next `aim`."""
+        self.plan = Plan.of(self.engine.num_samples, replace(self.plan.settings, order=order))
+
+    def aim(self, position: Position) -> int:
+        """Have the engine build what comes after this position; return the step that begins there."""
+        settings, step = self.plan.settings.going_on_at(position)
+        self.plan = Plan.of(self.engine.num_samples, settings)
+        self.engine.seek(position.epoch, step, settings)
+        return step
+
+    def open_epoch(self, position: Position) -> OpenEpoch:
+        """Send the engine to this position; return what is left of the epoch there."""
+        first_step = self.aim(position)
+        num_batches = self.plan.num_batches(position.epoch)
         if self._move is None:
-            return OpenEpoch(epoch, num_batches, DirectSource(self._pull))
-        depth = self._options.max_on_device
-        moving = MovingSource(self._pull, self.engine.is_ready, self._move, depth, num_batches)
-        return OpenEpoch(epoch, num_batches, moving)
+            return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull))
+        num_left, depth = num_batches - first_step, self._options.max_on_device
+        moving = MovingSource(self._pull, self.engine.is_ready, self._move, depth, num_left)
+        return OpenEpoch(position.epoch, first_step, num_batches, moving)
 
     def close(self) -> None:
         """Stop the engine, then write the figures to where they should go. Idempotent, from any thread."""
@@ -85,7 +98,8 @@ class Session:
             Path(self._options.benchmark_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         elif report:
             self._log(f"stages: {json.dumps(report)}")
-        self._log(f"rank {self.rank} closed")
+        self._log(f"rank {self.plan.settings.rank} closed")
 
     def __repr__(self) -> str:
-        return f"<Session rank {self.rank}, {self.engine!r}>"
+        settings = self.plan.settings
+        return f"<Session rank {settings.rank} of {settings.world_size}, {self.engine!r}>"

@@ -145,6 +145,21 @@ class Augmenting(Counting):
         return {"id": index, "py": random.random(), "np": np.random.rand(3)}
 
 
+class AugmentingWithAll(Counting):
+    """Draws from all three global generators; how often depends on the sample, and some samples draw nothing."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import torch
+
+        times = index % 3
+        return {
+            "id": index,
+            "py": sum(random.gauss(0, 1) for _ in range(times)),
+            "np": np.random.standard_normal() if times else 0.0,
+            "torch": torch.randn(2).numpy() if times else np.zeros(2, np.float32),
+        }
+
+
 class OpensAFile(Counting):
     """Keeps a file open, as an HDF5 dataset does, and reads from it by seeking."""
 

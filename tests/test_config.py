@@ -11,6 +11,7 @@ import torch
 from swift_loader import SwiftLoader
 from swift_loader.config import Options, check_rank
 from swift_loader.plan import Uneven
+from swift_loader.worker.seeding import Rng
 
 DATASET = list(range(10))
 
@@ -222,20 +223,24 @@ def test_public_names_are_translated_once() -> None:
         nearby_shuffle=10,
         max_nb_batch_on_device=11,
     )
-    plan = options.plan_settings(2, options.seed)
-    assert (plan.batch_size, plan.world_size, plan.rank, plan.seed) == (3, 4, 2, 6)
-    assert (plan.shuffle, plan.window, plan.uneven, plan.drop_last) == (False, 10, Uneven.DROP, True)
+    order = options.order_settings()
+    assert (order.seed, order.shuffle, order.window) == (6, False, 10)
+    plan = options.plan_settings(order, 2, 4)
+    assert (plan.order, plan.batch_size, plan.world_size, plan.rank) == (order, 3, 4, 2)
+    assert (plan.uneven, plan.drop_last) == (Uneven.DROP, True)
+    assert options.world_size == 4
     limits = options.process_settings().limits
     assert (limits.max_in_flight, limits.max_tasks, limits.max_ready_per_worker, limits.in_order) == (7, 8, 9, False)
     assert options.process_settings().num_workers == 5
     assert options.max_on_device == 11
-    assert options.worker_setup(2, 6).plan == plan
+    assert options.worker_setup(plan).plan == plan
+    assert options.worker_setup(plan).rng is Rng.SAMPLE
 
 
 def test_a_seed_is_drawn_unless_given() -> None:
-    assert options_of(seed=3).seed_is_given
+    assert "seed" in options_of(seed=3).chosen
     assert options_of(seed=2**70).seed == 2**70
-    assert not options_of().seed_is_given
+    assert "seed" not in options_of().chosen
     assert options_of().seed > 0
 
 
@@ -245,8 +250,9 @@ def test_the_old_spelling_of_seed_is_understood_but_not_beside_the_new_one() -> 
         options_of(seed=1, seed_numer=2)
 
 
-@pytest.mark.parametrize(("rank", "error"), [(4, ValueError), (-1, ValueError), ("0", TypeError), (True, TypeError)])
-def test_a_rank_outside_the_consumers_is_refused_by_name_and_value(rank: object, error: type[Exception]) -> None:
+@pytest.mark.parametrize(("rank", "error"), [(-1, ValueError), ("0", TypeError), (True, TypeError)])
+def test_a_rank_that_is_none_is_refused_by_name_and_value(rank: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"consumer_index={rank!r}"):
-        check_rank(rank, 4)
-    assert check_rank(3, 4) == 3
+        check_rank(rank)
+    assert check_rank(3) == 3
+    assert check_rank(None) is None

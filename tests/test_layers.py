@@ -11,7 +11,11 @@ import swift_loader
 
 PACKAGE = Path(swift_loader.__file__).parent
 PURE = [
+    "order",
     "plan",
+    "progress",
+    "run",
+    "state",
     "permutation",
     "engine/ledger",
     "transport/slots",
@@ -62,12 +66,14 @@ def test_the_public_names_are_these() -> None:
         "ProtocolError",
         "RemoteTraceback",
         "SharedMemoryFull",
+        "StateMismatch",
         "SwiftLoader",
         "SwiftLoaderError",
         "WorkerDied",
         "WorkerError",
         "WorkerStalled",
         "default_collate",
+        "sample_rng",
     ]
     assert dir(swift_loader) == swift_loader.__all__
     assert all(getattr(swift_loader, name).__name__ == name for name in swift_loader.__all__)

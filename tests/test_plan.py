@@ -10,16 +10,31 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swift_loader.plan import BatchPlan, Order, Plan, PlanReader, PlanSettings, Uneven, run_length_for
+from swift_loader.order import Order, OrderSettings, run_length_for
+from swift_loader.plan import BatchPlan, Plan, PlanReader, PlanSettings, Uneven
 
-SETTINGS = PlanSettings(
-    batch_size=8, world_size=1, rank=0, seed=3, shuffle=True, window=0, uneven=Uneven.PAD, drop_last=False
-)
+
+def settings_of(
+    *,
+    batch_size: int = 8,
+    world_size: int = 1,
+    rank: int = 0,
+    seed: int = 3,
+    shuffle: bool = True,
+    window: int = 0,
+    uneven: Uneven = Uneven.PAD,
+    drop_last: bool = False,
+) -> PlanSettings:
+    order = OrderSettings.of(seed=seed, shuffle=shuffle, window=window, batch_size=batch_size)
+    return PlanSettings(order, batch_size, world_size, rank, uneven, drop_last)
+
+
+SETTINGS = settings_of()
 
 sizes = st.one_of(st.integers(0, 40), st.integers(0, 3000))
 windows = st.one_of(st.just(0), st.integers(1, 40), st.integers(41, 5000))
 plan_settings = st.builds(
-    PlanSettings,
+    settings_of,
     batch_size=st.one_of(st.integers(1, 9), st.integers(1, 200)),
     world_size=st.integers(1, 7),
     rank=st.just(0),
@@ -36,7 +51,7 @@ def plans_of_all_ranks(num_samples: int, chosen: PlanSettings) -> list[Plan]:
 
 
 def all_batches(plan: Plan, epoch: int = 0) -> list[BatchPlan]:
-    return plan.batches(epoch, 0, plan.num_batches) if plan.num_batches else []
+    return plan.batches(epoch, 0, plan.num_batches(epoch)) if plan.num_batches(epoch) else []
 
 
 def whole_order(plan: Plan, epoch: int = 0) -> list[int]:
@@ -87,7 +102,7 @@ def test_every_sample_is_used_as_uneven_says(num_samples: int, chosen: PlanSetti
 @settings(max_examples=150, deadline=None)
 def test_all_ranks_have_equally_many_batches_of_equal_size_unless_exact(num_samples: int, chosen: PlanSettings) -> None:
     plans = plans_of_all_ranks(num_samples, chosen)
-    counts = {plan.num_batches for plan in plans}
+    counts = {plan.num_batches(0) for plan in plans}
     lengths = {tuple(len(batch.indices) for batch in all_batches(plan)) for plan in plans}
     if chosen.uneven is Uneven.EXACT and not chosen.drop_last:
         assert max(counts) - min(counts) <= 1
@@ -132,9 +147,9 @@ def test_another_batch_size_and_number_of_ranks_goes_on_where_the_first_stopped(
 ) -> None:
     batch_size, world_size = others
     plan = Plan.of(num_samples, chosen)
-    other = replace(plan, batch_size=batch_size, world_size=world_size)
-    for planned in (plan, other):
-        ranks = [all_batches(replace(planned, rank=rank, uneven=Uneven.EXACT)) for rank in range(planned.world_size)]
+    exact = replace(chosen, uneven=Uneven.EXACT)
+    for planned in (exact, replace(exact, batch_size=batch_size, world_size=world_size)):
+        ranks = [all_batches(each) for each in plans_of_all_ranks(num_samples, planned)]
         used = [index for step in by_step(ranks) for index in step]
         assert used == whole_order(plan)[: len(used)]
 
@@ -142,14 +157,14 @@ def test_another_batch_size_and_number_of_ranks_goes_on_where_the_first_stopped(
 @given(num_samples=sizes, seed=st.integers(0, 2**64), window=windows, batch_size=st.integers(1, 64))
 @settings(max_examples=150, deadline=None)
 def test_an_order_is_a_permutation(num_samples: int, seed: int, window: int, batch_size: int) -> None:
-    order = Order.of(num_samples, seed=seed, shuffle=True, window=window, batch_size=batch_size)
+    order = Order(num_samples, OrderSettings.of(seed=seed, shuffle=True, window=window, batch_size=batch_size))
     for epoch in (0, 1, 10**9):
         indices = order.indices(epoch, np.arange(num_samples))
         assert np.array_equal(np.sort(indices), np.arange(num_samples))
 
 
 def test_without_shuffle_the_order_is_the_dataset() -> None:
-    plan = Plan.of(20, replace(SETTINGS, shuffle=False, window=40))
+    plan = Plan.of(20, settings_of(shuffle=False, window=40))
     assert [batch.indices.tolist() for batch in all_batches(plan, epoch=4)] == [
         list(range(8)),
         list(range(8, 16)),
@@ -168,8 +183,8 @@ def test_epochs_and_seeds_differ_and_the_same_call_gives_the_same(
     num_samples: int, seed: int, window: int, epochs: tuple[int, int]
 ) -> None:
     assume(epochs[0] != epochs[1])
-    plan = Plan.of(num_samples, replace(SETTINGS, seed=seed, window=window))
-    other = Plan.of(num_samples, replace(SETTINGS, seed=seed + 1, window=window))
+    plan = Plan.of(num_samples, settings_of(seed=seed, window=window))
+    other = Plan.of(num_samples, settings_of(seed=seed + 1, window=window))
     first = whole_order(plan, epochs[0])
     assert first == whole_order(plan, epochs[0])
     assert first != whole_order(plan, epochs[1])
@@ -182,20 +197,20 @@ def test_a_reader_gives_what_the_plan_gives_in_any_order_of_asking(
     num_samples: int, chosen: PlanSettings, data: st.DataObject
 ) -> None:
     plan = Plan.of(num_samples, chosen)
-    assume(plan.num_batches)
+    assume(plan.num_batches(0))
     reader = PlanReader(plan)
-    asked = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, plan.num_batches - 1)), max_size=12))
+    asked = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, plan.num_batches(0) - 1)), max_size=12))
     for epoch, step in asked:
         read, planned = reader.batch(epoch, step), plan.batch(epoch, step)
         assert np.array_equal(read.indices, planned.indices)
-        assert read.num_padding == planned.num_padding == plan.num_padding(step)
+        assert read.num_padding == planned.num_padding == plan.num_padding(epoch, step)
 
 
 def test_a_reader_crosses_the_ends_of_its_blocks_and_of_epochs() -> None:
-    plan = Plan.of(20_000, replace(SETTINGS, batch_size=7, window=35))
+    plan = Plan.of(20_000, settings_of(batch_size=7, window=35))
     reader = PlanReader(plan)
     for epoch in (0, 1):
-        read = [reader.batch(epoch, step).indices for step in range(plan.num_batches)]
+        read = [reader.batch(epoch, step).indices for step in range(plan.num_batches(epoch))]
         assert np.array_equal(np.concatenate(read), whole_order(plan, epoch))
 
 
@@ -206,16 +221,16 @@ def test_steps_outside_the_epoch_are_refused(steps: tuple[int, int]) -> None:
         plan.batches(0, *steps)
 
 
-@pytest.mark.parametrize("chosen", [SETTINGS, replace(SETTINGS, uneven=Uneven.EXACT, world_size=4, rank=3)])
+@pytest.mark.parametrize("chosen", [SETTINGS, settings_of(uneven=Uneven.EXACT, world_size=4, rank=3)])
 def test_no_samples_make_no_batches(chosen: PlanSettings) -> None:
     plan = Plan.of(0, chosen)
-    assert plan.num_batches == 0
+    assert plan.num_batches(0) == 0
     with pytest.raises(IndexError):
         plan.batch(0, 0)
 
 
 def test_more_ranks_than_samples_wrap_around_more_than_once() -> None:
-    plans = plans_of_all_ranks(2, replace(SETTINGS, world_size=7))
+    plans = plans_of_all_ranks(2, settings_of(world_size=7))
     batches = [all_batches(plan) for plan in plans]
     assert [len(rank) for rank in batches] == [1] * 7
     assert sum(rank[0].num_padding for rank in batches) == 5
@@ -225,12 +240,12 @@ def test_more_ranks_than_samples_wrap_around_more_than_once() -> None:
 @pytest.mark.parametrize("window", [0, 5 * 32, 10**6])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_billion_samples_take_no_memory(window: int, shuffle: bool) -> None:
-    chosen = replace(SETTINGS, batch_size=32, world_size=4, rank=2, window=window, shuffle=shuffle)
+    chosen = settings_of(batch_size=32, world_size=4, rank=2, window=window, shuffle=shuffle)
     Plan.of(1000, chosen).batch(0, 0)  # what is allocated once, on first use
     tracemalloc.start()
     try:
         plan = Plan.of(10**9, chosen)
-        for step in range(0, plan.num_batches, plan.num_batches // 100):
+        for step in range(0, plan.num_batches(1), plan.num_batches(1) // 100):
             plan.batch(1, step)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -240,7 +255,7 @@ def test_a_billion_samples_take_no_memory(window: int, shuffle: bool) -> None:
 
 def mean_classes_per_batch(window: int) -> float:
     """For 100,000 samples sorted by class, 100 classes."""
-    plan = Plan.of(100_000, replace(SETTINGS, batch_size=32, window=window))
+    plan = Plan.of(100_000, settings_of(batch_size=32, window=window))
     batches = np.array(whole_order(plan))[: 100_000 // 32 * 32].reshape(-1, 32) // 1000
     return float(np.mean([len(np.unique(batch)) for batch in batches]))
 
@@ -256,7 +271,7 @@ def windows_of(plan: Plan) -> NDArray[np.int64]:
 
 
 def test_most_samples_of_a_window_have_a_neighbour_in_it() -> None:
-    plan = Plan.of(100_000, replace(SETTINGS, batch_size=32, window=5 * 32))
+    plan = Plan.of(100_000, settings_of(batch_size=32, window=5 * 32))
     shares = []
     for window in windows_of(plan):
         ordered = np.sort(window)
@@ -266,14 +281,14 @@ def test_most_samples_of_a_window_have_a_neighbour_in_it() -> None:
 
 
 def test_a_window_has_samples_from_all_over_the_dataset() -> None:
-    plan = Plan.of(100_000, replace(SETTINGS, batch_size=32, window=5 * 32))
+    plan = Plan.of(100_000, settings_of(batch_size=32, window=5 * 32))
     spans = [np.ptp(window) for window in windows_of(plan)]
     assert min(spans) > 50_000
 
 
 def test_the_cuts_between_runs_move_from_epoch_to_epoch() -> None:
-    plan = Plan.of(10_000, replace(SETTINGS, batch_size=32, window=5 * 32))
-    length = plan.order.run_length
+    plan = Plan.of(10_000, settings_of(batch_size=32, window=5 * 32))
+    length = plan.order.settings.run_length
     assert length > 1
     together = []
     for epoch in (0, 1, 2, 3, 4, 5):
@@ -296,15 +311,15 @@ def test_a_run_fits_its_window(window: int, batch_size: int) -> None:
 def test_a_window_is_made_of_whole_runs_and_about_as_large_as_asked(
     num_samples: int, window: int, batch_size: int
 ) -> None:
-    order = Order.of(num_samples, seed=1, shuffle=True, window=window, batch_size=batch_size)
-    assert order.window % order.run_length == 0
-    assert abs(order.window - window) < order.run_length
+    order = Order(num_samples, OrderSettings.of(seed=1, shuffle=True, window=window, batch_size=batch_size))
+    assert order.window % order.settings.run_length == 0
+    assert abs(order.window - window) < order.settings.run_length
 
 
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_sample_comes_at_every_place_equally_often(window: int) -> None:
     num_samples, num_epochs = 60, 1500
-    plan = Plan.of(num_samples, replace(SETTINGS, window=window))
+    plan = Plan.of(num_samples, settings_of(window=window))
     places = np.array([whole_order(plan, epoch).index(7) for epoch in range(num_epochs)])
     counts = np.bincount(places, minlength=num_samples)
     expected = num_epochs / num_samples

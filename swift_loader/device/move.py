@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +16,31 @@ from swift_loader.collate import refill_mapping
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["to_device"]
+__all__ = ["mover", "to_device"]
 
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
+
+
+def mover(device: Any, custom: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
+    """Return what moves a batch to `device`, by `custom(batch, device)` if given; None if batches stay.
+
+    Raises:
+        TypeError: `custom` can't be called, or comes without a device.
+    """
+    if custom is not None and not callable(custom):
+        raise TypeError(f"to_device is a {type(custom).__name__}, which can't be called; give a function, or None")
+    if device is None:
+        if custom is not None:
+            raise TypeError("to_device was given without a device; give both, or neither")
+        return None
+    import torch
+
+    return functools.partial(_apply, custom or to_device, torch.device(device))
+
+
+def _apply(move: Callable[[Any, Any], Any], device: Any, batch: Any) -> Any:
+    return move(batch, device)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from swift_loader.plan import PlanSettings
+
 __all__ = ["Delivery", "Engine"]
 
 
@@ -29,8 +31,8 @@ class Engine(Protocol):
         """Get ready to build batches; blocks until the dataset stands. Cleans up after itself if it raises."""
         ...
 
-    def seek(self, epoch: int, step: int) -> None:
-        """Make `next_batch` go on at this position; free if that is where it is anyway."""
+    def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
+        """Make `next_batch` go on at this batch of this plan; free if that is where it is anyway."""
         ...
 
     def is_ready(self) -> bool:

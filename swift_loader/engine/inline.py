@@ -1,13 +1,14 @@
 """The engine without workers: batches are built in the thread that asks for them, for debugging.
 
 It gives the same batches as the processes do, bytes and errors included, because it runs the same code: plan, fetch,
-collate, encode, decode. The user's random generators are put back after each batch.
+collate, encode, decode. The user's random generators are put back after each batch, if they were seeded for it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any
 
@@ -16,12 +17,12 @@ from swift_loader.engine.failures import describe_batch
 from swift_loader.engine.worker import BatchReader
 from swift_loader.errors import LoaderClosed, RemoteTraceback
 from swift_loader.metrics import Metrics
-from swift_loader.plan import Plan
+from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.seeding import preserved_generators
+from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.setup import WorkerSetup, length_of
 
 __all__ = ["InlineEngine"]
@@ -39,7 +40,7 @@ class InlineEngine:
     """Batches from the calling thread."""
 
     def __init__(
-        self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any = None
+        self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
     ) -> None:
         self._setup = setup
         self._metrics = metrics
@@ -57,15 +58,19 @@ class InlineEngine:
         return self._plan.order.num_samples
 
     def start(self) -> None:
-        """Build the dataset."""
-        dataset = self._setup.source.make() if self._dataset is None else self._dataset
-        num_samples = length_of(dataset)
+        """Look at the dataset."""
+        num_samples = length_of(self._dataset)
         self._plan = Plan.of(num_samples, self._setup.plan)
-        self._builder = BatchBuilder(dataset, num_samples, self._setup, Definitions())
+        self._builder = BatchBuilder(self._dataset, num_samples, self._setup, Definitions())
         self._state = InlineState.RUNNING
 
-    def seek(self, epoch: int, step: int) -> None:
-        """Make `next_batch` go on at this position."""
+    def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
+        """Make `next_batch` go on at this batch of this plan."""
+        assert self._plan is not None
+        assert self._builder is not None
+        if plan != self._plan.settings:
+            self._plan = Plan.of(self.num_samples, plan)
+            self._builder.follow(plan)
         self._position = (epoch, step)
 
     def is_ready(self) -> bool:
@@ -86,7 +91,7 @@ class InlineEngine:
         started_ns = time.perf_counter_ns()
         store = HeapStore()
         try:
-            with preserved_generators():
+            with preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext():
                 built = self._builder.build(store, 0, 0, epoch, step)
         except BuildError as failed:
             error = self._explain(failed, epoch, step)
@@ -96,7 +101,7 @@ class InlineEngine:
         now_ns = time.perf_counter_ns()
         self._metrics.note_batch(built, now_ns - decode_started_ns)
         self._metrics.note_wait(now_ns - started_ns, 0)
-        epoch_is_over = step + 1 >= self._plan.num_batches
+        epoch_is_over = step + 1 >= self._plan.num_batches(epoch)
         self._position = (epoch + 1, 0) if epoch_is_over else (epoch, step + 1)
         return Delivery(batch, epoch, step)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -74,13 +74,16 @@ class _Worker(Generic[Outcome]):
 class Ledger(Generic[Outcome]):
     """The batches in flight. `Outcome` is whatever the engine makes of a worker's answer."""
 
-    def __init__(self, num_batches: int, limits: Limits) -> None:
-        self._num_batches = num_batches
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._workers: dict[int, _Worker[Outcome]] = {}
         self._generation = 0
-        self._first_position = 0
-        """The position, epoch * num_batches + step, of sequence 0."""
+        self._first = (0, 0)
+        """(epoch, step) of sequence 0."""
+        self._num_first = 0
+        """Batches from there to that epoch's end."""
+        self._num_later = 0
+        """Batches of each later epoch."""
         self._next_sent = 0
         self._num_delivered = 0
         self._ready: dict[int, tuple[int, Outcome]] = {}
@@ -108,21 +111,34 @@ class Ledger(Generic[Outcome]):
 
     def locate(self, sequence: int) -> tuple[int, int]:
         """Return the (epoch, step) of a batch of the current generation."""
-        return divmod(self._first_position + sequence, self._num_batches)
+        epoch, step = self._first
+        if sequence < self._num_first or not self._num_later:
+            return epoch, step + sequence
+        num_epochs, step = divmod(sequence - self._num_first, self._num_later)
+        return epoch + 1 + num_epochs, step
 
-    def seek(self, epoch: int, step: int) -> list[Outcome]:
+    def seek(self, epoch: int, step: int, num_batches: Callable[[int], int], *, is_new_plan: bool) -> list[Outcome]:
         """Begin a new generation at a position; return what was ready and is not wanted any more.
 
-        Nothing happens if that is where the current one is: what is in flight keeps its value.
+        Nothing happens if that is where the current one is, unless the plan is another: what is in flight keeps its
+        value.
+
+        Args:
+            epoch: Where to begin; the epochs after it have equally many batches each.
+            step: Where in the epoch.
+            num_batches: How many batches an epoch has.
+            is_new_plan: Whether what is in flight belongs to another plan.
         """
-        if not self._num_batches or (self._generation and self.position == (epoch, step)):
+        stays = self._generation and not is_new_plan and self.position == (epoch, step)
+        num_first, num_later = num_batches(epoch) - step, num_batches(epoch + 1)
+        if stays or not num_first + num_later:
             return []
         dropped = [outcome for _, outcome in self._ready.values()]
         self._ready.clear()
         for worker in self._workers.values():
             worker.num_current = worker.num_ready = 0
         self._generation += 1
-        self._first_position = epoch * self._num_batches + step
+        self._first, self._num_first, self._num_later = (epoch, step), num_first, num_later
         self._next_sent = self._num_delivered = 0
         return dropped
 
@@ -133,7 +149,7 @@ class Ledger(Generic[Outcome]):
     def assign(self) -> list[Assignment]:
         """Return the tasks to be sent now, in order; they count as sent."""
         assignments: list[Assignment] = []
-        if not self._generation or not self._num_batches:
+        if not self._generation:
             return assignments
         in_flight = self._next_sent - self._num_delivered
         while in_flight < self._limits.max_in_flight and (index := self._pick()) is not None:
@@ -223,7 +239,7 @@ class Ledger(Generic[Outcome]):
             return self._num_delivered if self._num_delivered in self._ready else None
         # Not beyond the epoch's end before all of the epoch is delivered.
         epoch, _ = self.position
-        stop = (epoch + 1) * self._num_batches - self._first_position
+        stop = self._num_first + (epoch - self._first[0]) * self._num_later
         return next((sequence for sequence in self._ready if sequence < stop), None)
 
     def _pop_task(self, index: int, task: tuple[int, int]) -> _Worker[Outcome]:

@@ -27,7 +27,7 @@ from swift_loader.engine.template import TemplateProcess
 from swift_loader.engine.worker import BatchReader, WorkerHandle
 from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerStalled
 from swift_loader.metrics import Metrics
-from swift_loader.plan import Plan
+from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
@@ -104,7 +104,7 @@ class ProcessEngine:
         """Held by the thread that waits for a batch."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         """Readable once the engine is broken or closed."""
-        self._ledger: Ledger[_Outcome] = Ledger(0, settings.limits)
+        self._ledger: Ledger[_Outcome] = Ledger(settings.limits)
         self._plan: Plan | None = None
         self._definitions = Definitions()
         self._templates: list[TemplateProcess] = []
@@ -166,7 +166,6 @@ class ProcessEngine:
     def _start_processes(self) -> None:
         num_samples = self._start_template()
         self._plan = Plan.of(num_samples, self._setup.plan)
-        self._ledger = Ledger(self._plan.num_batches, self._settings.limits)
         reader = BatchReader(self._definitions, self._settings.batch_decoder)
         in_place = self._settings.start_method is StartMethod.SPAWN or not self._forkable
         if in_place:  # all interpreters are started before the first is waited for
@@ -221,11 +220,19 @@ class ProcessEngine:
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
-    def seek(self, epoch: int, step: int) -> None:
-        """Make `next_batch` go on at this position; free if that is where it is anyway."""
-        with self._lock:
-            dropped = self._ledger.seek(epoch, step)
-        del dropped  # outside the lock: the user's objects may have finalisers
+    def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
+        """Make `next_batch` go on at this batch of this plan; free if that is where it is anyway."""
+        assert self._plan is not None
+        with self._dispatch_lock:  # no task of the new plan may overtake it
+            with self._lock:
+                is_new_plan = plan != self._plan.settings
+                if is_new_plan:
+                    self._plan = Plan.of(self.num_samples, plan)
+                dropped = self._ledger.seek(epoch, step, self._plan.num_batches, is_new_plan=is_new_plan)
+                generation = self._ledger.generation
+            for worker in self._workers if is_new_plan else ():
+                worker.send_plan(generation, plan)
+        del dropped  # outside the locks: the user's objects may have finalisers
         self._dispatch()
 
     def next_batch(self, timeout_s: float | None) -> Delivery:
@@ -446,7 +453,7 @@ class ProcessEngine:
                 worker.close()
             os.close(self._wake)
         with self._lock:
-            ledger, self._ledger = self._ledger, Ledger(0, self._settings.limits)
+            ledger, self._ledger = self._ledger, Ledger(self._settings.limits)
         del ledger  # outside the lock, with what was ready in it: the user's objects may have finalisers
 
     def __repr__(self) -> str:

@@ -17,11 +17,12 @@ from swift_loader.engine.lease import LeaseBook
 from swift_loader.engine.ledger import Assignment
 from swift_loader.engine.template import ForkedWorker
 from swift_loader.errors import ProtocolError
+from swift_loader.plan import PlanSettings
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind
-from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch, SegmentMade, Task
+from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch, NewPlan, SegmentMade, Task
 from swift_loader.transport.segments import Segment
 
 __all__ = ["BatchReader", "WorkerHandle"]
@@ -97,8 +98,15 @@ class WorkerHandle:
             else:
                 released.append(slot)
         _, generation, sequence, epoch, step = assignment
+        self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
+
+    def send_plan(self, generation: int, plan: PlanSettings) -> None:
+        """Have the tasks from this generation on follow another plan."""
+        self._send(NewPlan(generation, plan).pack())
+
+    def _send(self, frame: bytes) -> None:
         try:
-            self.channel.send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
+            self.channel.send(frame)
         except OSError as error:
             if error.errno not in _GONE:
                 raise

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     BATCH = 14  # worker -> trainer: the batch is in that slot
     FAILURE = 15  # worker or template -> trainer: the user's code raised
     SKIPPED = 16  # worker -> trainer: the task belonged to an epoch that was left
+    PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
 
 
 class Frame(NamedTuple):

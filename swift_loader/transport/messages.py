@@ -10,9 +10,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import Frame, Kind, pack_frame
+
+if TYPE_CHECKING:
+    from swift_loader.plan import PlanSettings
 
 __all__ = [
     "MAX_INLINE_BYTES",
@@ -23,6 +27,7 @@ __all__ = [
     "Failure",
     "Fork",
     "Forked",
+    "NewPlan",
     "SegmentMade",
     "Stage",
     "Task",
@@ -78,6 +83,23 @@ class Task:
         sequence, epoch, step, num_released, num_retired = _TASK.unpack_from(frame.body)
         slots = struct.unpack_from(f"<{num_released + num_retired}I", frame.body, _TASK.size)
         return cls(frame.generation, sequence, epoch, step, slots[:num_released], slots[num_released:])
+
+
+@dataclass(slots=True)
+class NewPlan:
+    """The tasks of this generation and later ones follow this plan."""
+
+    generation: int
+    settings: PlanSettings
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.PLAN, pickle.dumps(self.settings), self.generation)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> NewPlan:
+        """Return the plan in a frame."""
+        return cls(frame.generation, pickle.loads(frame.body))
 
 
 @dataclass(slots=True)

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from swift_loader.collate import default_collate
 from swift_loader.errors import EncodeError, SharedMemoryFull
-from swift_loader.plan import Plan, PlanReader
+from swift_loader.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.seeding import seed_generators
+from swift_loader.worker.seeding import Fetching, Seeding
 from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["NUM_PROBED_SAMPLES", "BatchBuilder"]
@@ -55,7 +55,12 @@ class BatchBuilder:
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
         self._get_items = getattr(dataset, "__getitems__", None)
+        self._seeding = Seeding(setup.rng)
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
+
+    def follow(self, plan: PlanSettings) -> None:
+        """Build the batches of another plan from now on."""
+        self._plan = PlanReader(Plan.of(self._num_samples, plan))
 
     def build(self, store: SlotStore, generation: int, sequence: int, epoch: int, step: int) -> Batch:
         """Return the announcement of a batch, whose bulk data then lie in a slot of `store`.
@@ -63,10 +68,8 @@ class BatchBuilder:
         Raises:
             BuildError: The user's code raised; the cause says what.
         """
-        settings = self._setup.plan
-        indices = self._plan.batch(epoch, step).indices
-        seed_generators(settings.seed, epoch, settings.rank, step)
-        return self._build(store, generation, sequence, indices.tolist())
+        indices = self._plan.batch(epoch, step).indices.tolist()
+        return self._build(store, generation, sequence, epoch, indices)
 
     def build_probe(self, store: SlotStore) -> Batch:
         """Return a trial batch of the dataset's first samples.
@@ -74,12 +77,29 @@ class BatchBuilder:
         Raises:
             BuildError: The user's code raised; the cause says what.
         """
-        seed_generators(self._setup.plan.seed, 0, 0, 0)
-        return self._build(store, 0, 0, list(range(min(NUM_PROBED_SAMPLES, self._num_samples))))
+        return self._build(store, 0, 0, 0, list(range(min(NUM_PROBED_SAMPLES, self._num_samples))))
 
-    def _build(self, store: SlotStore, generation: int, sequence: int, indices: list[int]) -> Batch:
+    def _build(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
+        """Build a batch; twice, if it turns out only then that random numbers are drawn."""
+        try:
+            built = self._attempt(store, generation, sequence, epoch, indices)
+        except BaseException as error:
+            is_owed = self._seeding.end()
+            if not is_owed or not isinstance(error, BuildError):
+                raise
+        else:
+            if not self._seeding.end():
+                return built
+            if built.slot != NO_SLOT:
+                store.give(built.slot)
+        try:
+            return self._attempt(store, generation, sequence, epoch, indices)
+        finally:
+            self._seeding.end()
+
+    def _attempt(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
         start = time.perf_counter_ns()
-        samples = self._fetch(indices)
+        samples = self._fetch(epoch, indices)
         lap = _Lap(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
         slot, memory = _take(store, expected) if expected else (NO_SLOT, _EMPTY)
@@ -106,13 +126,20 @@ class BatchBuilder:
             time.perf_counter_ns() - lap.collated,
         )
 
-    def _fetch(self, indices: list[int]) -> Sequence[Any]:
+    def _fetch(self, epoch: int, indices: list[int]) -> Sequence[Any]:
         samples: list[Any] = []
+        seeding = self._seeding
+        seeding.begin(Fetching(self._plan.plan.settings.order.seed, epoch, indices, samples))
         try:
             if self._get_items is not None:
-                return _check_count(self._get_items(indices), len(indices))
-            for index in indices:
-                samples.append(self._dataset[index])  # noqa: PERF401 - on an error, its length tells the index
+                samples.extend(_check_count(self._get_items(indices), len(indices)))
+            elif seeding.by_sample:
+                for number, index in enumerate(indices):
+                    seeding.begin_sample(number)
+                    samples.append(self._dataset[index])
+            else:
+                for index in indices:
+                    samples.append(self._dataset[index])  # noqa: PERF401 - its length tells the index, at any time
         except StopIteration as error:
             wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
             wrapped.__cause__ = error
@@ -127,6 +154,8 @@ class BatchBuilder:
 
     def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
         collate_fn, batch_encoder = self._setup.collate_fn, self._setup.batch_encoder
+        if self._seeding.by_sample:
+            self._seeding.begin_collate()
         try:
             batch = default_collate(samples, arena) if collate_fn is None else collate_fn(list(samples))
         except Exception as error:

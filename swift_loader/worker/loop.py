@@ -13,7 +13,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, Task
+from swift_loader.transport.messages import Batch, Failure, NewPlan, Task
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
@@ -51,6 +51,8 @@ class _Worker:
         self._definitions = definitions
         self._store = SegmentStore(channel)
         self._queue: deque[tuple[Kind, Task]] = deque()
+        self._plans: deque[NewPlan] = deque()
+        """Plans whose first task is yet to be done."""
 
     def serve(self) -> None:
         """Answer each task, in the order received, with a batch, a failure, or a note that it was skipped."""
@@ -80,6 +82,9 @@ class _Worker:
         for descriptor in received.descriptors:
             os.close(descriptor)
         frame = unpack_frame(received.data)
+        if frame.kind is Kind.PLAN:
+            self._plans.append(NewPlan.unpack(frame))
+            return
         if frame.kind not in (Kind.TASK, Kind.PROBE):
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
         task = Task.unpack(frame)
@@ -90,6 +95,8 @@ class _Worker:
         self._queue.append((frame.kind, task))
 
     def _answer(self, kind: Kind, task: Task) -> Batch | Failure:
+        while self._plans and self._plans[0].generation <= task.generation:
+            self._builder.follow(self._plans.popleft().settings)
         try:
             if kind is Kind.PROBE:
                 return self._builder.build_probe(self._store)

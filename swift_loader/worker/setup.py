@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.plan import PlanSettings
+from swift_loader.worker.seeding import Rng, seed_for_construction
 
 __all__ = ["DatasetSource", "WorkerSetup", "length_of"]
 
@@ -19,8 +20,10 @@ class DatasetSource:
     factory: Callable[..., Any] | None = None
     kwargs: dict[str, Any] | None = None
 
-    def make(self) -> Any:
-        """Return the dataset; runs the user's constructor."""
+    def make(self, seed: int, rng: Rng) -> Any:
+        """Return the dataset; runs the user's constructor, with generators that are seeded."""
+        if self.factory is not None:
+            seed_for_construction(seed, rng)
         return self.instance if self.factory is None else self.factory(**(self.kwargs or {}))
 
 
@@ -30,6 +33,8 @@ class WorkerSetup:
 
     source: DatasetSource
     plan: PlanSettings
+    """To begin with; it can be replaced."""
+    rng: Rng
     collate_fn: Callable[[list[Any]], Any] | None
     batch_encoder: Callable[[Any], bytes] | None
     dataset_per_worker: bool

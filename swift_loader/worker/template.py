@@ -30,6 +30,7 @@ from swift_loader.transport.payload import PayloadLayout, read_environment, read
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import run_worker
+from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.setup import WorkerSetup, length_of
 
 __all__ = ["main", "serve_template"]
@@ -105,7 +106,7 @@ class _Content:
     def build(self) -> int:
         """Make the dataset; return its length."""
         self._setup, self.definitions = read_payload(self._layout, self._segment)
-        self._dataset = self._setup.source.make()
+        self._dataset = self._setup.source.make(self._setup.plan.order.seed, self._setup.rng)
         return length_of(self._dataset)
 
     def drop(self) -> None:
@@ -114,15 +115,17 @@ class _Content:
         self.definitions = Definitions()
         gc.collect()
 
-    def run_worker(self, channel: Channel) -> None:
+    def run_worker(self, worker: int, channel: Channel) -> None:
         """Serve the channel with this dataset; with one of its own, if it was dropped."""
         try:
             if self._setup is None:
                 self.build()
+            assert self._setup is not None
+            plan = self._setup.plan
+            seed_for_worker(plan.order.seed, plan.rank, worker, self._setup.rng)
         except Exception as error:
             channel.send(describe_failure(error, Stage.BUILD, self.definitions).pack())
             return
-        assert self._setup is not None
         run_worker(channel, self._dataset, self._setup, self.definitions)
 
     @property
@@ -202,7 +205,7 @@ class _Template:
         request = Fork.unpack(frame)
         channel = Channel.from_descriptor(received.descriptors[0])
         if request.in_place:
-            self._become_worker(channel)
+            self._become_worker(request.worker, channel)
         self._fork(request.worker, channel)
         channel.close()  # only the worker may hold it: its death must be the end of the stream
         return True
@@ -213,18 +216,18 @@ class _Template:
         if pid == 0:
             _die_with_parent(template_pid)
             self._drop_own_descriptors()
-            _run_and_exit(channel, self._content)
+            _run_and_exit(worker, channel, self._content)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (worker, pid)
         self._poll.register(pidfd, select.POLLIN)
         self._channel.send(Forked(worker, pid).pack(), [pidfd])
 
-    def _become_worker(self, channel: Channel) -> NoReturn:
+    def _become_worker(self, worker: int, channel: Channel) -> NoReturn:
         """Be the worker: for datasets whose modules leave threads behind, which no fork may inherit."""
         trainer = os.dup(self._trainer)
         threading.Thread(target=_exit_with, args=(trainer,), name="swift_loader-watch", daemon=True).start()
         self._drop_own_descriptors()
-        _run_and_exit(channel, self._content)
+        _run_and_exit(worker, channel, self._content)
 
     def _drop_own_descriptors(self) -> None:
         """Close the template's own descriptors; those that modules opened stay, they may be in use."""
@@ -240,10 +243,10 @@ class _Template:
         self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
-def _run_and_exit(channel: Channel, content: _Content) -> NoReturn:
+def _run_and_exit(worker: int, channel: Channel, content: _Content) -> NoReturn:
     exit_code = 1
     try:
-        content.run_worker(channel)
+        content.run_worker(worker, channel)
         exit_code = 0
     except SystemExit as request:
         exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)

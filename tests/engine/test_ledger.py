@@ -31,7 +31,8 @@ class LedgerModel(RuleBasedStateMachine):
         self.queues: dict[int, deque[Task]] = {}
         self.ready: dict[Task, int] = {}
         self.generation = 0
-        self.first = 0
+        self.first = (0, 0)
+        self.first_length = 0
         self.num_delivered = 0
         self.left_in_epoch: set[tuple[int, int]] = set()
 
@@ -45,13 +46,24 @@ class LedgerModel(RuleBasedStateMachine):
     def begin(
         self, num_batches: int, max_in_flight: int, max_ready_per_worker: int, max_tasks: int, in_order: bool
     ) -> None:
-        self.num_batches = num_batches
+        self.num_batches = self.first_length = num_batches
         self.limits = Limits(max_in_flight, max_ready_per_worker, max_tasks, in_order)
-        self.ledger: Ledger[Task] = Ledger(num_batches, self.limits)
+        self.ledger: Ledger[Task] = Ledger(self.limits)
 
     @property
     def position(self) -> tuple[int, int]:
-        return divmod(self.first + self.num_delivered, self.num_batches)
+        return self.where(self.num_delivered)
+
+    def length(self, epoch: int) -> int:
+        return self.first_length if epoch == self.first[0] else self.num_batches
+
+    def where(self, sequence: int) -> tuple[int, int]:
+        epoch, step = self.first
+        for number in range(sequence + 1):
+            step += number > 0
+            while step >= self.length(epoch):
+                epoch, step = epoch + 1, 0
+        return epoch, step
 
     def current_tasks(self, worker: int) -> list[Task]:
         return [task for task in self.queues[worker] if task[0] == self.generation]
@@ -68,7 +80,7 @@ class LedgerModel(RuleBasedStateMachine):
         for task in self.ledger.assign():
             assert task.generation == self.generation
             assert list(self.ready.values()).count(task.worker) < self.limits.max_ready_per_worker
-            assert (task.epoch, task.step) == divmod(self.first + task.sequence, self.num_batches)
+            assert (task.epoch, task.step) == self.where(task.sequence)
             assert (task.epoch, task.step) == self.ledger.locate(task.sequence)
             self.queues[task.worker].append((task.generation, task.sequence))
 
@@ -115,7 +127,7 @@ class LedgerModel(RuleBasedStateMachine):
             assert sequence == self.num_delivered
         if not self.left_in_epoch:
             epoch, step = self.position
-            self.left_in_epoch = {(epoch, later) for later in range(step, self.num_batches)}
+            self.left_in_epoch = {(epoch, later) for later in range(step, self.length(epoch))}
         self.left_in_epoch.remove(self.ledger.locate(sequence))
         self.num_delivered += 1
 
@@ -126,7 +138,7 @@ class LedgerModel(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 3), step=st.integers(0, 8))
     def seek(self, epoch: int, step: int) -> None:
-        self.go_to(epoch, step % self.num_batches)
+        self.go_to(epoch, step % (self.length(epoch) + 1))
 
     @rule()
     def seek_where_it_is(self) -> None:
@@ -137,9 +149,20 @@ class LedgerModel(RuleBasedStateMachine):
     def seek_to_the_next_epoch(self) -> None:
         self.go_to(self.position[0] + 1, 0)
 
-    def go_to(self, epoch: int, step: int) -> None:
-        stays = bool(self.generation) and (epoch, step) == self.position
-        dropped = self.ledger.seek(epoch, step)
+    @rule(epoch=st.integers(0, 4), missing=st.integers(0, 8), data=st.data())
+    def follow_another_plan(self, epoch: int, missing: int, data: st.DataObject) -> None:
+        length = max(0, self.num_batches - missing)
+        self.go_to(epoch, data.draw(st.integers(0, length)), length)
+
+    def go_to(self, epoch: int, step: int, first_length: int | None = None) -> None:
+        """Seek; with a length, under a new plan in which this epoch has so many batches."""
+        is_new_plan = first_length is not None
+        length = self.length(epoch) if first_length is None else first_length
+        stays = bool(self.generation) and (epoch, step) == self.position and not is_new_plan
+        lengths = {epoch: length}
+        dropped = self.ledger.seek(
+            epoch, step, lambda asked: lengths.get(asked, self.num_batches), is_new_plan=is_new_plan
+        )
         if stays:
             assert dropped == []
             assert self.ledger.generation == self.generation
@@ -147,7 +170,7 @@ class LedgerModel(RuleBasedStateMachine):
         assert sorted(dropped) == sorted(self.ready)
         assert self.ledger.generation == self.generation + 1
         self.generation += 1
-        self.first, self.num_delivered = epoch * self.num_batches + step, 0
+        self.first, self.first_length, self.num_delivered = (epoch, step), length, 0
         self.ready.clear()
         self.left_in_epoch = set()
 
@@ -202,11 +225,15 @@ def test_in_any_interleaving_batches_come_once_in_order_and_within_the_limits() 
     )
 
 
-def ledger_with(num_workers: int, num_batches: int = 10, limits: Limits = LIMITS) -> Ledger[str]:
-    ledger: Ledger[str] = Ledger(num_batches, limits)
+def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger[str]:
+    ledger: Ledger[str] = Ledger(limits)
     for index in range(num_workers):
         ledger.add_worker(index)
     return ledger
+
+
+def go_to(ledger: Ledger[str], epoch: int, step: int, num_batches: int = 10, *, is_new_plan: bool = False) -> list[str]:
+    return ledger.seek(epoch, step, lambda _epoch: num_batches, is_new_plan=is_new_plan)
 
 
 def answer(ledger: Ledger[str], task: Assignment, outcome: str = "batch", build_s: float = 0.1) -> bool:
@@ -219,28 +246,50 @@ def test_nothing_is_assigned_before_the_first_seek() -> None:
 
 def test_nothing_is_assigned_without_workers_and_the_loop_waits_for_nobody() -> None:
     ledger = ledger_with(0)
-    ledger.seek(0, 3)
+    go_to(ledger, 0, 3)
     assert ledger.assign() == []
     assert ledger.deliver() is None
     assert ledger.awaited() == (None, (0, 3))
 
 
 def test_no_batches_are_never_assigned() -> None:
-    ledger = ledger_with(2, num_batches=0)
-    assert ledger.seek(0, 0) == []
+    ledger = ledger_with(2)
+    assert go_to(ledger, 0, 0, num_batches=0) == []
     assert ledger.assign() == []
     assert ledger.deliver() is None
 
 
 def test_batches_go_on_across_the_end_of_an_epoch() -> None:
-    ledger = ledger_with(1, num_batches=2)
-    ledger.seek(4, 1)
+    ledger = ledger_with(1)
+    go_to(ledger, 4, 1, num_batches=2)
     assert [(task.epoch, task.step) for task in ledger.assign()] == [(4, 1), (5, 0)]
+
+
+def test_the_first_epoch_may_have_another_number_of_batches_than_the_later_ones() -> None:
+    ledger = ledger_with(1, limits=Limits(20, 20, 20, in_order=True))
+    ledger.seek(4, 1, lambda epoch: 3 if epoch == 4 else 2, is_new_plan=False)
+    assert [ledger.locate(sequence) for sequence in range(6)] == [(4, 1), (4, 2), (5, 0), (5, 1), (6, 0), (6, 1)]
+
+
+def test_the_rest_of_an_epoch_may_be_nothing() -> None:
+    ledger = ledger_with(1)
+    go_to(ledger, 4, 2, num_batches=2)
+    assert [(task.epoch, task.step) for task in ledger.assign()] == [(5, 0), (5, 1)]
+
+
+def test_with_a_new_plan_nothing_that_is_in_flight_keeps_its_value() -> None:
+    ledger = ledger_with(1)
+    go_to(ledger, 0, 0)
+    task = ledger.assign()[0]
+    answer(ledger, task, "of the old plan")
+    assert go_to(ledger, 0, 0) == []
+    assert go_to(ledger, 0, 0, is_new_plan=True) == ["of the old plan"]
+    assert ledger.generation == 2
 
 
 def test_idle_workers_get_the_first_tasks() -> None:
     ledger = ledger_with(4)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     assert sorted(task.worker for task in ledger.assign()) == [0, 1, 2, 3]
 
 
@@ -249,7 +298,7 @@ def test_a_fast_worker_gets_more_tasks_ahead_than_a_slow_one() -> None:
     ahead = {}
     for build_s in (1e-4, 1.0):
         ledger = ledger_with(1, limits=limits)
-        ledger.seek(0, 0)
+        go_to(ledger, 0, 0)
         first, *rest = ledger.assign()
         answer(ledger, first, build_s=build_s)
         ahead[build_s] = len(rest) + len(ledger.assign())
@@ -261,7 +310,7 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
     ledger = ledger_with(1, limits=limits)
     num_sent = 0
     for epoch in range(20):
-        ledger.seek(epoch, 0)
+        go_to(ledger, epoch, 0)
         tasks = ledger.assign()
         num_sent += len(tasks)
         if epoch == 0:
@@ -271,8 +320,8 @@ def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
 
 
 def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one() -> None:
-    ledger = ledger_with(2, num_batches=2, limits=Limits(4, 4, 4, in_order=False))
-    ledger.seek(0, 0)
+    ledger = ledger_with(2, limits=Limits(4, 4, 4, in_order=False))
+    go_to(ledger, 0, 0, num_batches=2)
     tasks = ledger.assign()
     slow, *others = [task for task in tasks if task.worker == tasks[0].worker]
     fast = [task for task in tasks if task.worker != slow.worker]
@@ -290,7 +339,7 @@ def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one
 
 def test_the_worker_the_loop_waits_for_is_the_one_with_the_next_batch() -> None:
     ledger = ledger_with(3)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     first, second, *_ = ledger.assign()
     assert ledger.awaited() == (first.worker, (0, 0))
     answer(ledger, first)
@@ -300,7 +349,7 @@ def test_the_worker_the_loop_waits_for_is_the_one_with_the_next_batch() -> None:
 
 def test_a_worker_that_is_gone_takes_its_unanswered_batches_along() -> None:
     ledger = ledger_with(1)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     tasks = ledger.assign()
     answer(ledger, tasks[0])
     assert ledger.remove_worker(0) == [(task.epoch, task.step) for task in tasks[1:]]
@@ -311,15 +360,15 @@ def test_a_worker_that_is_gone_takes_its_unanswered_batches_along() -> None:
 
 def test_stale_batches_are_not_lost_with_a_worker() -> None:
     ledger = ledger_with(1)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     ledger.assign()
-    ledger.seek(3, 0)
+    go_to(ledger, 3, 0)
     assert ledger.remove_worker(0) == []
 
 
 def test_batches_that_were_ready_before_their_worker_died_are_delivered() -> None:
     ledger = ledger_with(1)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     for task in ledger.assign():
         answer(ledger, task, outcome=f"batch {task.step}")
     ledger.remove_worker(0)
@@ -330,7 +379,7 @@ def test_batches_that_were_ready_before_their_worker_died_are_delivered() -> Non
 @pytest.mark.parametrize("task", [(1, 1), (2, 0), (0, 0)])
 def test_an_answer_out_of_turn_is_refused_and_changes_nothing(task: Task) -> None:
     ledger = ledger_with(1)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     due = ledger.assign()[0]
     with pytest.raises(ProtocolError, match="worker 0 answered"):
         ledger.complete(0, task[0], task[1], "batch", 0.1)
@@ -340,7 +389,7 @@ def test_an_answer_out_of_turn_is_refused_and_changes_nothing(task: Task) -> Non
 
 def test_a_task_of_the_current_generation_may_not_be_skipped() -> None:
     ledger = ledger_with(1)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     ledger.assign()
     with pytest.raises(ProtocolError, match="worker 0 skipped"):
         ledger.skip(0, 1)
@@ -348,6 +397,6 @@ def test_a_task_of_the_current_generation_may_not_be_skipped() -> None:
 
 def test_the_state_can_be_read() -> None:
     ledger = ledger_with(1)
-    ledger.seek(0, 0)
+    go_to(ledger, 0, 0)
     answer(ledger, ledger.assign()[0])
     assert repr(ledger) == "<Ledger generation 1, tasks sent: worker 0: 1, 1 ready>"

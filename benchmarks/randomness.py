@@ -1,0 +1,108 @@
+"""What random numbers keyed by sample cost: `rng="sample"` beside `rng=None`, which seeds nothing.
+
+    python benchmarks/randomness.py [--rounds 21] [--seconds 1] [--json FILE]
+
+Two cases of 16 floats in batches of 256: rows that draw nothing, and rows that draw from `random` and `numpy.random`.
+Two figures of each: the time a worker takes to build a batch, in this process, which is steady enough to tell one per
+cent; and batches per second through two workers, which is what a user sees. The modes take turns; medians over the
+rounds, and ratios of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from cases import Case
+from datasets import DrawingRows, Rows
+from report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from systems import Throughput, make_swift
+
+from swift_loader.order import OrderSettings
+from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.store import HeapStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.setup import DatasetSource, WorkerSetup
+
+CASES = (
+    Case("plain", Rows, 256, 1000, "rows (16,) float32 that draw nothing, batch 256"),
+    Case("drawing", DrawingRows, 256, 1000, "rows (16,) float32 with noise, batch 256"),
+)
+MODES = (Rng.NONE, Rng.SAMPLE)
+_BATCHES_PER_TURN = 200
+_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs rng=None"]
+
+
+class Building:
+    """Microseconds to build a batch, as a worker does, without sending it."""
+
+    def __init__(self, case: Case, rng: Rng) -> None:
+        dataset = case.make_dataset()
+        order = OrderSettings.of(seed=1, shuffle=True, window=5 * case.batch_size, batch_size=case.batch_size)
+        plan = PlanSettings(order, case.batch_size, 1, 0, Uneven.PAD, drop_last=False)
+        setup = WorkerSetup(DatasetSource(), plan, rng, None, None, dataset_per_worker=False)
+        self._builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
+        self._store = HeapStore()
+        self._step = 0
+
+    def measure(self) -> float:
+        """Return the mean over some batches."""
+        start = time.perf_counter()
+        for _ in range(_BATCHES_PER_TURN):
+            self._builder.build(self._store, 1, 0, 0, self._step)
+            self._step = (self._step + 1) % CASES[0].num_batches
+        return (time.perf_counter() - start) / _BATCHES_PER_TURN * 1e6
+
+
+def measure_building(case: Case, rounds: int) -> list[Result]:
+    results = {rng: Result(case.name, f"rng={rng.value}", "us/batch") for rng in MODES}
+    systems = {rng: Building(case, rng) for rng in MODES}
+    for system in systems.values():
+        system.measure()
+    for number in range(rounds):
+        for rng in MODES if number % 2 else MODES[::-1]:
+            results[rng].samples.append(systems[rng].measure())
+    return list(results.values())
+
+
+def measure_throughput(case: Case, rounds: int, seconds: float) -> list[Result]:
+    results = {rng: Result(case.name, f"rng={rng.value}", "batches/s") for rng in MODES}
+    systems: dict[Rng, Throughput] = {}
+    try:
+        for rng in MODES:
+            systems[rng] = Throughput(make_swift(case, rng.value))
+            systems[rng].measure(seconds)
+        for number in range(rounds):
+            for rng in MODES if number % 2 else MODES[::-1]:
+                results[rng].samples.append(systems[rng].measure(seconds))
+    finally:
+        for system in systems.values():
+            system.close()
+    return list(results.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=21, help="turns of each mode (default: 21)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn through workers (default: 1)")
+    parser.add_argument("--json", metavar="FILE", help="write all samples there")
+    arguments = parser.parse_args()
+    machine = describe_machine()
+    print(format_machine(machine), flush=True)
+    rows, results = [], []
+    for case in CASES:
+        for pair in (
+            measure_building(case, arguments.rounds),
+            measure_throughput(case, arguments.rounds, arguments.seconds),
+        ):
+            results += pair
+            rows += [[*result.as_cells(), f"{format_number(result.median / pair[0].median)}x"] for result in pair]
+    print(format_table(_HEADERS, rows))
+    if arguments.json:
+        write_json(arguments.json, machine, {"rounds": arguments.rounds, "seconds": arguments.seconds}, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Which rank this process is, of how many: as `start()` says, else torch.distributed, else the launcher's environment.
+
+Pure but for a look at `sys.modules`: torch is never imported for this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Placement", "find_placement"]
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch, Lightning
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
+    # Those of srun: an sbatch script has SLURM_PROCID and SLURM_NTASKS as well, but is only one process.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A rank among `world_size` of them."""
+
+    rank: int
+    world_size: int
+    source: str
+    """Who says so, for an error."""
+    is_launched: bool = False
+    """Whether a launcher started the ranks, so that each has made its own loader."""
+
+
+def find_placement(
+    rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ
+) -> Placement | None:
+    """Return the place of this process; None if there are several ranks and nobody says which one it is.
+
+    Args:
+        rank: What `start()` was told, if anything.
+        world_size: `nb_consumer`, if it was given.
+        environment: Where launchers leave their variables.
+
+    Raises:
+        ValueError: The rank isn't below the number of ranks, or the launcher counts other ranks than `nb_consumer`.
+    """
+    if rank is not None and world_size is not None:
+        return _checked(Placement(rank, world_size, "start()"))
+    found = _of_torch_distributed() or _of_launcher(environment)
+    if world_size is not None:
+        if world_size == 1:
+            return Placement(0, 1, "nb_consumer")
+        if found is None:
+            return None
+        if found.world_size != world_size:
+            raise ValueError(
+                f"nb_consumer={world_size}, but {found.source} counts {found.world_size} processes: leave nb_consumer "
+                f"out, or say which consumer this is with loader.start(consumer_index)"
+            )
+        return found
+    if found is None:
+        found = Placement(0, 1, "default")
+    return found if rank is None else _checked(Placement(rank, found.world_size, "start()"))
+
+
+def _checked(placement: Placement) -> Placement:
+    if placement.rank >= placement.world_size:
+        raise ValueError(
+            f"consumer_index={placement.rank} with nb_consumer={placement.world_size}: it must be below nb_consumer; "
+            f"give each process its own index, or raise nb_consumer"
+        )
+    return placement
+
+
+def _of_torch_distributed() -> Placement | None:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Placement(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+
+
+def _of_launcher(environment: Mapping[str, str]) -> Placement | None:
+    for rank_name, size_name in _LAUNCHERS:
+        try:
+            rank, world_size = int(environment[rank_name]), int(environment[size_name])
+        except (KeyError, ValueError):
+            continue
+        if 0 <= rank < world_size:
+            return Placement(rank, world_size, f"the launcher's {size_name}", is_launched=True)
+    return None

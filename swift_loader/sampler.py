@@ -1,0 +1,34 @@
+"""What frameworks look for at a loader: a `sampler` with `set_epoch`. The order itself is in `order`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from swift_loader.plan import Plan, PlanReader
+
+__all__ = ["EpochSampler"]
+
+
+class EpochSampler:
+    """The dataset indices that this rank gets in the next epoch, as a torch sampler shows them."""
+
+    def __init__(self, set_epoch: Callable[[int], None], next_plan: Callable[[], tuple[Plan, int]]) -> None:
+        self.set_epoch = set_epoch
+        """As `SwiftLoader.set_epoch`."""
+        self._next_plan = next_plan
+
+    def __iter__(self) -> Iterator[int]:
+        plan, epoch = self._next_plan()
+        reader = PlanReader(plan)
+        for step in range(plan.num_batches(epoch)):
+            yield from reader.batch(epoch, step).indices.tolist()
+
+    def __len__(self) -> int:
+        plan, epoch = self._next_plan()
+        num_batches = plan.num_batches(epoch)
+        if not num_batches:
+            return 0
+        return (num_batches - 1) * plan.settings.batch_size + len(plan.batch(epoch, num_batches - 1).indices)
+
+    def __repr__(self) -> str:
+        return "<EpochSampler of a SwiftLoader>"

@@ -1,0 +1,82 @@
+"""What `state_dict()` returns: where a run is, and the order it goes through, as plain integers. Pure.
+
+The same on every rank, and free of everything that may be different when the run goes on: the number of ranks and of
+workers, the batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swift_loader.errors import StateMismatch
+from swift_loader.order import OrderSettings
+from swift_loader.plan import Position
+
+__all__ = ["SavedState"]
+
+VERSION = 1
+"""Of the state's fields and of the permutation: another one would continue another order."""
+
+_SMALLEST = {"seed": 0, "epoch": 0, "position": 0, "shuffle": 0, "nearby_shuffle": 0, "run_length": 1}
+_OPTIONAL = {"num_samples": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """Where a run is, and in which order."""
+
+    order: OrderSettings
+    position: Position
+    num_samples: int | None
+    """Length of the dataset; None if it wasn't known yet, because nothing had been started."""
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the state as `state_dict()` does."""
+        state = {
+            "version": VERSION,
+            "seed": self.order.seed,
+            "epoch": self.position.epoch,
+            "position": self.position.num_samples,
+            "shuffle": int(self.order.shuffle),
+            "nearby_shuffle": self.order.window,
+            "run_length": self.order.run_length,
+        }
+        return state if self.num_samples is None else {**state, "num_samples": self.num_samples}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> SavedState:
+        """Return the state that `to_dict` made a dict of.
+
+        Raises:
+            TypeError: It isn't a dict.
+            StateMismatch: It isn't such a dict; the message names the field.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}; give what state_dict() returned, a dict")
+        _check_fields(state)
+        num_samples = state.get("num_samples")
+        if num_samples is not None and state["position"] > num_samples:
+            raise StateMismatch(f"the state's position={state['position']} lies beyond its num_samples={num_samples}")
+        order = OrderSettings(state["seed"], bool(state["shuffle"]), state["nearby_shuffle"], state["run_length"])
+        return cls(order, Position(state["epoch"], state["position"]), num_samples)
+
+
+def _check_fields(state: Mapping[str, Any]) -> None:
+    if state.get("version") != VERSION:
+        raise StateMismatch(
+            f"the state's version is {state.get('version')!r}, and this loader continues version {VERSION}: it was "
+            f"saved by something else, or by another release of swift_loader"
+        )
+    unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL}))
+    if unknown:
+        raise StateMismatch(f"the state has the unknown fields {', '.join(unknown)}; give what state_dict() returned")
+    for name, smallest in (_SMALLEST | _OPTIONAL).items():
+        if name not in state:
+            if name in _OPTIONAL:
+                continue
+            raise StateMismatch(f"the state has no field {name!r}; give what state_dict() returned")
+        value = state[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+            raise StateMismatch(f"the state's {name}={value!r} isn't an integer of at least {smallest}")

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from swift_loader.placement import find_placement
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4"}
+
+
+def place(rank: int | None, world_size: int | None, environment: dict[str, str]) -> tuple[int, int] | None:
+    found = find_placement(rank, world_size, environment)
+    return None if found is None else (found.rank, found.world_size)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        (TORCHRUN, (2, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}, (1, 3)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, (5, 8)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # the one process of an sbatch script
+        ({"RANK": "2"}, (0, 1)),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, (0, 1)),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, (0, 1)),
+        (TORCHRUN | {"PMI_RANK": "0", "PMI_SIZE": "2"}, (2, 4)),
+    ],
+)
+def test_nobody_needs_to_say_what_the_launcher_knows(environment: dict[str, str], expected: tuple[int, int]) -> None:
+    assert place(None, None, environment) == expected
+
+
+def test_what_start_says_comes_first() -> None:
+    assert place(1, 3, TORCHRUN) == (1, 3)
+    assert place(1, None, TORCHRUN) == (1, 4)
+    assert place(None, 4, TORCHRUN) == (2, 4)
+    assert place(None, 1, TORCHRUN) == (0, 1)
+
+
+def test_several_consumers_and_nobody_to_say_which() -> None:
+    assert place(None, 2, {}) is None
+
+
+def test_consumers_that_the_launcher_counts_otherwise_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"nb_consumer=3, but the launcher's WORLD_SIZE counts 4 processes"):
+        place(None, 3, TORCHRUN)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(3, 3), (4, None)])
+def test_a_rank_beyond_the_ranks_is_refused(rank: int, world_size: int | None) -> None:
+    with pytest.raises(ValueError, match=f"consumer_index={rank}"):
+        place(rank, world_size, TORCHRUN)

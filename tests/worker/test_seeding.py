@@ -1,0 +1,249 @@
+"""Random numbers keyed by sample: the builder alone, in this process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import sample_rng
+from swift_loader.order import OrderSettings
+from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.store import HeapStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.seeding import Rng, Seeding, preserved_generators, seed_for_construction, seed_for_worker
+from swift_loader.worker.setup import DatasetSource, WorkerSetup
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "random.random": random.random,
+    "random.gauss": lambda: random.gauss(0, 1),
+    "random.getrandbits of 1": lambda: random.getrandbits(1),
+    "random.shuffle": lambda: random.sample(range(10), 10),
+    "numpy.random.rand": lambda: float(np.random.rand()),
+    "numpy.random.standard_normal": lambda: float(np.random.standard_normal()),
+    "numpy.random.rand(312), a whole turn of the generator": lambda: float(np.random.rand(312)[0]),
+    "numpy.random.randint": lambda: int(np.random.randint(2)),
+    "torch.rand": lambda: float(torch.rand(())),
+    "torch.randperm": lambda: torch.randperm(5).tolist(),
+}
+
+
+class Drawing:
+    """Sample i is what a function gives, for i in `at`, and 0 elsewhere; remembers what was fetched."""
+
+    def __init__(self, draw: Callable[[], Any], at: range = range(100)) -> None:
+        self.draw, self.at = draw, at
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        self.fetched.append(index)
+        return (index, self.draw() if index in self.at else 0)
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class Builder:
+    """Builds batches as a worker does, but gives the samples."""
+
+    def __init__(self, dataset: Any, batch_size: int = 4, rng: Rng = Rng.SAMPLE, seed: int = 1, **options: Any) -> None:
+        order = OrderSettings(seed, shuffle=False, window=0, run_length=1)
+        plan = PlanSettings(order, batch_size, 1, 0, Uneven.PAD, drop_last=False)
+        self.batches: list[Any] = []
+        options.setdefault("collate_fn", as_list)
+        collate_fn = options["collate_fn"]
+
+        def keep(samples: list[Any]) -> list[Any]:
+            self.batches.append(collate_fn(samples))
+            return [0]
+
+        setup = WorkerSetup(DatasetSource(), plan, rng, keep, None, dataset_per_worker=False)
+        self.builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
+
+    def build(self, step: int, epoch: int = 0) -> Any:
+        with preserved_generators():
+            self.builder.build(HeapStore(), 1, 0, epoch, step)
+        return self.batches[-1]
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+@pytest.mark.parametrize("at", [range(100), range(3, 100), range(42, 43)])
+def test_what_a_sample_draws_depends_on_the_sample_alone(draw: Callable[[], Any], at: range) -> None:
+    in_order = Builder(Drawing(draw, at), batch_size=4)
+    expected = [sample for step in range(25) for sample in in_order.build(step)]
+    in_other_batches = Builder(Drawing(draw, at), batch_size=7)
+    backwards = {step: in_other_batches.build(step) for step in reversed(range(15))}
+    assert [sample for step in range(15) for sample in backwards[step]] == expected
+    again = Builder(Drawing(draw, at), batch_size=100)
+    assert again.build(0) == expected
+    assert again.build(0, epoch=1) != expected or len(at) == 1
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+def test_a_batch_that_drew_is_built_again_once_and_the_later_ones_not(draw: Callable[[], Any]) -> None:
+    dataset = Drawing(draw, range(5, 100))
+    builder = Builder(dataset)
+    for step in range(4):
+        builder.build(step)
+    assert dataset.fetched == [0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, *range(8, 16)]
+
+
+def test_samples_that_draw_nothing_are_never_built_again() -> None:
+    dataset = Drawing(lambda: 0)
+    builder = Builder(dataset)
+    for step in range(25):
+        builder.build(step)
+    assert dataset.fetched == list(range(100))
+
+
+def test_samples_and_generators_differ() -> None:
+    samples = Builder(Drawing(lambda: (random.random(), np.random.rand(), float(torch.rand(())))), 100).build(0)
+    drawn = [number for _, numbers in samples for number in numbers]
+    assert len(set(drawn)) == 300
+    assert Builder(Drawing(random.random), 100, seed=2).build(0) != Builder(Drawing(random.random), 100).build(0)
+
+
+def test_a_batch_that_fails_by_what_it_drew_fails_by_what_it_should_draw() -> None:
+    def refuse_some() -> float:
+        drawn = random.random()
+        if drawn < 0.2:
+            raise ValueError(drawn)
+        return drawn
+
+    def outcomes(batch_size: int, steps: list[int]) -> dict[int, list[Any]]:
+        builder = Builder(Drawing(refuse_some), batch_size)
+        found: dict[int, list[Any]] = {}
+        for step in steps:
+            try:
+                found[step] = builder.build(step)
+            except BuildError as error:
+                found[step] = [error.index, str(error.__cause__)]
+        return found
+
+    forwards, backwards = outcomes(4, list(range(25))), outcomes(4, list(reversed(range(25))))
+    assert forwards == backwards
+    assert {len(outcome) for outcome in forwards.values()} == {2, 4}
+
+
+def test_a_collate_that_draws_is_keyed_by_its_batch() -> None:
+    def collate(samples: list[Any]) -> list[Any]:
+        return [samples[0][0], random.random(), np.random.rand(), sample_rng().random()]
+
+    forwards, backwards = (Builder(Drawing(lambda: 0), collate_fn=collate) for _ in "ab")
+    first = [forwards.build(step) for step in range(25)]
+    second = [backwards.build(step) for step in reversed(range(25))]
+    assert first == second[::-1]
+    assert len({number for batch in first for number in batch[1:]}) == 75
+
+
+class Several(Drawing):
+    """Fetches a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, self.draw()) for index in indices]
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: sample_rng().random()])
+def test_getitems_is_keyed_by_its_batch(draw: Callable[[], Any]) -> None:
+    forwards, backwards = (Builder(Several(draw)) for _ in "ab")
+    first = [forwards.build(step) for step in range(25)]
+    second = [backwards.build(step) for step in reversed(range(25))]
+    assert first == second[::-1]
+    assert len({drawn for batch in first for _, drawn in batch}) == 100
+
+
+def test_code_that_draws_and_puts_the_state_back_gets_the_same_each_time() -> None:
+    def draw() -> float:
+        state = random.getstate()
+        drawn = random.random()
+        random.setstate(state)
+        return drawn
+
+    forwards, backwards = (Builder(Drawing(draw)) for _ in "ab")
+    first = [forwards.build(step) for step in range(25)]
+    assert first == [backwards.build(step) for step in reversed(range(25))][::-1]
+
+
+def test_sample_rng_is_keyed_by_sample_and_costs_no_second_build() -> None:
+    dataset = Drawing(lambda: sample_rng().random())
+    builder = Builder(dataset, 4)
+    expected = [sample for step in range(25) for sample in builder.build(step)]
+    assert dataset.fetched == list(range(100))
+    assert Builder(Drawing(lambda: sample_rng().random()), 100).build(0) == expected
+    assert len({drawn for _, drawn in expected}) == 100
+
+
+def test_sample_rng_goes_on_within_a_sample() -> None:
+    samples = Builder(Drawing(lambda: (sample_rng().random(), sample_rng().random()))).build(0)
+    assert len({number for _, drawn in samples for number in drawn}) == 8
+
+
+def test_outside_of_a_loader_sample_rng_is_not_keyed() -> None:
+    assert sample_rng().random() != sample_rng().random()
+    Builder(Drawing(lambda: 0)).build(0)
+    assert sample_rng().random() != sample_rng().random()
+
+
+@pytest.mark.parametrize("rng", [Rng.WORKER, Rng.NONE])
+def test_other_modes_leave_the_generators_to_go_on(rng: Rng) -> None:
+    dataset = Drawing(random.random)
+    builder = Builder(dataset, rng=rng)
+    random.seed(3)
+    expected = [random.random() for _ in range(8)]
+    random.seed(3)
+    for step in range(2):
+        builder.builder.build(HeapStore(), 1, 0, 0, step)
+    assert [drawn for batch in builder.batches for _, drawn in batch] == expected
+    assert dataset.fetched == list(range(8))
+
+
+def test_workers_that_are_seeded_once_differ() -> None:
+    drawn = set()
+    with preserved_generators():
+        for rank, worker in [(0, 0), (0, 1), (1, 0)]:
+            seed_for_worker(1, rank, worker, Rng.WORKER)
+            drawn |= {random.random(), np.random.rand(), float(torch.rand(()))}
+        assert len(drawn) == 9
+        random.seed(5)
+        seed_for_worker(1, 0, 0, Rng.NONE)
+        seed_for_construction(1, Rng.NONE)
+        after = random.random()
+        random.seed(5)
+        assert after == random.random()
+
+
+def test_the_users_generators_are_put_back() -> None:
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    expected = (random.random(), np.random.rand(), float(torch.rand(())))
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    Builder(Drawing(random.random)).build(0)
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+
+
+def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    seeding = Seeding(Rng.SAMPLE)
+    from swift_loader.worker.seeding import Fetching
+
+    with preserved_generators():
+        monkeypatch.delitem(sys.modules, "torch")
+        seeding.begin(Fetching(1, 0, [0, 1], []))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert seeding.end(), "torch came in the midst of a batch, so nobody had seeded it"
+        seeding.begin(Fetching(1, 0, [0, 1], []))
+        assert not seeding.end()
