@@ -1,4 +1,4 @@
-"""Finds, in a batch that can't be encoded, the part that is to blame. Pure; runs only after a failure."""
+"""Walks through a batch, and finds the part that is to blame if it can't be encoded. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["find_unencodable", "type_name"]
+__all__ = ["find_unencodable", "parts", "type_name"]
 
 
 def type_name(thing: object) -> str:
@@ -21,7 +21,7 @@ def find_unencodable(batch: object, error: Exception, attempt: Callable[[object]
     descended = True
     while descended:
         descended = False
-        for step, part in _parts(culprit):
+        for step, part in parts(culprit):
             if id(part) in seen:  # a child that knows its parent
                 continue
             seen.add(id(part))
@@ -36,7 +36,8 @@ def find_unencodable(batch: object, error: Exception, attempt: Callable[[object]
     )
 
 
-def _parts(thing: Any) -> Iterator[tuple[str, object]]:
+def parts(thing: Any) -> Iterator[tuple[str, object]]:
+    """Yield what a container holds, each with the step that leads there, such as `['x']`; nothing for a leaf."""
     if isinstance(thing, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in thing.items())
     elif isinstance(thing, tuple) and hasattr(thing, "_fields"):
