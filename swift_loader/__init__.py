@@ -2,7 +2,7 @@
 
 The life of a batch, and who has it when:
 
-    plan          pure arithmetic: which samples, for any (seed, epoch, step, rank)         every process
+    order, plan   pure arithmetic: which samples, for any (seed, epoch, step, rank)         every process
     ledger        which worker builds it, and which batch is delivered next                 trainer
     task pipe     a few dozen bytes: (generation, sequence, epoch, step)                    trainer -> worker
     worker        fetches the samples, collates them straight into a slot of shared memory  worker
@@ -15,8 +15,12 @@ The life of a batch, and who has it when:
 Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. A worker's death is
 the end of its pipe; the trainer's death ends the template, and with it the workers. Nothing is shared between workers.
 
-Where to look: `loader` is the API; `plan` the arithmetic; `collate` the default collate; `engine` the trainer's side of
-the processes; `worker` the other side; `transport` what lies between; `device` what comes after.
+A run can be stopped after any batch: `state` is what is saved of it, `progress` how far the loop has got, and `plan`
+how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
+
+Where to look: `loader` is the API; `run` what outlives it; `placement` and `agreement` are about the other ranks;
+`collate` is the default collate; `engine` the trainer's side of the processes; `worker` the other side; `transport`
+what lies between; `device` what comes after; `integrations` what frameworks need besides.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from swift_loader.engine.ledger import Limits
 from swift_loader.engine.processes import ProcessSettings, StartMethod
 from swift_loader.log import LogSettings
 from swift_loader.order import OrderSettings
+from swift_loader.placement import Placement
 from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
@@ -79,13 +80,13 @@ class Options:
         """Return the order of a new run."""
         return OrderSettings.of(seed=self.seed, shuffle=self.shuffle, window=self.window, batch_size=self.batch_size)
 
-    def plan_settings(self, order: OrderSettings, rank: int, world_size: int) -> PlanSettings:
+    def plan_settings(self, order: OrderSettings, placement: Placement) -> PlanSettings:
         """Return what the batches of a rank depend on."""
         return PlanSettings(
             order=order,
             batch_size=self.batch_size,
-            world_size=world_size,
-            rank=rank,
+            world_size=placement.world_size,
+            rank=placement.rank,
             uneven=self.uneven,
             drop_last=self.drop_last,
         )

@@ -20,7 +20,7 @@ from swift_loader.engine.processes import ProcessEngine
 from swift_loader.errors import LoaderClosed
 from swift_loader.iterator import EpochIterator, OpenEpoch
 from swift_loader.metrics import Metrics
-from swift_loader.placement import Placement, find_placement
+from swift_loader.placement import expected_placement, find_placement
 from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
 from swift_loader.sampler import EpochSampler
@@ -207,11 +207,11 @@ class SwiftLoader:
             raise LoaderClosed("the loader was closed; make a new one to go on")
         if self._state is LoaderState.STARTED:
             raise RuntimeError("the loader runs already; call start() once, before the first iteration, or not at all")
-        placement = self._place(check_rank(consumer_index))
+        placement = find_placement(check_rank(consumer_index), self._options.world_size)
         move = mover(device, to_device)
         is_made_here = self._options.made_in_pid == os.getpid()
         agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
-        plan = self._options.plan_settings(self._run.order, placement.rank, placement.world_size)
+        plan = self._options.plan_settings(self._run.order, placement)
         session = Session(self._options, plan, move, self.dataset if not self._options.num_workers else None)
         try:
             self._run.note_length(session.engine.num_samples)
@@ -430,19 +430,7 @@ class SwiftLoader:
 
     def _plan_settings(self) -> PlanSettings:
         """Return the plan of this rank, as far as is known before `start()`."""
-        options = self._options
-        placement = find_placement(None, options.world_size)
-        rank, world_size = (placement.rank, placement.world_size) if placement else (0, options.world_size or 1)
-        return options.plan_settings(self._run.order, rank, world_size)
-
-    def _place(self, rank: int | None) -> Placement:
-        placement = find_placement(rank, self._options.world_size)
-        if placement is None:
-            raise RuntimeError(
-                f"the loader serves nb_consumer={self._options.world_size} consumers, and doesn't know which one this "
-                f"is; call loader.start(consumer_index) before iterating"
-            )
-        return placement
+        return self._options.plan_settings(self._run.order, expected_placement(self._options.world_size))
 
 
 def _option_names() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Placement", "find_placement"]
+__all__ = ["Placement", "expected_placement", "find_placement"]
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch, Lightning
@@ -34,10 +34,8 @@ class Placement:
     """Whether a launcher started the ranks, so that each has made its own loader."""
 
 
-def find_placement(
-    rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ
-) -> Placement | None:
-    """Return the place of this process; None if there are several ranks and nobody says which one it is.
+def find_placement(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Placement:
+    """Return the place of this process.
 
     Args:
         rank: What `start()` was told, if anything.
@@ -46,24 +44,35 @@ def find_placement(
 
     Raises:
         ValueError: The rank isn't below the number of ranks, or the launcher counts other ranks than `nb_consumer`.
+        RuntimeError: There are several ranks, and nobody says which one this is.
     """
     if rank is not None and world_size is not None:
         return _checked(Placement(rank, world_size, "start()"))
+    if world_size == 1:
+        return Placement(0, 1, "nb_consumer")
     found = _of_torch_distributed() or _of_launcher(environment)
-    if world_size is not None:
-        if world_size == 1:
-            return Placement(0, 1, "nb_consumer")
-        if found is None:
-            return None
-        if found.world_size != world_size:
-            raise ValueError(
-                f"nb_consumer={world_size}, but {found.source} counts {found.world_size} processes: leave nb_consumer "
-                f"out, or say which consumer this is with loader.start(consumer_index)"
-            )
-        return found
+    if world_size is None:
+        found = found or Placement(0, 1, "default")
+        return found if rank is None else _checked(Placement(rank, found.world_size, "start()"))
     if found is None:
-        found = Placement(0, 1, "default")
-    return found if rank is None else _checked(Placement(rank, found.world_size, "start()"))
+        raise RuntimeError(
+            f"the loader serves nb_consumer={world_size} consumers, and doesn't know which one this is; call "
+            f"loader.start(consumer_index) before iterating"
+        )
+    if found.world_size != world_size:
+        raise ValueError(
+            f"nb_consumer={world_size}, but {found.source} counts {found.world_size} processes: leave nb_consumer out, "
+            f"or say which consumer this is with loader.start(consumer_index)"
+        )
+    return found
+
+
+def expected_placement(world_size: int | None) -> Placement:
+    """Return the place that `start()` will find, as far as is known before; rank 0's if nobody says."""
+    try:
+        return find_placement(None, world_size)
+    except RuntimeError:
+        return Placement(0, world_size or 1, "default")
 
 
 def _checked(placement: Placement) -> Placement:

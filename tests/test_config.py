@@ -10,6 +10,7 @@ import torch
 
 from swift_loader import SwiftLoader
 from swift_loader.config import Options, check_rank
+from swift_loader.placement import Placement
 from swift_loader.plan import Uneven
 from swift_loader.worker.seeding import Rng
 
@@ -225,7 +226,7 @@ def test_public_names_are_translated_once() -> None:
     )
     order = options.order_settings()
     assert (order.seed, order.shuffle, order.window) == (6, False, 10)
-    plan = options.plan_settings(order, 2, 4)
+    plan = options.plan_settings(order, Placement(2, 4, "start()"))
     assert (plan.order, plan.batch_size, plan.world_size, plan.rank) == (order, 3, 4, 2)
     assert (plan.uneven, plan.drop_last) == (Uneven.DROP, True)
     assert options.world_size == 4

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.placement import find_placement
+from swift_loader.placement import expected_placement, find_placement
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4"}
 
 
-def place(rank: int | None, world_size: int | None, environment: dict[str, str]) -> tuple[int, int] | None:
+def place(rank: int | None, world_size: int | None, environment: dict[str, str]) -> tuple[int, int]:
     found = find_placement(rank, world_size, environment)
-    return None if found is None else (found.rank, found.world_size)
+    return found.rank, found.world_size
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,17 @@ def test_what_start_says_comes_first() -> None:
     assert place(None, 1, TORCHRUN) == (0, 1)
 
 
+def test_before_start_rank_0_stands_for_a_rank_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expected_placement(3).rank == 0
+    assert expected_placement(3).world_size == 3
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert expected_placement(3).rank == 2
+
+
 def test_several_consumers_and_nobody_to_say_which() -> None:
-    assert place(None, 2, {}) is None
+    with pytest.raises(RuntimeError, match=r"nb_consumer=2 consumers, .* call loader\.start"):
+        place(None, 2, {})
 
 
 def test_consumers_that_the_launcher_counts_otherwise_are_refused() -> None:
