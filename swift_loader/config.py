@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 from swift_loader.engine.ledger import Limits
-from swift_loader.engine.processes import ProcessSettings, StartMethod
+from swift_loader.engine.settings import ProcessSettings, StartMethod
 from swift_loader.log import LogSettings
 from swift_loader.order import OrderSettings
 from swift_loader.placement import Placement

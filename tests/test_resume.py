@@ -355,6 +355,18 @@ def test_a_running_loader_takes_over_the_seed_of_a_state(workers: int) -> None:
         assert [samples_of(batch) for batch in loader] == reference
 
 
+def test_loading_very_often_never_waits_for_a_busy_worker() -> None:
+    with make_loader(datasets.Slow, workers=1, kwargs={"seconds": 0.5}, batch_size=1, validate=False) as loader:
+        loader.start(0)
+        state = loader.state_dict()
+        started = time.perf_counter()
+        for number in range(1000):
+            loader.load_state_dict(state | {"position": number % 100, "epoch": number})
+        assert time.perf_counter() - started < 5  # the worker would need 500
+        expected = list(loader.sampler)[99]
+        assert next(iter(loader))["id"].tolist() == [expected]
+
+
 def test_the_length_is_that_of_the_whole_epoch_after_a_resume() -> None:
     with make_loader(datasets.Counting) as loader:
         iterator = iter(loader)

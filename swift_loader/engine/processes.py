@@ -21,35 +21,21 @@ from typing import Any
 from swift_loader.engine.base import Delivery
 from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import describe_batch, died, rebuild
-from swift_loader.engine.ladder import stop_processes
-from swift_loader.engine.ledger import Assignment, Ledger, Limits
-from swift_loader.engine.template import TemplateProcess
-from swift_loader.engine.worker import BatchReader, WorkerHandle
+from swift_loader.engine.ledger import Assignment, Ledger
+from swift_loader.engine.pool import WorkerPool
+from swift_loader.engine.settings import ProcessSettings
+from swift_loader.engine.worker import WorkerHandle
 from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerStalled
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
-from swift_loader.transport.channel import Channel, Received
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, Stage
-from swift_loader.transport.payload import Environment, write_payload
 from swift_loader.worker.setup import WorkerSetup
 
-__all__ = ["ProcessEngine", "ProcessSettings", "StartMethod"]
-
-SPARE_SEGMENTS = 8
-"""Per worker, beside one for each batch that may be in flight: those the loop has, and those on their way back."""
+__all__ = ["ProcessEngine"]
 
 _PROBE = Assignment(worker=0, generation=0, sequence=0, epoch=0, step=0)
-
-
-class StartMethod(str, Enum):
-    """Where worker processes come from."""
-
-    TEMPLATE = "template"
-    """Forked from one fresh interpreter that holds the dataset."""
-    SPAWN = "spawn"
-    """Each a fresh interpreter with a dataset of its own."""
 
 
 class EngineState(Enum):
@@ -61,18 +47,6 @@ class EngineState(Enum):
     BROKEN = "broken"
     """A process is gone: what is ready is still delivered, then the error is raised, each time."""
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSettings:
-    """How the engine is to run, apart from what the workers need to know."""
-
-    num_workers: int
-    limits: Limits
-    start_method: StartMethod
-    validate: bool
-    thread_per_worker: bool
-    batch_decoder: Callable[[bytes], Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +66,6 @@ class ProcessEngine:
         self._setup = setup
         self._settings = settings
         self._metrics = metrics
-        self._log = log
         self._owner_pid = os.getpid()
         self._state = EngineState.NEW
         self._error: BaseException | None = None
@@ -106,12 +79,9 @@ class ProcessEngine:
         """Readable once the engine is broken or closed."""
         self._ledger: Ledger[_Outcome] = Ledger(settings.limits)
         self._plan: Plan | None = None
-        self._definitions = Definitions()
-        self._templates: list[TemplateProcess] = []
-        self._workers: list[WorkerHandle] = []
+        self._pool = WorkerPool(setup, settings, log)
         self._duty: Duty | None = None
         self._probed: _Outcome | None = None
-        self._forkable = True
 
     @property
     def num_samples(self) -> int:
@@ -130,7 +100,9 @@ class ProcessEngine:
         """
         self._state = EngineState.STARTING
         try:
-            self._start_processes()
+            num_samples = self._pool.start_template()
+            self._plan = Plan.of(num_samples, self._setup.plan)
+            self._pool.start_workers()
             self._duty = self._listen()
             if self._settings.validate and self.num_samples:
                 self._await_probe()
@@ -144,62 +116,14 @@ class ProcessEngine:
     def measure_dataset(self) -> int:
         """Return the dataset's length, by building it in a template that ends right afterwards."""
         try:
-            return self._start_template()
+            return self._pool.start_template()
         finally:
             self.close()
 
-    def _start_template(self) -> int:
-        environment = Environment.of_this_process()
-        layout, descriptor, self._definitions = write_payload(self._setup, environment)
-        try:
-            template = TemplateProcess()
-            self._templates.append(template)
-            template.send_setup(layout, descriptor)
-        finally:
-            os.close(descriptor)
-        built = template.wait_built(self._definitions)
-        if built.reason:
-            self._log(f"each worker builds its own dataset: {built.reason}")
-        self._forkable = built.forkable
-        return built.num_samples
-
-    def _start_processes(self) -> None:
-        num_samples = self._start_template()
-        self._plan = Plan.of(num_samples, self._setup.plan)
-        reader = BatchReader(self._definitions, self._settings.batch_decoder)
-        in_place = self._settings.start_method is StartMethod.SPAWN or not self._forkable
-        if in_place:  # all interpreters are started before the first is waited for
-            self._start_more_templates(self._settings.num_workers - 1)
-        for index in range(self._settings.num_workers):
-            ours, theirs = Channel.pair()
-            template = self._templates[index] if in_place else self._templates[0]
-            try:
-                process = (template.become_worker if in_place else template.fork)(index, theirs)
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-            keep = self._settings.limits.max_in_flight + SPARE_SEGMENTS
-            self._workers.append(WorkerHandle(index, ours, process, reader, keep))
-
-    def _start_more_templates(self, count: int) -> None:
-        environment = Environment.of_this_process()
-        for _ in range(count):
-            layout, descriptor, _ = write_payload(self._setup, environment)
-            try:
-                template = TemplateProcess()
-                self._templates.append(template)
-                template.send_setup(layout, descriptor)
-            finally:
-                os.close(descriptor)
-        for template in self._templates[1:]:
-            template.wait_built(self._definitions)
-
     def _listen(self) -> Duty:
-        if self._settings.start_method is StartMethod.TEMPLATE and self._forkable:
-            self._templates[0].watch(self._on_template_death)
-        groups = [[worker] for worker in self._workers] if self._settings.thread_per_worker else [self._workers]
+        self._pool.watch_template(self._on_template_death)
+        workers = self._pool.workers
+        groups = [[worker] for worker in workers] if self._settings.thread_per_worker else [workers]
         with self._lock:
             self._state = EngineState.RUNNING
         return Duty(groups, self._wake, self)
@@ -207,7 +131,7 @@ class ProcessEngine:
     def _await_probe(self) -> None:
         assert self._duty is not None
         with self._dispatch_lock:
-            self._workers[0].send(_PROBE, Kind.PROBE)
+            self._pool.workers[0].send(_PROBE, Kind.PROBE)
         while self._probed is None:
             self._duty.take().listen()
             with self._lock:
@@ -230,8 +154,8 @@ class ProcessEngine:
                     self._plan = Plan.of(self.num_samples, plan)
                 dropped = self._ledger.seek(epoch, step, self._plan.num_batches, is_new_plan=is_new_plan)
                 generation = self._ledger.generation
-            for worker in self._workers if is_new_plan else ():
-                worker.send_plan(generation, plan)
+            for worker in self._pool.workers if is_new_plan else ():
+                worker.follow(generation, plan)
         del dropped  # outside the locks: the user's objects may have finalisers
         self._dispatch()
 
@@ -312,7 +236,7 @@ class ProcessEngine:
             with self._lock:
                 assignments = self._ledger.assign() if self._state is EngineState.RUNNING else []
             for assignment in assignments:
-                self._workers[assignment.worker].send(assignment)
+                self._pool.workers[assignment.worker].send(assignment)
 
     def _check_open(self) -> None:
         if self._state is EngineState.CLOSED:
@@ -363,13 +287,13 @@ class ProcessEngine:
 
     def _take_failure(self, worker: WorkerHandle, failure: Failure) -> None:
         if failure.stage is Stage.BUILD:
-            self._break(rebuild(failure, self._who(worker.index), self._definitions))
+            self._break(rebuild(failure, self._who(worker.index), self._pool.definitions))
             return
         with self._lock:
             current = failure.generation == self._ledger.generation and failure.generation > 0
             epoch, step = self._ledger.locate(failure.sequence) if current else (0, 0)
         where = f", {self._describe(epoch, step)}" if current else ", while trying out the dataset's first samples"
-        error = rebuild(failure, self._who(worker.index), self._definitions, where)
+        error = rebuild(failure, self._who(worker.index), self._pool.definitions, where)
         self._complete(worker, failure.generation, failure.sequence, _Outcome(None, error), 0.0)
 
     def _complete(
@@ -420,7 +344,7 @@ class ProcessEngine:
         os.eventfd_write(self._wake, 1)
 
     def _who(self, index: int) -> str:
-        return self._workers[index].describe(self._settings.num_workers, self._setup.plan.rank)
+        return self._pool.workers[index].describe(self._settings.num_workers, self._setup.plan.rank)
 
     def _describe(self, epoch: int, step: int) -> str:
         assert self._plan is not None
@@ -437,20 +361,13 @@ class ProcessEngine:
                 return
             self._state = EngineState.CLOSED
         os.eventfd_write(self._wake, 1)
-        for worker in self._workers:
-            worker.channel.shutdown()
-        stop_processes(worker.process.pidfd for worker in self._workers)
-        for template in self._templates:
-            template.hang_up()
-        stop_processes(template.pidfd for template in self._templates)
+        self._pool.stop()
         with self._loop_lock:
             if self._duty is not None:
                 self._duty.stop()  # without the dispatch lock, which a receiver thread may be waiting for
-            for template in self._templates:
-                template.close()
+            self._pool.close_templates()
         with self._dispatch_lock:
-            for worker in self._workers:
-                worker.close()
+            self._pool.close_workers()
             os.close(self._wake)
         with self._lock:
             ledger, self._ledger = self._ledger, Ledger(self._settings.limits)

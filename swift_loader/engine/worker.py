@@ -62,6 +62,8 @@ class WorkerHandle:
         """Segments that a worker needs at most when the user keeps nothing; more of them are given back."""
         self._segments: dict[int, Segment] = {}
         self._leases = LeaseBook()
+        self._new_plan: NewPlan | None = None
+        """What the worker has to be told before its next task."""
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> None:
         """Map memory that the worker announced."""
@@ -97,12 +99,15 @@ class WorkerHandle:
                 retired.append(slot)
             else:
                 released.append(slot)
+        if self._new_plan is not None:  # not before: else seeking often would fill the pipe of a worker that is busy
+            self._send(self._new_plan.pack())
+            self._new_plan = None
         _, generation, sequence, epoch, step = assignment
         self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
 
-    def send_plan(self, generation: int, plan: PlanSettings) -> None:
+    def follow(self, generation: int, plan: PlanSettings) -> None:
         """Have the tasks from this generation on follow another plan."""
-        self._send(NewPlan(generation, plan).pack())
+        self._new_plan = NewPlan(generation, plan)
 
     def _send(self, frame: bytes) -> None:
         try:
