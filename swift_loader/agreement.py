@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from datetime import timedelta
 from typing import Any
 
 from swift_loader.placement import Placement
@@ -20,6 +21,8 @@ Facts = dict[str, int | str | bool]
 """What a rank says about itself, as plain JSON types."""
 
 _PREFIX = "swift_loader"
+
+_PATIENCE = timedelta(seconds=30)
 
 _CLOCK = "seed from the clock"
 """The one fact in which ranks may differ."""
@@ -100,16 +103,27 @@ def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
     store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
     meeting = store.add(f"{_PREFIX}/rank {placement.rank}", 1)
     store.set(f"{_PREFIX}/{meeting}/{placement.rank}", json.dumps(facts))
-    answers = []
-    for rank in range(placement.world_size):
+    keys = [f"{_PREFIX}/{meeting}/{rank}" for rank in range(placement.world_size)]
+    _wait_patiently(store, keys, placement)
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def _wait_patiently(store: Any, keys: list[str], placement: Placement) -> None:
+    """Wait for what all ranks say; after a while tell the user for whom, and what may be wrong."""
+    for rank, key in enumerate(keys):
+        problem = (
+            f"rank {placement.rank} has started its loader, but rank {rank} hasn't: all ranks must start theirs, in "
+            f"the same order. For a loader that only one rank uses, give nb_consumer=1"
+        )
         try:
-            answers.append(json.loads(store.get(f"{_PREFIX}/{meeting}/{rank}")))
+            store.wait([key], min(store.timeout / 2, _PATIENCE))
+            continue
+        except Exception:  # what a time-out is depends on the kind of store
+            warnings.warn(f"{problem}. Waiting on, for at most {store.timeout.total_seconds():g} s", stacklevel=5)
+        try:
+            store.wait([key])
         except Exception as error:
-            raise RuntimeError(
-                f"rank {placement.rank} has started its loader, but rank {rank} hasn't: the loaders of all ranks must "
-                f"start, in the same order ({type(error).__name__}: {error})"
-            ) from error
-    return answers
+            raise RuntimeError(f"{problem} ({type(error).__name__}: {error})") from error
 
 
 def _check_equal(answers: list[Facts]) -> None:

@@ -50,11 +50,13 @@ RANK = """
                 loader.load_state_dict({**loader.state_dict(), "seed": 1, "position": position})
             loader.set_epoch(epoch)
             try:
-                loader.start()
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    loader.start()
                 outcome = [loader.state_dict()["seed"], next(iter(loader)).tolist()]
             except (ValueError, RuntimeError) as error:
                 outcome = f"{type(error).__name__}: {error}"
-        print(json.dumps([name, outcome]), flush=True)
+        print(json.dumps([name, outcome, [str(warning.message) for warning in caught]]), flush=True)
     dist.destroy_process_group()
 """
 
@@ -81,14 +83,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     for process, (output, errors) in zip(ranks, answers, strict=True):
         assert process.returncode == 0, errors
         for line in output.splitlines():
-            name, outcome = json.loads(line)
+            name, *outcome = json.loads(line)
             found[name].append(outcome)
     return found
 
 
 @pytest.mark.parametrize("name", ["no seed", "the same seed", "other numbers of workers", "no seed, once more"])
 def test_ranks_that_agree_share_one_order(outcomes: dict[str, list[Any]], name: str) -> None:
-    (seed, first), (other_seed, second) = outcomes[name]
+    ((seed, first), warned), ((other_seed, second), warned_too) = outcomes[name]
+    assert warned == warned_too == []
     assert seed == other_seed
     assert len(set(first + second)) == 8
 
@@ -108,14 +111,15 @@ def test_ranks_that_agree_share_one_order(outcomes: dict[str, list[Any]], name: 
     ],
 )
 def test_ranks_that_differ_all_get_the_error(outcomes: dict[str, list[Any]], name: str, message: str) -> None:
-    assert [outcome.startswith(f"ValueError: {message}: they would") for outcome in outcomes[name]] == [True, True]
+    expected = f"ValueError: {message}: they would"
+    assert [outcome.startswith(expected) for outcome, _ in outcomes[name]] == [True, True]
 
 
 def test_a_rank_that_never_comes_is_named_after_the_time_out(outcomes: dict[str, list[Any]]) -> None:
-    (outcome,) = outcomes["only one rank"]
-    assert outcome.startswith(
-        "RuntimeError: rank 0 has started its loader, but rank 1 hasn't: the loaders of all ranks"
-    )
+    ((outcome, (warning,)),) = outcomes["only one rank"]
+    assert "rank 1 hasn't" in warning
+    assert "nb_consumer=1" in warning
+    assert outcome.startswith("RuntimeError: rank 0 has started its loader, but rank 1 hasn't: all ranks must")
 
 
 LAUNCHED = """
