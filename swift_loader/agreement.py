@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from datetime import timedelta
 from typing import Any
 
-from swift_loader.placement import Placement
+from swift_loader.placement import Placement, is_one_of_many
 from swift_loader.run import Run
 
-__all__ = ["Facts", "agree_on_length", "agree_on_run"]
+__all__ = ["Facts", "agree_on_length", "agree_on_run", "report_failure"]
 
 Facts = dict[str, int | str | bool]
 """What a rank says about itself, as plain JSON types."""
 
+_CLOCK = "seed from the clock"
+_INDEX = "consumer_index"
+_MAY_DIFFER = (_CLOCK, _INDEX)
+
+_LENGTH = "len(dataset)"
+
 _PREFIX = "swift_loader"
 
-_PATIENCE = timedelta(seconds=30)
+_PATIENCE_S = 30.0
+"""After so long the user is told for whom a rank waits."""
 
-_CLOCK = "seed from the clock"
-"""The one fact in which ranks may differ."""
+_SLICE_S = 1.0
+"""A wait in the store can't be interrupted: it is made of short ones, so that Ctrl-C works."""
+
+_ONLY_SOME = "For a loader that only some ranks use, give nb_consumer=1"
 
 
 def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here: bool) -> None:
@@ -44,17 +54,15 @@ def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here
     if placement.world_size == 1:
         return
     order, position = run.order, run.progress.position
-    answers = _exchange(
-        placement,
-        {
-            **options,
-            "seed": order.seed if run.has_own_seed else "rank 0's",
-            "nearby_shuffle": order.window,
-            "epoch": position.epoch,
-            "position": position.num_samples,
-            _CLOCK: order.seed,
-        },
-    )
+    facts = {
+        **options,
+        "seed": order.seed if run.has_own_seed else "rank 0's",
+        "nearby_shuffle": order.window,
+        "epoch": position.epoch,
+        "position": position.num_samples,
+        _CLOCK: order.seed,
+    }
+    answers = _exchange(placement, facts)
     if answers is not None:
         _check_equal(answers)
         run.take_seed(int(answers[0][_CLOCK]))
@@ -66,64 +74,96 @@ def agree_on_length(placement: Placement, num_samples: int) -> None:
     """Make sure that the dataset is as long on all ranks.
 
     Raises:
-        ValueError: It isn't.
+        ValueError: It isn't, or couldn't be built on one of them.
         RuntimeError: A rank didn't come.
     """
-    _check_equal(_exchange(placement, {"len(dataset)": num_samples}) or [])
+    _check_equal(_exchange(placement, {_LENGTH: num_samples}) or [])
+
+
+def report_failure(placement: Placement, error: BaseException) -> None:
+    """Tell the ranks that are about to `agree_on_length` that this one can't. Doesn't block."""
+    store = _store(placement)
+    if store is not None:
+        _post(store, placement, {_LENGTH: f"none, because of {type(error).__name__}"})
 
 
 def _refuse_own_seeds(run: Run, placement: Placement) -> None:
-    """Say that ranks which can't talk to each other must be given a seed."""
+    """Say that ranks which can't ask each other must be given a seed."""
     problem = (
-        f"nb_consumer={placement.world_size}, but no seed was given and torch.distributed isn't initialised: if each "
-        f"process makes its own loader, they go through different orders. Give seed="
+        f"there are {placement.world_size} consumers, but no seed was given, and this process can't ask the others for "
+        f"theirs (torch.distributed isn't initialised, or doesn't count the same ranks): if each makes its own loader, "
+        f"they go through different orders. Give seed="
     )
-    if run.order.shuffle and placement.is_launched:
+    if run.order.shuffle and is_one_of_many():
         raise ValueError(problem)
     warnings.warn(problem, stacklevel=4)
 
 
-def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
-    """Return what all ranks say, by rank; None if there is nobody to ask, or no way.
-
-    Blocks until all ranks have called it equally often, at most for the store's time-out (that of
-    `init_process_group`).
-
-    Raises:
-        RuntimeError: A rank didn't come.
-    """
+def _store(placement: Placement) -> Any:
+    """Return where the ranks can meet; None if there is nobody to meet, or no way."""
     distributed: Any = sys.modules.get("torch.distributed")
     if placement.world_size == 1 or distributed is None:
         return None
     if not distributed.is_available() or not distributed.is_initialized():
         return None
-    if (placement.rank, placement.world_size) != (distributed.get_rank(), distributed.get_world_size()):
+    if placement.world_size != distributed.get_world_size():
         return None  # several processes are one consumer, as with tensor parallelism
-    # Not public, but what all libraries use that need the store, and stable since torch 1.8.
-    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-    meeting = store.add(f"{_PREFIX}/rank {placement.rank}", 1)
-    store.set(f"{_PREFIX}/{meeting}/{placement.rank}", json.dumps(facts))
-    keys = [f"{_PREFIX}/{meeting}/{rank}" for rank in range(placement.world_size)]
-    _wait_patiently(store, keys, placement)
-    return [json.loads(store.get(key)) for key in keys]
+    # Not public, but what libraries use that need the store, and stable since torch 1.8.
+    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001
 
 
-def _wait_patiently(store: Any, keys: list[str], placement: Placement) -> None:
-    """Wait for what all ranks say; after a while tell the user for whom, and what may be wrong."""
-    for rank, key in enumerate(keys):
-        problem = (
-            f"rank {placement.rank} has started its loader, but rank {rank} hasn't: all ranks must start theirs, in "
-            f"the same order. For a loader that only one rank uses, give nb_consumer=1"
+def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
+    """Return what all ranks say, by consumer; None if there is nobody to ask, or no way.
+
+    Blocks until all ranks have called it equally often, at most for the store's time-out (that of
+    `init_process_group`).
+    """
+    store = _store(placement)
+    if store is None:
+        return None
+    meeting = _post(store, placement, facts)
+    answers = []
+    for process in range(placement.world_size):
+        key = f"{_PREFIX}/{meeting}/{process}"
+        _wait(store, key, f"this rank has started its loader, but rank {process} hasn't")
+        answers.append(json.loads(store.get(key)))
+    claimed = [answer[_INDEX] for answer in answers]
+    if sorted(claimed) != list(range(placement.world_size)):
+        raise ValueError(
+            f"the ranks were started with consumer_index={claimed}, in the order of torch.distributed; each must have "
+            f"its own. Call start() without it"
         )
+    return sorted(answers, key=lambda answer: int(answer[_INDEX]))
+
+
+def _post(store: Any, placement: Placement, facts: Facts) -> int:
+    """Say something to all ranks; return the number of the meeting at which it is said."""
+    process = sys.modules["torch.distributed"].get_rank()
+    meeting = int(store.add(f"{_PREFIX}/process {process}", 1))
+    store.set(f"{_PREFIX}/{meeting}/{process}", json.dumps({**facts, _INDEX: placement.rank}))
+    return meeting
+
+
+def _wait(store: Any, key: str, problem: str) -> None:
+    """Wait until a key is in the store; after a while tell the user for whom, and what may be wrong."""
+    hint = f"all ranks must start theirs, in the same order. {_ONLY_SOME}"
+    limit_s = store.timeout.total_seconds()
+    start_s = time.monotonic()
+    is_told = False
+    while True:
+        slice_start_s = time.monotonic()
+        slice_s = min(_SLICE_S, limit_s)
         try:
-            store.wait([key], min(store.timeout / 2, _PATIENCE))
-            continue
-        except Exception:  # what a time-out is depends on the kind of store
-            warnings.warn(f"{problem}. Waiting on, for at most {store.timeout.total_seconds():g} s", stacklevel=5)
-        try:
-            store.wait([key])
-        except Exception as error:
-            raise RuntimeError(f"{problem} ({type(error).__name__}: {error})") from error
+            store.wait([key], timedelta(seconds=slice_s))
+            return
+        except Exception as error:  # what a time-out is depends on the kind of store; it takes its time, though
+            waited_s = time.monotonic() - start_s
+            is_broken = time.monotonic() - slice_start_s < slice_s / 2
+            if is_broken or waited_s >= limit_s:
+                raise RuntimeError(f"{problem}: {hint} ({type(error).__name__}: {error})") from error
+        if not is_told and waited_s >= min(_PATIENCE_S, limit_s / 2):
+            is_told = True
+            warnings.warn(f"{problem}: {hint}. Waiting on, for {limit_s:g} s in all", stacklevel=6)
 
 
 def _check_equal(answers: list[Facts]) -> None:
@@ -134,8 +174,8 @@ def _check_equal(answers: list[Facts]) -> None:
     """
     for rank, other in enumerate(answers):
         for name, value in answers[0].items():
-            if name != _CLOCK and other.get(name) != value:
+            if name not in _MAY_DIFFER and other.get(name) != value:
                 raise ValueError(
                     f"rank {rank} has {name}={other.get(name)!r}, but rank 0 has {name}={value!r}: they would go "
-                    f"through different data; give all ranks the same"
+                    f"through different data; give all ranks the same. {_ONLY_SOME}"
                 )

@@ -17,11 +17,11 @@ from swift_loader.engine.settings import ProcessSettings, StartMethod
 from swift_loader.log import LogSettings
 from swift_loader.order import OrderSettings
 from swift_loader.placement import Placement
-from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.plan import MAX_EPOCH, PlanSettings, Uneven
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
 
-__all__ = ["Options", "check_rank", "make_options", "unknown_option"]
+__all__ = ["Options", "check_epoch", "check_rank", "make_options", "unknown_option"]
 
 DEFAULT_WINDOW_BATCHES = 5
 """`nearby_shuffle`, in batches."""
@@ -209,6 +209,14 @@ def unknown_option(name: str, known: list[str]) -> NoReturn:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
     raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
+
+
+def check_epoch(epoch: Any) -> int:
+    """Return an epoch as an integer, if it is one that can be planned."""
+    checked = _integer("epoch", epoch, 0)
+    if checked > MAX_EPOCH:
+        raise ValueError(f"epoch={checked} is too large; it must be at most {MAX_EPOCH}")
+    return checked
 
 
 def check_rank(rank: Any) -> int | None:

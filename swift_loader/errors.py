@@ -45,7 +45,7 @@ class SharedMemoryFull(SwiftLoaderError, OSError):
 
 
 class StateMismatch(SwiftLoaderError, ValueError):
-    """A state, or another rank, belongs to a different run; the message names the field and both values."""
+    """A state can't be continued by this loader; the message names the field and what is wrong with it."""
 
 
 class LoaderClosed(SwiftLoaderError):

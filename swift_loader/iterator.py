@@ -70,11 +70,7 @@ class EpochIterator:
     def __next__(self) -> Any:
         if self._state is IteratorState.FRESH:
             self._guard(self._begin)
-        if self._state is IteratorState.SUPERSEDED:
-            raise RuntimeError(
-                "this iterator was superseded by a newer one of the same loader; finish one pass before beginning the "
-                "next, or make a second loader"
-            )
+        self._check_current()
         if self._state is IteratorState.FAILED:
             assert self._error is not None
             raise self._error
@@ -86,6 +82,8 @@ class EpochIterator:
             self._owner.note_end()
             raise StopIteration
         delivery = self._guard(self._open.source.take)
+        self._check_current()  # another thread may have begun a pass, or loaded a state, while this one waited
+        assert delivery.epoch == self._open.epoch
         self._num_steps += 1
         self._owner.note_delivery(delivery.step, self._num_steps)
         return delivery.batch
@@ -99,6 +97,13 @@ class EpochIterator:
         """A newer iterator has begun its pass: this one can't go on."""
         if self._state is IteratorState.ACTIVE:
             self._state = IteratorState.SUPERSEDED
+
+    def _check_current(self) -> None:
+        if self._state is IteratorState.SUPERSEDED:
+            raise RuntimeError(
+                "this iterator was superseded by a newer one of the same loader, or by load_state_dict(); finish one "
+                "pass before beginning the next, or make a second loader"
+            )
 
     def _begin(self) -> None:
         self._open = self._owner.open_epoch(self)

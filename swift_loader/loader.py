@@ -7,14 +7,15 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.agreement import agree_on_length, agree_on_run
-from swift_loader.config import check_rank, make_options, unknown_option
+from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
+from swift_loader.config import check_epoch, check_rank, make_options, unknown_option
 from swift_loader.device.move import mover
 from swift_loader.engine.processes import ProcessEngine
 from swift_loader.errors import LoaderClosed
@@ -25,7 +26,7 @@ from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
 from swift_loader.sampler import EpochSampler
 from swift_loader.session import Session
-from swift_loader.worker.seeding import preserved_generators
+from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.setup import length_of
 
 if TYPE_CHECKING:
@@ -173,7 +174,6 @@ class SwiftLoader:
         self._current: weakref.ref[EpochIterator] | None = None
         self._run = Run(self._options.order_settings(), self._options.chosen)
         self._last_step: int | None = None
-        self._sampler = EpochSampler(self.set_epoch, self._next_plan)
         self._dataset: Any = self._options.source.instance
 
     # Life -------------------------------------------------------------------------------------------------------------
@@ -212,7 +212,11 @@ class SwiftLoader:
         is_made_here = self._options.made_in_pid == os.getpid()
         agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
         plan = self._options.plan_settings(self._run.order, placement)
-        session = Session(self._options, plan, move, self.dataset if not self._options.num_workers else None)
+        try:
+            session = Session(self._options, plan, move, self.dataset if not self._options.num_workers else None)
+        except BaseException as error:
+            report_failure(placement, error)
+            raise
         try:
             self._run.note_length(session.engine.num_samples)
             agree_on_length(placement, session.engine.num_samples)
@@ -262,25 +266,22 @@ class SwiftLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, 0 or more, that the next pass is: it decides the order. The pass after it is the next.
 
-        The epoch of a loaded state goes on where that was saved; any other begins with its first batch.
+        The epoch of a loaded state goes on where that was saved; any other begins with its first batch. Choosing the
+        epoch that the loop is in changes nothing before the next pass, which repeats it if this one wasn't finished.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int):
-            raise TypeError(f"epoch={epoch!r} is a {type(epoch).__name__}; it must be an integer")
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch} is too small; it must be at least 0")
-        self._run.progress.choose_epoch(epoch)
+        self._run.progress.choose_epoch(check_epoch(epoch))
 
     def state_dict(self) -> dict[str, int]:
         """Return where the loop is, as plain integers: the same on every rank, and as small for any dataset.
 
-        Counts what the loop was given, not what is prefetched. Starts nothing, and can be called at any time: before
-        `start()`, between two batches, after `break`, at the end of an epoch.
+        Counts what the loop was given, not what is prefetched. Starts nothing, and can be called before `start()`,
+        between two batches, after `break`, at the end of an epoch, and after `close()`.
 
         Raises:
             RuntimeError: In the middle of an epoch with `in_order=False`: there, no position tells what was delivered.
         """
         progress = self._run.progress
-        if not self._options.limits.in_order and progress.is_in_pass and progress.position.num_samples:
+        if not self._options.limits.in_order and progress.is_in_midst:
             raise RuntimeError(
                 "with in_order=False, batches are delivered as they get ready, and no position in the epoch tells "
                 "which ones are left; save at the end of an epoch, or use in_order=True"
@@ -291,9 +292,11 @@ class SwiftLoader:
         """Go on where another loader's `state_dict()` was taken, with the next pass.
 
         `worker_per_consumer`, `nb_consumer` and `batch_size` may be others than they were: what follows are the rest of
-        the same permutation, and then the epochs of the same seed. An iterator in use can't go on.
+        the same permutation, and then the epochs of the same seed. An iterator in use can't go on. To be called by the
+        loop's thread.
 
         Raises:
+            LoaderClosed: It was closed.
             TypeError: It isn't a dict.
             StateMismatch: It belongs to another dataset or order; names the field, the saved and the present value.
         """
@@ -341,8 +344,9 @@ class SwiftLoader:
     def dataset(self) -> Any:
         """The dataset: the instance that was given, else one built here on first use, beside the workers'."""
         if self._dataset is None:
-            with preserved_generators():
-                self._dataset = self._options.source.make(self._run.order.seed, self._options.rng)
+            rng = self._options.rng
+            with nullcontext() if rng is Rng.NONE else preserved_generators():
+                self._dataset = self._options.source.make(rng)
         return self._dataset
 
     @property
@@ -370,8 +374,8 @@ class SwiftLoader:
 
     @property
     def sampler(self) -> EpochSampler:
-        """What frameworks look for: its `set_epoch` is the loader's."""
-        return self._sampler
+        """What frameworks look for: its `set_epoch` is the loader's. A new object each time, which keeps the loader."""
+        return EpochSampler(self.set_epoch, self._next_plan)
 
     @property
     def batch_sampler(self) -> None:

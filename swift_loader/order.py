@@ -10,27 +10,17 @@ batch size nor the number of ranks or workers, so that a run can go on with othe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.permutation import derive_key, permute
+from swift_loader.permutation import Purpose, derive_key, permute
 
 __all__ = ["Order", "OrderSettings", "run_length_for"]
 
 MIXING = 0.73
 """The least share of a batch that comes from runs of its own, on average; it sets the length of the runs."""
-
-
-class _Purpose(int, Enum):
-    """Keeps the keys of one epoch apart."""
-
-    WHOLE = 1
-    WINDOW = 2
-    RUNS = 3
-    ROTATION = 4
 
 
 @lru_cache
@@ -40,15 +30,12 @@ def run_length_for(window: int, batch_size: int) -> int:
     A batch drawn from a window of `window / run` runs meets `window / run * (1 - (1 - batch / window) ** run)` of them
     on average. The longest run that keeps this above `MIXING` times the batch size reads most locally and still mixes.
     """
-    if window <= batch_size:
-        return 1
-    run = 1
-    while True:
-        longer = run + 1
-        met = window / longer * (1 - (1 - batch_size / window) ** longer)
-        if longer > window or met < MIXING * batch_size:
-            return run
-        run = longer
+    longest, too_long = 1, window + 1
+    while longest + 1 < too_long:  # what is met falls with the length
+        run = (longest + too_long) // 2
+        met = window / run * (1 - (1 - min(1.0, batch_size / window)) ** run)
+        longest, too_long = (longest, run) if met < MIXING * batch_size else (run, too_long)
+    return longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +74,13 @@ class Order:
             return positions
         unsigned = positions.astype(np.uint64)
         if not self.window:
-            shuffled = permute(unsigned, self.num_samples, self._key(epoch, _Purpose.WHOLE))
+            shuffled = permute(unsigned, self.num_samples, self._key(epoch, Purpose.WHOLE))
         else:
             shuffled = self._visit_runs(epoch, self._shuffle_windows(epoch, unsigned))
         return shuffled.astype(np.int64)
 
-    def _key(self, epoch: int, purpose: _Purpose) -> NDArray[np.uint64]:
-        return np.array([derive_key(self.settings.seed, epoch, purpose.value)], np.uint64)
+    def _key(self, epoch: int, purpose: Purpose) -> NDArray[np.uint64]:
+        return np.array([derive_key(self.settings.seed, purpose.value, epoch)], np.uint64)
 
     def _shuffle_windows(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Move each position within its window; the last window may be shorter than the others."""
@@ -101,7 +88,7 @@ class Order:
         size = np.uint64(window)
         window_of: NDArray[np.uint64] = positions // size
         first: NDArray[np.uint64] = window_of * size
-        keys: NDArray[np.uint64] = self._key(epoch, _Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
+        keys: NDArray[np.uint64] = self._key(epoch, Purpose.WINDOW) + window_of * np.uint64(0xD1B54A32D192ED03)
         num_whole, last_size = divmod(self.num_samples, window)
         whole = window_of < np.uint64(num_whole)
         moved: NDArray[np.uint64] = first.copy()
@@ -121,14 +108,14 @@ class Order:
         runs = slots.copy()
         in_runs = slots < np.uint64(num_runs)  # the others are the fewer than `run_length` samples after the last run
         runs[in_runs] = self._permute_runs(epoch, slots[in_runs], num_runs)
-        rotation = derive_key(self.settings.seed, epoch, _Purpose.ROTATION.value) % self.num_samples
+        rotation = derive_key(self.settings.seed, Purpose.ROTATION.value, epoch) % self.num_samples
         samples: NDArray[np.uint64] = runs * length + (positions - slots * length) + np.uint64(rotation)
         samples %= np.uint64(self.num_samples)
         return samples
 
     def _permute_runs(self, epoch: int, slots: NDArray[np.uint64], num_runs: int) -> NDArray[np.uint64]:
         """Return which run is visited at each place; the samples of a run ask for the same place."""
-        key = self._key(epoch, _Purpose.RUNS)
+        key = self._key(epoch, Purpose.RUNS)
         if not slots.size:
             return slots
         first, last = slots.min(), slots.max()

@@ -10,13 +10,14 @@ the other. The few results outside `size` go through the network again until the
 
 from __future__ import annotations
 
+from enum import Enum
 from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["derive_key", "derive_keys", "permute"]
+__all__ = ["Purpose", "derive_key", "derive_keys", "permute"]
 
 Positions = NDArray[np.uint64]
 Halves = NDArray[np.unsignedinteger[Any]]
@@ -44,6 +45,19 @@ class _Width(NamedTuple):
 _NARROW = _Width(np.uint32, np.uint32(16), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 """For sizes up to 2**32, in half the time; the multipliers of MurmurHash3's finaliser (Appleby)."""
 _WIDE = _Width(np.uint64, np.uint64(32), np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2))
+
+
+class Purpose(int, Enum):
+    """What a key is for; it comes right after the seed, and keeps keys apart that have the same numbers otherwise."""
+
+    WHOLE = 1
+    WINDOW = 2
+    RUNS = 3
+    ROTATION = 4
+    SAMPLE = 5
+    COLLATE = 6
+    GENERATOR = 7
+    WORKER = 8
 
 
 def derive_key(*parts: int) -> int:

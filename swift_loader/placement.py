@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Placement", "expected_placement", "find_placement"]
+__all__ = ["Placement", "expected_placement", "find_placement", "is_one_of_many"]
 
 _LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch, Lightning
+    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
     # Those of srun: an sbatch script has SLURM_PROCID and SLURM_NTASKS as well, but is only one process.
@@ -30,8 +30,6 @@ class Placement:
     world_size: int
     source: str
     """Who says so, for an error."""
-    is_launched: bool = False
-    """Whether a launcher started the ranks, so that each has made its own loader."""
 
 
 def find_placement(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Placement:
@@ -53,6 +51,11 @@ def find_placement(rank: int | None, world_size: int | None, environment: Mappin
     found = _of_torch_distributed() or _of_launcher(environment)
     if world_size is None:
         found = found or Placement(0, 1, "default")
+        if rank not in (None, found.rank) and found.world_size > 1:
+            raise ValueError(
+                f"consumer_index={rank}, but {found.source} says that this is process {found.rank} of "
+                f"{found.world_size}: leave it out, or say with nb_consumer how many consumers there are"
+            )
         return found if rank is None else _checked(Placement(rank, found.world_size, "start()"))
     if found is None:
         raise RuntimeError(
@@ -71,8 +74,14 @@ def expected_placement(world_size: int | None) -> Placement:
     """Return the place that `start()` will find, as far as is known before; rank 0's if nobody says."""
     try:
         return find_placement(None, world_size)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return Placement(0, world_size or 1, "default")
+
+
+def is_one_of_many(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether torch.distributed or a launcher has several processes, each of which makes its own loader."""
+    found = _of_torch_distributed() or _of_launcher(environment)
+    return found is not None and found.world_size > 1
 
 
 def _checked(placement: Placement) -> Placement:
@@ -98,5 +107,5 @@ def _of_launcher(environment: Mapping[str, str]) -> Placement | None:
         except (KeyError, ValueError):
             continue
         if 0 <= rank < world_size:
-            return Placement(rank, world_size, f"the launcher's {size_name}", is_launched=True)
+            return Placement(rank, world_size, f"the launcher's {size_name}")
     return None

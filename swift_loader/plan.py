@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from swift_loader.order import Order, OrderSettings
 
-__all__ = ["BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
+__all__ = ["MAX_EPOCH", "BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
+
+MAX_EPOCH = 2**62 - 1
+"""What the messages to the workers have room for."""
 
 BLOCK_POSITIONS = 8192
 """Positions a `PlanReader` permutes at once: 0.4 ms for 256 of them, 0.9 ms for 8,192; more would need over 1 MB."""

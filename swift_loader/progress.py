@@ -6,6 +6,7 @@ epoch they are in; so it is only looked at when a pass begins, with its first `n
     restored, no epoch chosen         goes on at the restored position; if that is an epoch's end, with the next epoch
     restored, that epoch chosen       goes on at the restored position, even if nothing is left there
     another epoch chosen              that epoch, from its beginning
+    the epoch under way chosen        nothing else is said by it: the next epoch, or the same if the loop left this one
     neither                           the epoch after the one of the last pass
 """
 
@@ -72,6 +73,12 @@ class Progress:
         """Whether a pass has begun, has something left, and no other epoch was chosen since."""
         current = self._pass
         return current is not None and not current.is_complete and self._choice in (None, current.begin.epoch)
+
+    @property
+    def is_in_midst(self) -> bool:
+        """Whether a pass has delivered something, but not all it has, and no other epoch was chosen since."""
+        current = self._pass
+        return self.is_in_pass and current is not None and current.num_steps > current.first_step
 
     @property
     def next_epoch(self) -> int:

@@ -29,7 +29,8 @@ class Run:
         self.progress = Progress()
         self._chosen = chosen
         self._num_samples: int | None = None
-        self._saved_num_samples: int | None = None
+        self._saved: SavedState | None = None
+        """What was loaded last."""
 
     @property
     def num_samples(self) -> int | None:
@@ -38,12 +39,13 @@ class Run:
 
     @property
     def has_own_seed(self) -> bool:
-        """Whether the seed was chosen, or comes from a state; otherwise each process has another one."""
-        return "seed" in self._chosen
+        """Whether the seed was chosen, or comes from a state; otherwise the process drew one for itself."""
+        return "seed" in self._chosen or self._saved is not None
 
     def state_dict(self) -> dict[str, int]:
         """Return the state."""
-        num_samples = self._saved_num_samples if self._num_samples is None else self._num_samples
+        saved = self._saved
+        num_samples = saved.num_samples if self._num_samples is None and saved is not None else self._num_samples
         return SavedState(self.order, self.progress.position, num_samples).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -62,10 +64,9 @@ class Run:
                     f"give it the saved value, or begin a new run without load_state_dict()"
                 )
         if self._num_samples is not None:
-            _compare_lengths(saved.num_samples, self._num_samples)
+            _check_length(saved, self._num_samples)
         self.order = saved.order
-        self._saved_num_samples = saved.num_samples
-        self._chosen |= {"seed"}
+        self._saved = saved
         self.progress.restore(saved.position)
 
     def take_seed(self, seed: int) -> None:
@@ -78,13 +79,20 @@ class Run:
         Raises:
             StateMismatch: The state that was loaded is of another dataset.
         """
-        _compare_lengths(self._saved_num_samples, num_samples)
+        if self._saved is not None:
+            _check_length(self._saved, num_samples)
         self._num_samples = num_samples
 
 
-def _compare_lengths(saved: int | None, present: int) -> None:
-    if saved not in (None, present):
+def _check_length(saved: SavedState, present: int) -> None:
+    if saved.position.num_samples > present:
         raise StateMismatch(
-            f"the state was saved with num_samples={saved}, but the dataset now has num_samples={present}: its order "
-            f"is another one. Give the same dataset, or begin a new run without load_state_dict()"
+            f"the state was saved with position={saved.position.num_samples}, but the dataset now has "
+            f"num_samples={present}. Give the same dataset, or begin a new run without load_state_dict()"
+        )
+    if saved.num_samples not in (None, present):
+        raise StateMismatch(
+            f"the state was saved with num_samples={saved.num_samples}, but the dataset now has "
+            f"num_samples={present}: its order is another one. Give the same dataset, or begin a new run without "
+            f"load_state_dict()"
         )

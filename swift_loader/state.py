@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.order import OrderSettings
-from swift_loader.plan import Position
+from swift_loader.plan import MAX_EPOCH, Position
 
 __all__ = ["SavedState"]
 
@@ -80,3 +80,5 @@ def _check_fields(state: Mapping[str, Any]) -> None:
         value = state[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
             raise StateMismatch(f"the state's {name}={value!r} isn't an integer of at least {smallest}")
+    if max(state["epoch"], state["position"]) > MAX_EPOCH:
+        raise StateMismatch(f"the state's epoch={state['epoch']} or position={state['position']} is beyond {MAX_EPOCH}")

@@ -47,30 +47,46 @@ class _Seen:
     """As saved after it."""
 
 
-def assert_resume_exact(make_loader: Callable[[], SwiftLoader], *, num_batches: int = 40, num_cuts: int = 5) -> None:
+def assert_resume_exact(
+    make_loader: Callable[[], SwiftLoader],
+    *,
+    resume_with: Callable[[], SwiftLoader] | None = None,
+    num_batches: int = 40,
+    num_cuts: int = 5,
+) -> None:
     """Stop a run after some batches, go on in a new loader, and compare every byte with a run that isn't stopped.
 
     Args:
         make_loader: Returns a new loader, each time with the same options, not started. Its dataset and transforms are
             what is tested. Use some workers, and few enough samples for `num_batches` to go beyond an epoch's end.
+        resume_with: Returns the loaders that go on, if they are to be others: with another `batch_size`, say. Then only
+            the parts of a batch that have an entry per sample are compared, sample by sample.
         num_batches: How long the run is, in batches, over the ends of epochs.
         num_cuts: After how many different numbers of batches it is stopped.
 
     Raises:
         AssertionError: The runs differ; names the first dataset index and the part of the batch that do, and says what
             to look for.
-        ValueError: `make_loader` returns the same loader twice, or one without batches.
+        ValueError: `make_loader` returns the same loader twice, or one without batches; or there are less than two
+            batches to compare.
     """
+    if num_batches <= 1 or num_cuts < 1:
+        raise ValueError(f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare after a stop")
     first = make_loader()
-    begin = _through_json(first.state_dict())
+    states = [_through_json(first.state_dict())]
     reference = _run(first, None, num_batches)
-    for cut in [0, *_cuts(reference, num_cuts)]:
-        again = make_loader()
-        if again is first:
-            raise ValueError("make_loader returned the same loader twice; it must make a new one each time")
-        state = reference[cut - 1].state if cut else begin
-        resumed = _run(again, state, num_batches - cut)
-        _compare(reference[cut:], resumed, cut)
+    states += [seen.state for seen in reference]
+    again = make_loader()
+    if again is first:
+        raise ValueError("make_loader returned the same loader twice; it must make a new one each time")
+    _compare(reference, _run(again, states[0], num_batches), "when it is simply run again, without being stopped")
+    for cut in _cuts(reference, num_cuts):
+        rest, how = reference[cut:], f"after being stopped at batch {cut}"
+        if resume_with is None:
+            _compare(rest, _run(make_loader(), states[cut], len(rest)), how)
+        else:
+            num_samples = sum(len(seen.indices) for seen in rest)
+            _compare_samples(rest, _run(resume_with(), states[cut], num_samples, in_samples=True), how)
 
 
 def _cuts(reference: list[_Seen], count: int) -> list[int]:
@@ -80,20 +96,21 @@ def _cuts(reference: list[_Seen], count: int) -> list[int]:
     return sorted(spread | {number for number in ends[:1] if number < len(reference)})
 
 
-def _run(loader: SwiftLoader, state: dict[str, int] | None, num_batches: int) -> list[_Seen]:
-    """Return what a loader gives, from a state on."""
+def _run(loader: SwiftLoader, state: dict[str, int] | None, length: int, *, in_samples: bool = False) -> list[_Seen]:
+    """Return what a loader gives, from a state on: so many batches, or at least so many samples."""
     seen: list[_Seen] = []
+    left, num_empty = length, 0
     with loader:
         if state is not None:
             loader.load_state_dict(state)
-        num_empty = 0
-        while len(seen) < num_batches:
+        while left > 0:
             before = len(seen)
             for batch in loader:
                 indices = loader.batch_indices.tolist()
                 marks = list(_marks(batch, "batch", None, len(indices)))
                 seen.append(_Seen(indices, marks, _through_json(loader.state_dict())))
-                if len(seen) == num_batches:
+                left -= len(indices) if in_samples else 1
+                if left <= 0:
                     break
             num_empty = num_empty + 1 if len(seen) == before else 0
             if num_empty > 1:  # one may be the rest of an epoch
@@ -119,7 +136,7 @@ def _marks(part: Any, path: str, place: int | None, num_samples: int) -> Iterato
     inside = [] if isinstance(part, (set, frozenset)) else list(parts(part))
     by_sample = place is None and isinstance(part, list) and len(part) == num_samples
     for number, (step, child) in enumerate(inside):
-        yield from _marks(child, path + step, number if by_sample else place, num_samples)
+        yield from _marks(child, path if by_sample else path + step, number if by_sample else place, num_samples)
     if not inside:
         yield _Mark(path, place, _digest(_to_bytes(part)))
 
@@ -148,19 +165,42 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _compare(reference: list[_Seen], resumed: list[_Seen], cut: int) -> None:
-    how = f"after being stopped at batch {cut}" if cut else "when it is simply run again, without being stopped"
-    for number, (expected, found) in enumerate(zip(reference, resumed, strict=True), cut):
+def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
+    """Compare batch by batch."""
+    for expected, found in zip(reference, resumed, strict=True):
         assert found.indices == expected.indices, (
-            f"{how}, batch {number} consists of the samples {found.indices} instead of {expected.indices}; this is the "
+            f"{how}, a batch consists of the samples {found.indices} instead of {expected.indices}; this is the "
             f"loader's own fault, unless make_loader gives different options from call to call"
         )
         if found.marks == expected.marks:
             continue
         names = [mark.path for mark in expected.marks]
         assert [mark.path for mark in found.marks] == names, (
-            f"{how}, batch {number} (dataset indices {expected.indices}) has another structure. {_ADVICE}"
+            f"{how}, the batch of the dataset indices {expected.indices} has another structure. {_ADVICE}"
         )
         mark = next(mark for mark, other in zip(expected.marks, found.marks, strict=True) if mark != other)
         which = f"indices {expected.indices}" if mark.place is None else f"index {expected.indices[mark.place]}"
-        raise AssertionError(f"{how}, the run differs at batch {number}, dataset {which}, {mark.path}. {_ADVICE}")
+        raise AssertionError(f"{how}, the run differs at dataset {which}, in {mark.path}. {_ADVICE}")
+
+
+def _compare_samples(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
+    """Compare sample by sample, whatever the batches."""
+    for (index, parts_expected), (found_index, parts_found) in zip(
+        _by_sample(reference),
+        _by_sample(resumed),
+        strict=False,  # the last batch may go beyond
+    ):
+        assert found_index == index, f"{how}, dataset index {found_index} comes instead of {index}"
+        for path, digest in parts_expected.items():
+            assert parts_found.get(path) == digest, (
+                f"{how}, the run differs at dataset index {index}, in {path}. {_ADVICE}"
+            )
+
+
+def _by_sample(batches: list[_Seen]) -> Iterator[tuple[int, dict[str, bytes]]]:
+    for seen in batches:
+        samples: list[dict[str, bytes]] = [{} for _ in seen.indices]
+        for mark in seen.marks:
+            if mark.place is not None:
+                samples[mark.place][mark.path] = mark.digest
+        yield from zip(seen.indices, samples, strict=True)

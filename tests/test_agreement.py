@@ -28,6 +28,9 @@ SCENARIOS: dict[str, tuple[Options, Options]] = {
     "positions": ({"position": 8}, {"position": 16}),
     "lengths": ({"length": 50}, {"length": 51}),
     "other numbers of workers": ({"worker_per_consumer": 0}, {"worker_per_consumer": 1}),
+    "the same index": ({"nb_consumer": 2, "index": 0}, {"nb_consumer": 2, "index": 0}),
+    "indices the other way round": ({"nb_consumer": 2, "index": 1}, {"nb_consumer": 2, "index": 0}),
+    "no dataset on one rank": ({}, {"length": -1}),
     "no seed, once more": ({}, {}),
     "only one rank": ({}, {"skip": True}),  # last: the ranks are out of step afterwards
 }
@@ -45,16 +48,17 @@ RANK = """
         length, epoch, position = told.pop("length", 50), told.pop("epoch", 0), told.pop("position", 0)
         if told.pop("skip", False):
             continue
-        with SwiftLoader(dataset=range(length), **told) as loader:
+        index = told.pop("index", None)
+        with SwiftLoader(lambda: range(length) if length >= 0 else 1 / 0, **told) as loader:
             if position:
                 loader.load_state_dict({**loader.state_dict(), "seed": 1, "position": position})
             loader.set_epoch(epoch)
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    loader.start()
+                    loader.start(index)
                 outcome = [loader.state_dict()["seed"], next(iter(loader)).tolist()]
-            except (ValueError, RuntimeError) as error:
+            except (ValueError, RuntimeError, ZeroDivisionError) as error:
                 outcome = f"{type(error).__name__}: {error}"
         print(json.dumps([name, outcome, [str(warning.message) for warning in caught]]), flush=True)
     dist.destroy_process_group()
@@ -88,7 +92,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["no seed", "the same seed", "other numbers of workers", "no seed, once more"])
+@pytest.mark.parametrize(
+    "name",
+    ["no seed", "the same seed", "other numbers of workers", "indices the other way round", "no seed, once more"],
+)
 def test_ranks_that_agree_share_one_order(outcomes: dict[str, list[Any]], name: str) -> None:
     ((seed, first), warned), ((other_seed, second), warned_too) = outcomes[name]
     assert warned == warned_too == []
@@ -115,11 +122,22 @@ def test_ranks_that_differ_all_get_the_error(outcomes: dict[str, list[Any]], nam
     assert [outcome.startswith(expected) for outcome, _ in outcomes[name]] == [True, True]
 
 
+def test_two_ranks_with_one_index_both_get_the_error(outcomes: dict[str, list[Any]]) -> None:
+    for outcome, _ in outcomes["the same index"]:
+        assert outcome.startswith("ValueError: the ranks were started with consumer_index=[0, 0]")
+
+
+def test_a_rank_whose_dataset_can_not_be_built_lets_nobody_wait(outcomes: dict[str, list[Any]]) -> None:
+    (first, _), (second, _) = outcomes["no dataset on one rank"]
+    assert first.startswith("ValueError: rank 1 has len(dataset)='none, because of ZeroDivisionError', but rank 0 has")
+    assert second.startswith("ZeroDivisionError")
+
+
 def test_a_rank_that_never_comes_is_named_after_the_time_out(outcomes: dict[str, list[Any]]) -> None:
     ((outcome, (warning,)),) = outcomes["only one rank"]
     assert "rank 1 hasn't" in warning
     assert "nb_consumer=1" in warning
-    assert outcome.startswith("RuntimeError: rank 0 has started its loader, but rank 1 hasn't: all ranks must")
+    assert outcome.startswith("RuntimeError: this rank has started its loader, but rank 1 hasn't: all ranks must")
 
 
 LAUNCHED = """
@@ -138,7 +156,7 @@ LAUNCHED = """
     ("options", "expected"),
     [
         ("{'seed': 3, 'shuffle': False}", "[4, 5, 6, 7]\n"),
-        ("{}", "nb_consumer=2, but no seed was given and torch.distributed isn't initialised"),
+        ("{}", "there are 2 consumers, but no seed was given, and this process can't ask the others"),
     ],
 )
 def test_launched_ranks_that_can_not_talk_need_a_seed(options: str, expected: str, tmp_path: Path) -> None:

@@ -122,7 +122,14 @@ def test_set_epoch_chooses_the_order() -> None:
         assert ids_of(iterator) == epochs[0]
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_set_epoch_takes_any_integer() -> None:
+    with make_loader(datasets.Counting, workers=0) as loader:
+        loader.set_epoch(np.int64(3))
+        next(iter(loader))
+        assert loader.state_dict()["epoch"] == 3
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True, 2**62])
 def test_set_epoch_refuses_nonsense(value: Any) -> None:
     loader = make_loader(datasets.Counting)
     with pytest.raises((ValueError, TypeError), match="epoch="):

@@ -33,7 +33,7 @@ def test_nobody_needs_to_say_what_the_launcher_knows(environment: dict[str, str]
 
 def test_what_start_says_comes_first() -> None:
     assert place(1, 3, TORCHRUN) == (1, 3)
-    assert place(1, None, TORCHRUN) == (1, 4)
+    assert place(2, None, TORCHRUN) == (2, 4)
     assert place(None, 4, TORCHRUN) == (2, 4)
     assert place(None, 1, TORCHRUN) == (0, 1)
 
@@ -44,6 +44,7 @@ def test_before_start_rank_0_stands_for_a_rank_that_nobody_knows(monkeypatch: py
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert expected_placement(3).rank == 2
+    assert expected_placement(2).rank == 0  # several processes for each of two consumers
 
 
 def test_several_consumers_and_nobody_to_say_which() -> None:
@@ -56,7 +57,12 @@ def test_consumers_that_the_launcher_counts_otherwise_are_refused() -> None:
         place(None, 3, TORCHRUN)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(3, 3), (4, None)])
-def test_a_rank_beyond_the_ranks_is_refused(rank: int, world_size: int | None) -> None:
-    with pytest.raises(ValueError, match=f"consumer_index={rank}"):
-        place(rank, world_size, TORCHRUN)
+@pytest.mark.parametrize(("rank", "world_size", "environment"), [(3, 3, TORCHRUN), (1, None, {})])
+def test_a_rank_beyond_the_ranks_is_refused(rank: int, world_size: int | None, environment: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=f"consumer_index={rank} with nb_consumer"):
+        place(rank, world_size, environment)
+
+
+def test_a_rank_that_contradicts_the_launcher_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"consumer_index=0, but the launcher's WORLD_SIZE says .* process 2 of 4"):
+        place(0, None, TORCHRUN)

@@ -453,6 +453,32 @@ def test_in_completion_order_a_state_can_be_taken_between_epochs_only() -> None:
         assert loader.state_dict()["position"] == 100
 
 
+def test_in_completion_order_a_state_is_not_mistaken_for_a_count() -> None:
+    with make_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False, data_queue_size=4) as loader:
+        iterator = iter(loader)
+        state = loader.state_dict()
+        first, second = next(iterator), next(iterator)  # the batch with the slow sample isn't among them
+        assert 0 not in ids_of([first, second])
+        loader.load_state_dict(state | {"position": 8})
+        assert sorted(ids_of(loader)) == list(range(8, 100))
+
+
+def test_states_can_be_loaded_one_after_the_other() -> None:
+    with make_loader(datasets.Counting, workers=0, seed=None) as loader:
+        state = loader.state_dict()
+        for seed in (1, 2, 2**64):
+            loader.load_state_dict(state | {"seed": seed, "position": 8})
+            assert loader.state_dict()["seed"] == seed
+            assert len(ids_of(loader)) == 92
+
+
+def test_a_position_beyond_the_dataset_is_refused_when_its_length_is_known() -> None:
+    with make_loader(datasets.Counting, workers=0) as loader:
+        loader.load_state_dict(loader.state_dict() | {"position": 1000})
+        with pytest.raises(StateMismatch, match="position=1000, but the dataset now has num_samples=100"):
+            loader.start(0)
+
+
 def test_a_loader_with_a_state_can_be_pickled_before_it_starts() -> None:
     with make_loader(datasets.Counting) as loader:
         whole = ids_of(loader)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swift_loader import StateMismatch
 from swift_loader.order import OrderSettings
-from swift_loader.plan import Position
+from swift_loader.plan import MAX_EPOCH, Position
 from swift_loader.state import SavedState
 
 STATE = SavedState(OrderSettings(7, shuffle=True, window=40, run_length=4), Position(2, 30), 100).to_dict()
@@ -17,7 +17,7 @@ STATE = SavedState(OrderSettings(7, shuffle=True, window=40, run_length=4), Posi
 states = st.builds(
     SavedState,
     st.builds(OrderSettings, st.integers(0), st.booleans(), st.integers(0), st.integers(1)),
-    st.builds(Position, st.integers(0), st.just(0)),
+    st.builds(Position, st.integers(0, MAX_EPOCH), st.just(0)),
     st.none() | st.integers(0),
 )
 
@@ -58,6 +58,12 @@ def test_fields_of_something_else_are_refused() -> None:
 def test_a_position_beyond_the_dataset_is_refused() -> None:
     with pytest.raises(StateMismatch, match="position=101 lies beyond its num_samples=100"):
         SavedState.from_dict(STATE | {"position": 101})
+
+
+@pytest.mark.parametrize("name", ["epoch", "position"])
+def test_what_no_message_has_room_for_is_refused(name: str) -> None:
+    with pytest.raises(StateMismatch, match=f"{name}={2**62}"):
+        SavedState.from_dict({**STATE, "num_samples": 2**63, name: 2**62})
 
 
 def test_something_that_is_no_dict_is_a_type_error() -> None:

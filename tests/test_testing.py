@@ -64,14 +64,12 @@ def test_without_a_seed_the_state_s_is_used() -> None:
 
 
 def test_a_generator_that_the_dataset_holds_is_found_with_the_index() -> None:
-    with pytest.raises(
-        AssertionError, match=r"stopped at batch \d+, .* dataset index 17, batch\['nested'\]\[1\]\. A sam"
-    ):
+    with pytest.raises(AssertionError, match=r"dataset index 17, in batch\['nested'\]\[1\]\. A sample"):
         assert_resume_exact(lambda: make_loader(OwnGenerator, workers=1))
 
 
 def test_a_memory_of_other_samples_is_found_with_its_place() -> None:
-    with pytest.raises(AssertionError, match=r"differs at batch \d+, dataset index \d+, batch\['text'\]\[\d\]"):
+    with pytest.raises(AssertionError, match=r"stopped at batch \d+, .* dataset index \d+, in batch\['text'\]\. "):
         assert_resume_exact(lambda: make_loader(Remembers, workers=1, collate_fn=None))
 
 
@@ -82,9 +80,32 @@ def test_what_differs_even_without_a_stop_is_said_to() -> None:
         return [next(calls)]
 
     with pytest.raises(
-        AssertionError, match=r"run again, without being stopped, .* batch 0, dataset indices \[.*\], batch\[0\]"
+        AssertionError, match=r"run again, without being stopped, .* dataset indices \[.*\], in batch\[0\]"
     ):
         assert_resume_exact(lambda: make_loader(datasets.Counting, workers=0, collate_fn=collate))
+
+
+class BatchMates(datasets.Counting):
+    """Tells who is in the same batch, which is another in a batch of another size."""
+
+    def __getitems__(self, indices: Any) -> list[dict[str, Any]]:
+        return [{"id": index, "first": indices[0]} for index in indices]
+
+
+def test_another_batch_size_can_go_on() -> None:
+    def make(batch_size: int, dataset: type[Any]) -> SwiftLoader:
+        return make_loader(dataset, workers=0, batch_size=batch_size)
+
+    for dataset in (datasets.AugmentingWithAll, Varied):
+        assert_resume_exact(lambda: make(8, dataset), resume_with=lambda: make(5, dataset))  # noqa: B023
+    assert_resume_exact(lambda: make(8, BatchMates))
+    with pytest.raises(AssertionError, match=r"stopped at batch 1, .* dataset index \d+, in batch\['first'\]"):
+        assert_resume_exact(lambda: make(8, BatchMates), resume_with=lambda: make(5, BatchMates))
+
+
+def test_too_little_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_batches=1"):
+        assert_resume_exact(lambda: make_loader(datasets.Counting, workers=0), num_batches=1)
 
 
 def test_a_different_structure_is_named() -> None:

@@ -42,24 +42,32 @@ class MovingSource:
         self._move = move
         self._depth = depth
         self._num_left = num_batches
+        self._pulled: Delivery | None = None
+        """What a Ctrl-C kept from being moved."""
         self._ahead: deque[Delivery | Exception] = deque()
 
     def take(self) -> Delivery:
         """Return the next batch, on the device; an error comes where its batch would have come."""
         if not self._ahead:
             self._fetch()
-        while len(self._ahead) <= self._depth and self._num_left > 0 and self._is_ready():
+        while len(self._ahead) <= self._depth and self._can_fetch():
             self._fetch()
         first = self._ahead.popleft()
         if isinstance(first, Exception):
             raise first
         return first
 
+    def _can_fetch(self) -> bool:
+        return self._pulled is not None or (self._num_left > 0 and self._is_ready())
+
     def _fetch(self) -> None:
-        self._num_left -= 1
         try:
-            pulled = self._pull()
-            self._ahead.append(Delivery(self._move(pulled.batch), pulled.epoch, pulled.step))
+            if self._pulled is None:
+                self._pulled = self._pull()
+                self._num_left -= 1
+            moved = self._move(self._pulled.batch)
+            self._ahead.append(Delivery(moved, self._pulled.epoch, self._pulled.step))
         except Exception as error:
             self._ahead.append(error)
             self._num_left = 0
+        self._pulled = None  # not after a Ctrl-C: then it is moved next time

@@ -129,7 +129,7 @@ class Ledger(Generic[Outcome]):
             num_batches: How many batches an epoch has.
             is_new_plan: Whether what is in flight belongs to another plan.
         """
-        stays = self._generation and not is_new_plan and self.position == (epoch, step)
+        stays = self._generation and not is_new_plan and self._is_at(epoch, step)
         num_first, num_later = num_batches(epoch) - step, num_batches(epoch + 1)
         if stays or not num_first + num_later:
             return []
@@ -141,6 +141,11 @@ class Ledger(Generic[Outcome]):
         self._first, self._num_first, self._num_later = (epoch, step), num_first, num_later
         self._next_sent = self._num_delivered = 0
         return dropped
+
+    def _is_at(self, epoch: int, step: int) -> bool:
+        """Return whether just the batches before this one have been delivered; a count doesn't tell in any order."""
+        is_prefix = self._limits.in_order or not self._num_delivered or step == 0
+        return is_prefix and self.position == (epoch, step)
 
     def add_worker(self, worker: int) -> None:
         """Count on a worker from now on."""

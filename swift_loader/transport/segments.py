@@ -13,6 +13,7 @@ import ctypes
 import errno
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +92,10 @@ class Segment:
         """Return `(nbytes,) uint8` over the whole segment; valid as long as the segment."""
         return np.frombuffer(self._memory, np.uint8)
 
-    def __del__(self) -> None:
+    def __del__(self, _munmap: Any = _libc.munmap) -> None:  # bound here: at exit, the module's names may be gone
         address = getattr(self, "_address", None)
         if address is not None:
-            _libc.munmap(address, self.nbytes)
+            _munmap(address, self.nbytes)
 
     def __repr__(self) -> str:
         return f"<Segment of {self.nbytes} bytes>"

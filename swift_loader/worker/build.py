@@ -5,6 +5,7 @@ The same code for all engines: a worker process gives it slots of shared memory,
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ class BatchBuilder:
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
         self._get_items = getattr(dataset, "__getitems__", None)
+        self._gives_single_samples = _has_own_get_item(dataset)
         self._seeding = Seeding(setup.rng)
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
 
@@ -129,10 +131,13 @@ class BatchBuilder:
     def _fetch(self, epoch: int, indices: list[int]) -> Sequence[Any]:
         samples: list[Any] = []
         seeding = self._seeding
-        seeding.begin(Fetching(self._plan.plan.settings.order.seed, epoch, indices, samples))
+        get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items
+        in_bulk = get_items is not None
+        seed = self._plan.plan.settings.order.seed
+        seeding.begin(Fetching(seed, epoch, indices, samples, in_bulk=in_bulk and self._gives_single_samples))
         try:
-            if self._get_items is not None:
-                samples.extend(_check_count(self._get_items(indices), len(indices)))
+            if get_items is not None:
+                samples.extend(_check_count(get_items(indices), len(indices)))
             elif seeding.by_sample:
                 for number, index in enumerate(indices):
                     seeding.begin_sample(number)
@@ -143,14 +148,14 @@ class BatchBuilder:
         except StopIteration as error:
             wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
             wrapped.__cause__ = error
-            raise BuildError(Stage.FETCH, self._failed_index(indices, samples)) from wrapped
+            raise BuildError(Stage.FETCH, self._failed_index(indices, samples, in_bulk=in_bulk)) from wrapped
         except Exception as error:
-            raise BuildError(Stage.FETCH, self._failed_index(indices, samples)) from error
+            raise BuildError(Stage.FETCH, self._failed_index(indices, samples, in_bulk=in_bulk)) from error
         return samples
 
-    def _failed_index(self, indices: list[int], samples: list[Any]) -> int | None:
+    def _failed_index(self, indices: list[int], samples: list[Any], *, in_bulk: bool) -> int | None:
         """Return the index after the last one that gave a sample; nobody knows with `__getitems__`."""
-        return indices[len(samples)] if self._get_items is None else None
+        return None if in_bulk else indices[len(samples)]
 
     def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
         collate_fn, batch_encoder = self._setup.collate_fn, self._setup.batch_encoder
@@ -174,6 +179,13 @@ class BatchBuilder:
         """Return the second largest of the last sizes: one outlier doesn't make all slots as large as itself."""
         ordered = sorted(self._sizes)
         return ordered[-2] if len(ordered) > 1 else ordered[0]
+
+
+def _has_own_get_item(dataset: Any) -> bool:
+    """Return whether there is a `__getitem__` that isn't the one torch's base class raises from."""
+    torch_data = sys.modules.get("torch.utils.data")
+    method = getattr(type(dataset), "__getitem__", None)
+    return method is not None and (torch_data is None or method is not torch_data.Dataset.__getitem__)
 
 
 def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:

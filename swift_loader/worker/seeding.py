@@ -7,7 +7,8 @@ already are touched. New code asks for `sample_rng()`.
 
 Seeding costs 6 us a sample, which is too much for samples of 2 us that draw nothing. So it is done when it is owed: a
 batch begins with generators whose next output is known, and when it is built, that output is asked for. If it comes,
-nothing was drawn. If not, the batch is built again, with seeds for each sample, as are all batches after it.
+nothing was drawn. If not, the batch is built again, with seeds for each sample, as are all batches after it; samples
+are then fetched one by one, also where the dataset could give many at once.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from swift_loader.permutation import derive_key, derive_keys
+from swift_loader.permutation import Purpose, derive_key, derive_keys
 
 __all__ = ["Rng", "Seeding", "preserved_generators", "sample_rng", "seed_for_construction", "seed_for_worker"]
 
 _NUM_WATCHED = 256
 """How many seeds watched batches begin with: few, so that what comes after each can be remembered."""
+
+
+_CONSTRUCTION_KEY = 0x5EED
+
+_SEED_OF_A_FRESH_TORCH = 67280421310721
+"""`c10::default_rng_seed_val`."""
 
 
 class Rng(str, Enum):
@@ -42,16 +48,6 @@ class Rng(str, Enum):
     """Not at all."""
 
 
-class _Purpose(int, Enum):
-    """Keeps keys apart that have the same numbers; those of the order end below."""
-
-    SAMPLE = 5
-    COLLATE = 6
-    GENERATOR = 7
-    CONSTRUCTION = 8
-    WORKER = 9
-
-
 class Seeding:
     """The seeds of one worker's batches. Not thread-safe: the global generators aren't either."""
 
@@ -63,61 +59,74 @@ class Seeding:
         self._watched = 0
         self._keys: list[int] = []
         self._collate_key = 0
+        self._outer: Fetching | None = None
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples draw: then they have to be fetched one by one, each after `begin_sample`."""
+        return self._by_sample
 
     def begin(self, fetching: Fetching) -> None:
-        """Seed for a batch."""
-        _current.set(fetching)
+        """Seed for a batch. Each `begin` is followed by an `end`."""
+        self._outer = _enter(fetching)
         if self._rng is not Rng.SAMPLE:
             return
         seed, epoch, indices = fetching.seed, fetching.epoch, fetching.indices
         self._had_torch = "torch" in sys.modules
         if self._by_sample:
-            base = derive_key(seed, _Purpose.SAMPLE.value, epoch)
+            base = derive_key(seed, Purpose.SAMPLE.value, epoch)
             self._keys = derive_keys(base, np.array(indices, np.uint64)).tolist()
-            self._collate_key = derive_key(base, _Purpose.COLLATE.value, indices[0])
-            _seed_generators(self._keys[0])  # for `__getitems__`, which fetches a batch at once
+            self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, indices[0])
+            _seed_generators(self._collate_key)  # for `__getitems__`, where there is nothing else
         else:
             self._watched = (seed + epoch + indices[0]) % _NUM_WATCHED
             _seed_generators(_watched_key(self._watched))
 
-    @property
-    def by_sample(self) -> bool:
-        """Whether `begin_sample` and `begin_collate` are to be called."""
-        return self._by_sample
-
     def begin_sample(self, number: int) -> None:
         """Seed for the sample at this place in the batch."""
-        _seed_generators(self._keys[number])
+        if self._rng is Rng.SAMPLE:
+            _seed_generators(self._keys[number])
 
     def begin_collate(self) -> None:
         """Seed for what makes a batch of the samples."""
-        _seed_generators(self._collate_key)
+        if self._rng is Rng.SAMPLE:
+            _seed_generators(self._collate_key)
 
     def end(self) -> bool:
         """Return whether the batch has to be built again, with the seeds it should have had."""
-        _current.set(None)
-        if self._rng is not Rng.SAMPLE:
-            return False
-        if not self._had_torch and "torch" in sys.modules:  # imported while fetching: nobody has seeded it
-            self._by_sample = True
-            return True
-        if self._by_sample or _next_outputs() == _expected_outputs(self._watched, self._had_torch):
-            return False
-        self._by_sample = True
-        return True
+        fetched = _enter(self._outer)
+        if self._by_sample:
+            is_owed = self._rng is Rng.SAMPLE and self._got_torch()
+        else:
+            self._by_sample = is_owed = (fetched is not None and fetched.drew_in_bulk) or (
+                self._rng is Rng.SAMPLE and (self._got_torch() or self._has_drawn())
+            )
+        return is_owed
+
+    def _got_torch(self) -> bool:
+        """Return whether torch was imported while the batch was fetched: then nobody has seeded it."""
+        return not self._had_torch and "torch" in sys.modules
+
+    def _has_drawn(self) -> bool:
+        return _next_outputs() != _expected_outputs(self._watched, self._had_torch)
 
 
 class Fetching:
     """The batch that is being fetched, for `sample_rng`; knows the sample by how many there are already."""
 
-    __slots__ = ("_generator", "_number", "epoch", "indices", "samples", "seed")
+    __slots__ = ("_generator", "_number", "drew_in_bulk", "epoch", "in_bulk", "indices", "samples", "seed")
 
-    def __init__(self, seed: int, epoch: int, indices: Sequence[int], samples: Sequence[Any]) -> None:
+    def __init__(
+        self, seed: int, epoch: int, indices: Sequence[int], samples: Sequence[Any], *, in_bulk: bool = False
+    ) -> None:
         self.seed = seed
         self.epoch = epoch
         self.indices = indices
         self.samples = samples
         """Grows while the batch is fetched."""
+        self.in_bulk = in_bulk
+        """Whether all samples are asked for at once, although they could be one by one."""
+        self.drew_in_bulk = False
         self._number = -1
         self._generator: np.random.Generator | None = None
 
@@ -126,17 +135,26 @@ class Fetching:
         number = len(self.samples)
         if self._generator is None or number != self._number:
             self._number = number
-            key = derive_key(self.seed, _Purpose.GENERATOR.value, self.epoch, *self._name(number))
+            self.drew_in_bulk |= self.in_bulk and number == 0
+            key = derive_key(self.seed, Purpose.GENERATOR.value, self.epoch, *self._name(number))
             self._generator = np.random.Generator(np.random.Philox(key=key))
         return self._generator
 
     def _name(self, number: int) -> tuple[int, ...]:
         if number < len(self.indices):
             return (self.indices[number],)
-        return (_Purpose.COLLATE.value, self.indices[0])
+        return (Purpose.COLLATE.value, self.indices[0])
 
 
-_current: ContextVar[Fetching | None] = ContextVar("swift_loader_fetching", default=None)
+_current: Fetching | None = None
+"""Of the process, as the generators are: threads that the dataset starts find it, too."""
+
+
+def _enter(fetching: Fetching | None) -> Fetching | None:
+    """Make a batch the one that is being fetched; return the one that was."""
+    global _current
+    outer, _current = _current, fetching
+    return outer
 
 
 def sample_rng() -> np.random.Generator:
@@ -144,23 +162,22 @@ def sample_rng() -> np.random.Generator:
 
     Keyed by (seed, epoch, dataset index): the same numbers whatever the number of workers, after a resume, and others
     in each epoch. Asked twice for one sample, it is the same generator, which goes on. In a `collate_fn` it is keyed by
-    the batch's first index, and in `__getitems__`, too. Outside of a loader it is a fresh, unseeded generator, so that
-    a dataset can be tried out by itself. It costs 15 us.
+    the batch's first index, and so in the `__getitems__` of a dataset without `__getitem__`. Outside of a loader it is
+    a fresh, unseeded generator, so that a dataset can be tried out by itself. It costs 15 us.
     """
-    fetching = _current.get()
-    return np.random.default_rng() if fetching is None else fetching.generator()
+    return np.random.default_rng() if _current is None else _current.generator()
 
 
-def seed_for_construction(seed: int, rng: Rng) -> None:
-    """Seed for the dataset's constructor: it gives the same dataset in each worker and on each rank."""
+def seed_for_construction(rng: Rng) -> None:
+    """Seed for the dataset's constructor, always alike: what it draws is the same in each worker, rank and run."""
     if rng is not Rng.NONE:
-        _seed_generators(derive_key(seed, _Purpose.CONSTRUCTION.value))
+        _seed_generators(_CONSTRUCTION_KEY)
 
 
 def seed_for_worker(seed: int, rank: int, worker: int, rng: Rng) -> None:
     """Seed a worker that is about to begin: with `Rng.WORKER` this is all the seeding there is."""
     if rng is Rng.WORKER:
-        _seed_generators(derive_key(seed, _Purpose.WORKER.value, rank, worker))
+        _seed_generators(derive_key(seed, Purpose.WORKER.value, rank, worker))
 
 
 @contextmanager
@@ -168,14 +185,16 @@ def preserved_generators() -> Iterator[None]:
     """Put the global generators back as they were, for code that runs in the user's own process."""
     torch = sys.modules.get("torch")
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch_state = torch.get_rng_state() if torch is not None else None
+    torch_state = torch.default_generator.get_state() if torch is not None else None
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
         if torch is not None and torch_state is not None:
-            torch.set_rng_state(torch_state)
+            torch.default_generator.set_state(torch_state)
+        elif "torch" in sys.modules:
+            sys.modules["torch"].default_generator.manual_seed(_SEED_OF_A_FRESH_TORCH)
 
 
 def _seed_generators(key: int) -> None:
@@ -191,7 +210,10 @@ def _next_outputs() -> tuple[int, ...]:
     raw = np.random.get_bit_generator().random_raw  # type: ignore[attr-defined]
     outputs = (random.getrandbits(64), raw() << 32 | raw())
     torch = sys.modules.get("torch")
-    return outputs if torch is None else (*outputs, int(torch.empty((), dtype=torch.int64).random_()))
+    if torch is None:
+        return outputs
+    drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=torch.default_generator)
+    return (*outputs, int(drawn))
 
 
 @lru_cache(2 * _NUM_WATCHED)

@@ -20,10 +20,10 @@ class DatasetSource:
     factory: Callable[..., Any] | None = None
     kwargs: dict[str, Any] | None = None
 
-    def make(self, seed: int, rng: Rng) -> Any:
+    def make(self, rng: Rng) -> Any:
         """Return the dataset; runs the user's constructor, with generators that are seeded."""
         if self.factory is not None:
-            seed_for_construction(seed, rng)
+            seed_for_construction(rng)
         return self.instance if self.factory is None else self.factory(**(self.kwargs or {}))
 
 

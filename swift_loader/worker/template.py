@@ -106,7 +106,7 @@ class _Content:
     def build(self) -> int:
         """Make the dataset; return its length."""
         self._setup, self.definitions = read_payload(self._layout, self._segment)
-        self._dataset = self._setup.source.make(self._setup.plan.order.seed, self._setup.rng)
+        self._dataset = self._setup.source.make(self._setup.rng)
         return length_of(self._dataset)
 
     def drop(self) -> None:

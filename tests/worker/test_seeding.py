@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -147,31 +148,84 @@ def test_a_collate_that_draws_is_keyed_by_its_batch() -> None:
 
 
 class Several(Drawing):
-    """Fetches a batch at once."""
+    """Fetches a batch at once, or one sample, as torch's Subset does."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class OnlySeveral:
+    """Fetches a batch at once, and nothing else."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 100
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(index, self.draw()) for index in indices]
 
 
-@pytest.mark.parametrize("draw", [random.random, lambda: sample_rng().random()])
-def test_getitems_is_keyed_by_its_batch(draw: Callable[[], Any]) -> None:
-    forwards, backwards = (Builder(Several(draw)) for _ in "ab")
+class OnlySeveralOfTorch(OnlySeveral, torch.utils.data.Dataset[Any]):
+    """Inherits a `__getitem__` that raises."""
+
+
+BULK_DRAWS = pytest.mark.parametrize("draw", [random.random, lambda: sample_rng().random()])
+
+
+@BULK_DRAWS
+def test_samples_that_could_come_in_bulk_are_keyed_by_sample_all_the_same(draw: Callable[[], Any]) -> None:
+    expected = Builder(Drawing(draw), 100).build(0)
+    dataset = Several(draw)
+    builder = Builder(dataset, 7)
+    assert [sample for step in range(15) for sample in builder.build(step)] == expected
+    assert dataset.fetched == [*range(7), *range(100)]
+
+
+@pytest.mark.parametrize("rng", Rng)
+def test_sample_rng_in_bulk_is_keyed_by_sample_whatever_the_mode(rng: Rng) -> None:
+    found = [Builder(Several(lambda: sample_rng().random()), size, rng=rng).build(0)[:4] for size in (4, 9)]
+    assert found[0] == found[1]
+
+
+def test_samples_that_draw_nothing_stay_in_bulk() -> None:
+    class Counted(Several):
+        num_calls = 0
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.num_calls += 1
+            return super().__getitems__(indices)
+
+    dataset = Counted(lambda: 0)
+    builder = Builder(dataset)
+    for step in range(25):
+        builder.build(step)
+    assert dataset.num_calls == 25
+
+
+@BULK_DRAWS
+@pytest.mark.parametrize("kind", [OnlySeveral, OnlySeveralOfTorch])
+def test_what_comes_in_bulk_only_is_keyed_by_its_batch(draw: Callable[[], Any], kind: type[OnlySeveral]) -> None:
+    forwards, backwards = (Builder(kind(draw)) for _ in "ab")
     first = [forwards.build(step) for step in range(25)]
     second = [backwards.build(step) for step in reversed(range(25))]
     assert first == second[::-1]
     assert len({drawn for batch in first for _, drawn in batch}) == 100
 
 
-def test_code_that_draws_and_puts_the_state_back_gets_the_same_each_time() -> None:
+def test_draws_that_are_taken_back_can_not_be_seen_but_do_not_depend_on_what_was_built_before() -> None:
     def draw() -> float:
         state = random.getstate()
         drawn = random.random()
         random.setstate(state)
         return drawn
 
-    forwards, backwards = (Builder(Drawing(draw)) for _ in "ab")
+    dataset = Drawing(draw)
+    forwards, backwards = Builder(dataset), Builder(Drawing(draw))
     first = [forwards.build(step) for step in range(25)]
     assert first == [backwards.build(step) for step in reversed(range(25))][::-1]
+    assert dataset.fetched == list(range(100))
 
 
 def test_sample_rng_is_keyed_by_sample_and_costs_no_second_build() -> None:
@@ -216,7 +270,7 @@ def test_workers_that_are_seeded_once_differ() -> None:
         assert len(drawn) == 9
         random.seed(5)
         seed_for_worker(1, 0, 0, Rng.NONE)
-        seed_for_construction(1, Rng.NONE)
+        seed_for_construction(Rng.NONE)
         after = random.random()
         random.seed(5)
         assert after == random.random()
@@ -232,6 +286,35 @@ def test_the_users_generators_are_put_back() -> None:
     torch.manual_seed(5)
     Builder(Drawing(random.random)).build(0)
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+
+
+@pytest.mark.parametrize("device", ["meta"])
+def test_the_default_device_does_not_matter(device: str) -> None:
+    expected = Builder(Drawing(lambda: float(torch.rand((), device="cpu")))).build(0)
+    torch.set_default_device(device)
+    try:
+        assert Builder(Drawing(lambda: float(torch.rand((), device="cpu")))).build(0) == expected
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_thread_of_the_dataset_finds_the_generator_of_the_sample() -> None:
+    def draw() -> float:
+        found: list[float] = []
+        thread = threading.Thread(target=lambda: found.append(sample_rng().random()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    assert Builder(Drawing(draw), 4).build(0) == Builder(Drawing(lambda: sample_rng().random()), 4).build(0)
+
+
+def test_a_loader_inside_a_sample_leaves_the_sample_its_generator() -> None:
+    def draw() -> float:
+        Builder(Drawing(lambda: sample_rng().random())).build(3)
+        return float(sample_rng().random())
+
+    assert Builder(Drawing(draw)).build(0) == Builder(Drawing(lambda: sample_rng().random())).build(0)
 
 
 def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

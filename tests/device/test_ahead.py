@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from swift_loader.device.ahead import MovingSource
+from swift_loader.engine.base import Delivery
+
+
+class Engine:
+    """Gives the numbers from 0 on, without end."""
+
+    def __init__(self) -> None:
+        self.num_pulled = 0
+        self.is_ready = True
+
+    def pull(self) -> Delivery:
+        self.num_pulled += 1
+        return Delivery(self.num_pulled - 1, 0, self.num_pulled - 1)
+
+
+def move_with(outcomes: deque[BaseException | None]) -> Any:
+    def move(batch: Any) -> Any:
+        outcome = outcomes.popleft() if outcomes else None
+        if outcome is not None:
+            raise outcome
+        return -batch
+
+    return move
+
+
+def source_of(engine: Engine, *outcomes: BaseException | None, depth: int = 1, num_batches: int = 6) -> MovingSource:
+    return MovingSource(engine.pull, lambda: engine.is_ready, move_with(deque(outcomes)), depth, num_batches)
+
+
+def take_all(source: MovingSource, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        try:
+            found.append(source.take().batch)
+        except KeyboardInterrupt:
+            found.append("interrupted")
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2, 9])
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_all_batches_come_moved_in_order_and_no_more_are_pulled(depth: int, is_ready: bool) -> None:
+    engine = Engine()
+    engine.is_ready = is_ready
+    assert take_all(source_of(engine, depth=depth), 6) == [0, -1, -2, -3, -4, -5]
+    assert engine.num_pulled == 6
+
+
+def test_batches_are_moved_ahead_only_when_they_are_ready() -> None:
+    engine = Engine()
+    source = source_of(engine, depth=2)
+    source.take()
+    assert engine.num_pulled == 3
+    engine.is_ready = False
+    source.take()
+    assert engine.num_pulled == 3
+
+
+@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing(at: int, depth: int) -> None:
+    engine = Engine()
+    outcomes = [None] * at + [KeyboardInterrupt()]
+    found = take_all(source_of(engine, *outcomes, depth=depth), 7)
+    assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
+    assert engine.num_pulled == 6
+
+
+def test_an_error_comes_where_its_batch_would_have_come() -> None:
+    engine = Engine()
+    source = source_of(engine, None, None, ValueError("too large"), depth=3)
+    assert take_all(source, 2) == [0, -1]
+    with pytest.raises(ValueError, match="too large"):
+        source.take()
