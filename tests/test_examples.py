@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
@@ -9,21 +10,60 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 40
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 90
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
+
+TINY = "--epochs 2 --batch-size 128 --workers 1"
+SECOND_SAVED = "epoch-1-sample-256"
+"""After 14 of 24 steps, in the middle of the second epoch."""
+
+RESULT = re.compile(r"^test accuracy .*$", re.MULTILINE)
+
+
+DRIVER = """
+import runpy, sys
+folder, *runs = sys.argv[1:]
+for run in runs:
+    name, *arguments = run.split()
+    sys.argv = [f"{folder}/{name}", *arguments]
+    sys.path[0] = folder
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs several examples one after the other in one process: importing a framework takes longer than any of them."""
 
 
 def run_example(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    missing = [module for module in ("rich", "sklearn") if find_spec(module) is None]
+    return run_python(folder, str(EXAMPLES / name), *arguments)
+
+
+def run_examples(folder: Path, *runs: str, needs: tuple[str, ...]) -> list[str]:
+    """Run examples, each given as `name.py arguments`; return the results that they print."""
+    run = run_python(folder, "-c", DRIVER, str(EXAMPLES), *runs, needs=needs)
+    assert run.returncode == 0, run.stderr
+    return RESULT.findall(run.stdout)
+
+
+def run_python(folder: Path, *arguments: str, needs: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    missing = [module for module in ("rich", "sklearn", *needs) if find_spec(module) is None]
     if missing:
-        pytest.skip(f"the examples need {', '.join(missing)}: pip install -e '.[examples]'")
+        pytest.skip(f"the examples need {', '.join(missing)}: pip install -r requirements.txt")
     search_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # torch makes its compiler's cache folder when an optimiser is made, and never removes it.
-    environment = {**os.environ, "PYTHONPATH": search_path, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": search_path,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        # torch makes its compiler's cache folder when an optimiser is made, and never removes it.
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
     return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        [sys.executable, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -51,3 +91,60 @@ def test_digits_without_workers_end_with_status_1_if_the_accuracy_is_too_low(tmp
     assert "0 workers" in run.stdout
     last_line = run.stderr.splitlines()[-1]
     assert re.fullmatch(r"held-out accuracy is \d+\.\d+%, below the 101\.00% that are required", last_line)
+
+
+def test_frameworks_that_are_stopped_and_resumed_train_the_model_of_an_uninterrupted_plain_loop(tmp_path: Path) -> None:
+    stopped = f"{TINY} --save-every 7 --stop-after 16 --save {tmp_path}"
+
+    results = run_examples(
+        tmp_path,
+        f"torchrun_example.py {TINY}",
+        f"torchrun_example.py {stopped}/torchrun",
+        f"torchrun_example.py {TINY} --resume {tmp_path}/torchrun/{SECOND_SAVED}",
+        f"fabric_example.py {stopped}/fabric",
+        f"fabric_example.py {TINY} --resume {tmp_path}/fabric/{SECOND_SAVED}",
+        f"accelerate_example.py {stopped}/accelerate",
+        f"accelerate_example.py {TINY} --resume {tmp_path}/accelerate/{SECOND_SAVED}",
+        f"lightning_example.py {stopped}/lightning",
+        f"lightning_example.py {TINY} --resume {tmp_path}/lightning/epoch=1-step=14.ckpt",
+        needs=("lightning", "accelerate"),
+    )
+
+    assert results == results[:1] * 5
+
+
+def test_a_hugging_face_trainer_that_is_stopped_and_resumed_trains_the_same_model(tmp_path: Path) -> None:
+    results = run_examples(
+        tmp_path,
+        f"huggingface_example.py {TINY}",
+        f"huggingface_example.py {TINY} --save-every 7 --stop-after 16 --save {tmp_path}/saved",
+        f"huggingface_example.py {TINY} --resume {tmp_path}/saved/checkpoint-14",
+        needs=("transformers", "accelerate"),
+    )
+
+    assert results == results[:1] * 2
+
+
+def test_two_ranks_evaluate_each_held_out_digit_once(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
+    run = run_python(tmp_path, *torchrun, str(EXAMPLES / "torchrun_example.py"), *TINY.split())
+
+    assert run.returncode == 0, run.stderr
+    (result,) = RESULT.findall(run.stdout)
+    assert "of 359 digits" in result
+
+
+def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) -> None:
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for prefix, num_images in (("train", 65), ("t10k", 33)):
+        images = random.integers(0, 256, (num_images, 28, 28), np.uint8)
+        header = b"\0\0\x08\x03" + np.array(images.shape, ">i4").tobytes()
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
+        header = b"\0\0\x08\x01" + np.array([num_images], ">i4").tobytes()
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(header + bytes(index % 10 for index in range(num_images)))
+
+    (result,) = run_examples(tmp_path, f"fabric_example.py --epochs 1 --mnist {tmp_path}", needs=("lightning",))
+
+    assert "of 33 digits" in result

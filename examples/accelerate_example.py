@@ -1,0 +1,75 @@
+"""Train on handwritten digits with Accelerate, and go on where a run was stopped.
+
+    python examples/accelerate_example.py
+    torchrun --nproc-per-node 2 examples/accelerate_example.py --save /tmp/digits --stop-after 25
+    torchrun --nproc-per-node 2 examples/accelerate_example.py --resume /tmp/digits/epoch-0-sample-1280
+
+Uses the GPUs that there are, one for each rank.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from digits import Digits, checkpoint_path, count_right, make_model, make_parser, result
+from torch.nn.functional import cross_entropy
+
+from swift_loader import SwiftLoader
+
+
+def train(arguments: Namespace, accelerator: Accelerator, model: Any, optimizer: Any, loader: SwiftLoader) -> bool:
+    """Train up to the last epoch; return False if that was to be broken off before."""
+    num_steps = 0
+    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+        loader.set_epoch(epoch)  # in the epoch of a checkpoint, this keeps the position
+        for batch in loader:
+            optimizer.zero_grad()
+            accelerator.backward(cross_entropy(model(batch["images"]), batch["labels"]))
+            optimizer.step()
+            num_steps += 1
+            path = checkpoint_path(arguments, num_steps, loader.state_dict())
+            if path:
+                accelerator.save_state(str(path))
+            if num_steps == arguments.stop_after:
+                return False
+    return True
+
+
+@torch.inference_mode()
+def evaluate(accelerator: Accelerator, model: Any, loader: SwiftLoader) -> list[int]:
+    """Return how many of all ranks' samples the model gets right, and of how many."""
+    counts = torch.zeros(2, dtype=torch.int64, device=accelerator.device)
+    for batch in loader:
+        # So that all ranks have equally many batches, some samples are repeated; they must not count twice.
+        # gather_for_metrics() would only know about those of torch's DataLoader.
+        counts += torch.tensor(count_right(model, batch, loader.num_padding), device=accelerator.device)
+    return accelerator.reduce(counts, reduction="sum").tolist()
+
+
+def main() -> None:
+    """Train, and evaluate on the held-out digits."""
+    arguments = make_parser(__doc__).parse_args()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    options = {"batch_size": arguments.batch_size, "worker_per_consumer": arguments.workers, "seed": 0}
+    with (
+        SwiftLoader(Digits, {"train": True}, **options) as training,
+        SwiftLoader(Digits, {"train": False}, shuffle=False, **options) as held_out,
+    ):
+        bare_model = make_model()
+        model, optimizer = accelerator.prepare(bare_model, torch.optim.Adam(bare_model.parameters(), lr=3e-3))
+        accelerator.register_for_checkpointing(training)  # save_state and load_state include it from now on
+        if arguments.resume:
+            accelerator.load_state(str(arguments.resume))
+        training.start(device=accelerator.device)  # finds out by itself which rank this is
+        held_out.start(device=accelerator.device)
+        if train(arguments, accelerator, model, optimizer, training):
+            counts = evaluate(accelerator, model, held_out)
+            accelerator.print(result(bare_model, *counts))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Train on handwritten digits with the Hugging Face Trainer, and go on where a run was stopped.
+
+    python examples/huggingface_example.py
+    torchrun --nproc-per-node 2 examples/huggingface_example.py --save /tmp/digits --stop-after 25
+    torchrun --nproc-per-node 2 examples/huggingface_example.py --resume /tmp/digits/checkpoint-20
+
+Uses the GPUs that there are, one for each rank.
+"""
+
+from __future__ import annotations
+
+import os
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from digits import Digits, count_right, make_model, make_parser, result
+from torch.nn.functional import cross_entropy
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from swift_loader import SwiftLoader
+from swift_loader.integrations.huggingface import LoaderStateCallback
+
+
+class Classifier(torch.nn.Module):
+    """Takes a batch's parts by name and returns the loss, as the Trainer expects it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model()
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss of a batch."""
+        return {"loss": cross_entropy(self.model(images), labels)}
+
+
+class SwiftTrainer(Trainer):
+    """Trains with a SwiftLoader instead of a DataLoader that it makes by itself."""
+
+    def __init__(self, loader: SwiftLoader, **options: Any) -> None:
+        super().__init__(**options)
+        self.loader = loader
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader as it is; it has the ranks and the device already."""
+        return self.loader
+
+
+class StopAfter(TrainerCallback):
+    """Breaks off; `max_steps` would do so as well, but changes the learning rates before."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_objects: Any) -> None:
+        """Stop if it is time."""
+        control.should_training_stop |= state.global_step >= self.num_steps
+
+
+@torch.inference_mode()
+def evaluate(trainer: Trainer, model: torch.nn.Module, loader: SwiftLoader) -> list[int]:
+    """Return how many of all ranks' samples the model gets right, and of how many."""
+    counts = torch.zeros(2, dtype=torch.int64, device=trainer.args.device)
+    for batch in loader:
+        # So that all ranks have equally many batches, some samples are repeated; they must not count twice.
+        counts += torch.tensor(count_right(model, batch, loader.num_padding), device=trainer.args.device)
+    return trainer.accelerator.reduce(counts, reduction="sum").tolist()
+
+
+def train(arguments: Any, folder: str) -> None:
+    """Train, and evaluate on the held-out digits."""
+    has_gpu = torch.cuda.is_available()
+    settings = TrainingArguments(
+        output_dir=folder,
+        num_train_epochs=arguments.epochs,
+        save_strategy="steps" if arguments.save else "no",
+        save_steps=arguments.save_every,
+        learning_rate=3e-3,
+        ignore_data_skip=True,  # the loader goes on by itself
+        use_cpu=not has_gpu,
+        ddp_backend="gloo" if "RANK" in os.environ and not has_gpu else None,  # torchrun sets RANK
+        report_to=[],
+        disable_tqdm=True,
+    )
+    options = {"batch_size": arguments.batch_size, "worker_per_consumer": arguments.workers, "seed": 0}
+    with (
+        SwiftLoader(Digits, {"train": True}, **options) as training,
+        SwiftLoader(Digits, {"train": False}, shuffle=False, **options) as held_out,
+    ):
+        training.start(device=settings.device)  # the arguments have set up torch.distributed, which knows the rank
+        held_out.start(device=settings.device)
+        callbacks = [LoaderStateCallback(), *([StopAfter(arguments.stop_after)] if arguments.stop_after else [])]
+        classifier = Classifier()
+        trainer = SwiftTrainer(training, model=classifier, args=settings, callbacks=callbacks)
+        trainer.train(resume_from_checkpoint=str(arguments.resume) if arguments.resume else None)
+        if not arguments.stop_after:
+            counts = evaluate(trainer, classifier.model.eval(), held_out)
+            if trainer.is_world_process_zero():
+                print(result(classifier.model, *counts))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parsed = make_parser(__doc__).parse_args()
+    with TemporaryDirectory() as unused:  # the Trainer must have a folder, also if it is to save nothing
+        train(parsed, str(parsed.save or unused))

@@ -1,0 +1,86 @@
+"""Train on handwritten digits with DistributedDataParallel in a plain loop, and go on where a run was stopped.
+
+    python examples/torchrun_example.py
+    torchrun --nproc-per-node 2 examples/torchrun_example.py --save /tmp/digits --stop-after 25
+    torchrun --nproc-per-node 2 examples/torchrun_example.py --resume /tmp/digits/epoch-0-sample-1280
+
+Uses the GPUs that there are, one for each rank.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import Any
+
+import torch
+from digits import Digits, checkpoint_path, count_right, make_model, make_parser, result
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from swift_loader import SwiftLoader
+
+
+def train(arguments: Namespace, model: nn.Module, parts: dict[str, Any]) -> bool:
+    """Train up to the last epoch; return False if that was to be broken off before."""
+    loader, optimizer, num_steps = parts["loader"], parts["optimizer"], 0
+    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+        loader.set_epoch(epoch)  # in the epoch of a checkpoint, this keeps the position
+        for batch in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(batch["images"]), batch["labels"]).backward()
+            optimizer.step()
+            num_steps += 1
+            path = checkpoint_path(arguments, num_steps, loader.state_dict())
+            if path and int(os.environ.get("RANK", "0")) == 0:  # the loader's state is the same on all ranks
+                torch.save({name: part.state_dict() for name, part in parts.items()}, path)
+            if num_steps == arguments.stop_after:
+                return False
+    return True
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, loader: SwiftLoader, device: torch.device) -> list[int]:
+    """Return how many of all ranks' samples the model gets right, and of how many."""
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
+    for batch in loader:
+        # So that all ranks have equally many batches, some samples are repeated; they must not count twice.
+        counts += torch.tensor(count_right(model, batch, loader.num_padding), device=device)
+    if distributed.is_initialized():
+        distributed.all_reduce(counts)
+    return counts.tolist()
+
+
+def main() -> None:
+    """Train, and evaluate on the held-out digits."""
+    arguments = make_parser(__doc__).parse_args()
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device("cpu")
+    if "RANK" in os.environ:  # torchrun sets it
+        distributed.init_process_group("nccl" if has_gpu else "gloo")
+    model = make_model().to(device)
+    wrapped = DistributedDataParallel(model) if distributed.is_initialized() else model
+    options = {"batch_size": arguments.batch_size, "worker_per_consumer": arguments.workers, "seed": 0}
+    with (
+        SwiftLoader(Digits, {"train": True}, **options) as training,
+        SwiftLoader(Digits, {"train": False}, shuffle=False, **options) as held_out,
+    ):
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        parts = {"model": model, "optimizer": optimizer, "loader": training}
+        if arguments.resume:
+            saved = torch.load(arguments.resume, map_location=device, weights_only=True)
+            for name, part in parts.items():
+                part.load_state_dict(saved[name])
+        training.start(device=device)  # finds out by itself which rank this is
+        held_out.start(device=device)
+        if train(arguments, wrapped, parts):
+            counts = evaluate(model, held_out, device)
+            if int(os.environ.get("RANK", "0")) == 0:
+                print(result(model, *counts))
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.checks import assert_resumed_exactly
+from tests.integrations.ranks import run_ranks
+
+
+@pytest.mark.timeout(75)
+def test_a_run_resumes_exactly_from_what_fabric_saved(tmp_path: Path) -> None:
+    assert_resumed_exactly(run_ranks("fabric_script.py", 2, tmp_path, timeout_s=50, needs="lightning"))

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.checks import assert_complete
+from tests.integrations.ranks import run_ranks
+from tests.integrations.training import NUM_EPOCHS, NUM_STEPS
+
+NUM_CHECKPOINTS = {
+    "trainer alone": NUM_EPOCHS * (NUM_STEPS + 1),
+    "callback with OneCycleLR": NUM_STEPS + 1,
+    "callback and trainer": NUM_STEPS + 1,
+}
+"""After each step and at the end of each epoch, or of the second one."""
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_fit_resumes_exactly_from_every_checkpoint(num_ranks: int, tmp_path: Path) -> None:
+    launched = 0 if num_ranks == 1 else num_ranks
+    ranks = run_ranks("lightning_script.py", launched, tmp_path, timeout_s=80, needs="lightning")
+
+    for case, num_checkpoints in NUM_CHECKPOINTS.items():
+        assert_complete([rank[case]["uninterrupted"]["seen"] for rank in ranks])
+        for rank in ranks:
+            whole, resumed = rank[case]["uninterrupted"], rank[case]["resumed"]
+            assert len(resumed) == num_checkpoints
+            for run in resumed:
+                assert run["seen"] == whole["seen"][run["num_steps"] :], (case, run["place"])
+                assert run["weights"] == whole["weights"], (case, run["place"])
