@@ -26,7 +26,8 @@ from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
 from swift_loader.sampler import EpochSampler
 from swift_loader.session import Session
-from swift_loader.worker.seeding import Rng, preserved_generators
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import length_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.seeding import Rng, preserved_generators
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import WorkerSetup, length_of
 
 __all__ = ["InlineEngine"]

@@ -5,36 +5,30 @@ nor on what that worker built before, nor on the batch it is in. Unmodified code
 `numpy.random` and torch's default generator, which are seeded before each sample; only libraries that are imported
 already are touched. New code asks for `sample_rng()`.
 
-Seeding costs 6 us a sample, which is too much for samples of 2 us that draw nothing. So it is done when it is owed: a
-batch begins with generators whose next output is known, and when it is built, that output is asked for. If it comes,
-nothing was drawn. If not, the batch is built again, with seeds for each sample, as are all batches after it; samples
-are then fetched one by one, also where the dataset could give many at once.
+Seeding costs 9 us a sample, which is too much for samples of 2 us that draw nothing. So it is done when it is owed: the
+generators are looked at after each batch. If they are as before, nothing was drawn. If not, the batch is built again,
+with seeds for each sample, as are all batches after it; samples are then fetched one by one, also where the dataset
+could give many at once.
 """
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from swift_loader.permutation import Purpose, derive_key, derive_keys
+from swift_loader.worker.generators import Snapshot, seed_generators, snapshot_generators
 
-__all__ = ["Rng", "Seeding", "preserved_generators", "sample_rng", "seed_for_construction", "seed_for_worker"]
-
-_NUM_WATCHED = 256
-"""How many seeds watched batches begin with: few, so that what comes after each can be remembered."""
-
+__all__ = ["Rng", "Seeding", "sample_rng", "seed_for_construction", "seed_for_worker"]
 
 _CONSTRUCTION_KEY = 0x5EED
 
-_SEED_OF_A_FRESH_TORCH = 67280421310721
-"""`c10::default_rng_seed_val`."""
+_IDLE_KEY = 0x1D1E
+"""Of the generators while nothing is drawn from them."""
 
 
 class Rng(str, Enum):
@@ -56,7 +50,8 @@ class Seeding:
         self._by_sample = False
         """Whether samples have been seen to draw."""
         self._had_torch = False
-        self._watched = 0
+        self._idle: Snapshot | None = None
+        """What the generators look like as long as nothing is drawn."""
         self._keys: list[int] = []
         self._collate_key = 0
         self._outer: Fetching | None = None
@@ -77,20 +72,20 @@ class Seeding:
             base = derive_key(seed, Purpose.SAMPLE.value, epoch)
             self._keys = derive_keys(base, np.array(indices, np.uint64)).tolist()
             self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, indices[0])
-            _seed_generators(self._collate_key)  # for `__getitems__`, where there is nothing else
-        else:
-            self._watched = (seed + epoch + indices[0]) % _NUM_WATCHED
-            _seed_generators(_watched_key(self._watched))
+            seed_generators(self._collate_key)  # for `__getitems__`, where there is nothing else
+        elif self._idle is None or snapshot_generators() != self._idle:
+            seed_generators(_IDLE_KEY)
+            self._idle = snapshot_generators()
 
     def begin_sample(self, number: int) -> None:
         """Seed for the sample at this place in the batch."""
         if self._rng is Rng.SAMPLE:
-            _seed_generators(self._keys[number])
+            seed_generators(self._keys[number])
 
     def begin_collate(self) -> None:
         """Seed for what makes a batch of the samples."""
         if self._rng is Rng.SAMPLE:
-            _seed_generators(self._collate_key)
+            seed_generators(self._collate_key)
 
     def end(self) -> bool:
         """Return whether the batch has to be built again, with the seeds it should have had."""
@@ -99,16 +94,13 @@ class Seeding:
             is_owed = self._rng is Rng.SAMPLE and self._got_torch()
         else:
             self._by_sample = is_owed = (fetched is not None and fetched.drew_in_bulk) or (
-                self._rng is Rng.SAMPLE and (self._got_torch() or self._has_drawn())
+                self._rng is Rng.SAMPLE and snapshot_generators() != self._idle
             )
         return is_owed
 
     def _got_torch(self) -> bool:
         """Return whether torch was imported while the batch was fetched: then nobody has seeded it."""
         return not self._had_torch and "torch" in sys.modules
-
-    def _has_drawn(self) -> bool:
-        return _next_outputs() != _expected_outputs(self._watched, self._had_torch)
 
 
 class Fetching:
@@ -171,57 +163,10 @@ def sample_rng() -> np.random.Generator:
 def seed_for_construction(rng: Rng) -> None:
     """Seed for the dataset's constructor, always alike: what it draws is the same in each worker, rank and run."""
     if rng is not Rng.NONE:
-        _seed_generators(_CONSTRUCTION_KEY)
+        seed_generators(_CONSTRUCTION_KEY)
 
 
 def seed_for_worker(seed: int, rank: int, worker: int, rng: Rng) -> None:
     """Seed a worker that is about to begin: with `Rng.WORKER` this is all the seeding there is."""
     if rng is Rng.WORKER:
-        _seed_generators(derive_key(seed, Purpose.WORKER.value, rank, worker))
-
-
-@contextmanager
-def preserved_generators() -> Iterator[None]:
-    """Put the global generators back as they were, for code that runs in the user's own process."""
-    torch = sys.modules.get("torch")
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch_state = torch.default_generator.get_state() if torch is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        if torch is not None and torch_state is not None:
-            torch.default_generator.set_state(torch_state)
-        elif "torch" in sys.modules:
-            sys.modules["torch"].default_generator.manual_seed(_SEED_OF_A_FRESH_TORCH)
-
-
-def _seed_generators(key: int) -> None:
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the legacy generator; it takes 64 bits only at 6 times the time
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(key)
-
-
-def _next_outputs() -> tuple[int, ...]:
-    """Draw 64 bits from each generator."""
-    raw = np.random.get_bit_generator().random_raw  # type: ignore[attr-defined]
-    outputs = (random.getrandbits(64), raw() << 32 | raw())
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return outputs
-    drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=torch.default_generator)
-    return (*outputs, int(drawn))
-
-
-@lru_cache(2 * _NUM_WATCHED)
-def _expected_outputs(watched: int, has_torch: bool) -> tuple[int, ...]:
-    del has_torch  # tells apart what the generators are
-    _seed_generators(_watched_key(watched))
-    return _next_outputs()
-
-
-def _watched_key(watched: int) -> int:
-    return (watched + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        seed_generators(derive_key(seed, Purpose.WORKER.value, rank, worker))

@@ -18,21 +18,10 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.seeding import Rng, Seeding, preserved_generators, seed_for_construction, seed_for_worker
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng, Seeding, seed_for_construction, seed_for_worker
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
-
-DRAWS: dict[str, Callable[[], Any]] = {
-    "random.random": random.random,
-    "random.gauss": lambda: random.gauss(0, 1),
-    "random.getrandbits of 1": lambda: random.getrandbits(1),
-    "random.shuffle": lambda: random.sample(range(10), 10),
-    "numpy.random.rand": lambda: float(np.random.rand()),
-    "numpy.random.standard_normal": lambda: float(np.random.standard_normal()),
-    "numpy.random.rand(312), a whole turn of the generator": lambda: float(np.random.rand(312)[0]),
-    "numpy.random.randint": lambda: int(np.random.randint(2)),
-    "torch.rand": lambda: float(torch.rand(())),
-    "torch.randperm": lambda: torch.randperm(5).tolist(),
-}
+from tests.worker.draws import DRAWS
 
 
 class Drawing:
