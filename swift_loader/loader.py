@@ -219,8 +219,8 @@ class SwiftLoader:
             report_failure(placement, error)
             raise
         try:
-            self._run.note_length(session.engine.num_samples)
             agree_on_length(placement, session.engine.num_samples)
+            self._run.note_length(session.engine.num_samples)  # raises on all ranks, or on none
         except BaseException:
             session.close()
             raise
