@@ -50,7 +50,6 @@ class Progress:
     def __init__(self) -> None:
         self._start = Position(0, 0)
         """Where the first pass begins, or the first one after a restore."""
-        self._is_restored = False
         self._pass: _Pass | None = None
         """The last one since the start."""
         self._chosen: int | None = None
@@ -94,7 +93,7 @@ class Progress:
 
     def restore(self, position: Position) -> None:
         """Go on at a saved position; an epoch chosen before doesn't count any more."""
-        self._start, self._is_restored = position, True
+        self._start = position
         self._pass = self._chosen = None
 
     def choose_epoch(self, epoch: int) -> None:
@@ -105,7 +104,7 @@ class Progress:
 
     def next_begin(self, num_samples: int) -> Position:
         """Return where the next pass begins, unless something else is chosen until then, given the dataset's length."""
-        if self._pass is None and self._is_restored and self._chosen in (None, self._start.epoch):
+        if self._pass is None and self._chosen in (None, self._start.epoch):
             at_end = 0 < num_samples <= self._start.num_samples
             return Position(self._start.epoch + 1, 0) if at_end and self._chosen is None else self._start
         return Position(self.next_epoch, 0)
