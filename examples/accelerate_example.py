@@ -1,8 +1,8 @@
 """Train on handwritten digits with Accelerate, and go on where a run was stopped.
 
     python examples/accelerate_example.py
-    torchrun --nproc-per-node 2 examples/accelerate_example.py --save /tmp/digits --stop-after 25
-    torchrun --nproc-per-node 2 examples/accelerate_example.py --resume /tmp/digits/epoch-0-sample-1280
+    torchrun --nproc-per-node 2 examples/accelerate_example.py --save /tmp/digits-accelerate --stop-after 25
+    torchrun --nproc-per-node 2 examples/accelerate_example.py --resume /tmp/digits-accelerate/epoch-0-sample-1280
 
 Uses the GPUs that there are, one for each rank.
 """

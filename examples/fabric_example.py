@@ -1,10 +1,10 @@
 """Train on handwritten digits with Lightning Fabric, and go on where a run was stopped.
 
-    python examples/fabric_example.py --mnist FOLDER
-    torchrun --nproc-per-node 2 examples/fabric_example.py --save /tmp/digits --stop-after 25
-    torchrun --nproc-per-node 2 examples/fabric_example.py --resume /tmp/digits/epoch-0-sample-1280
+    python examples/fabric_example.py
+    torchrun --nproc-per-node 2 examples/fabric_example.py --save /tmp/digits-fabric --stop-after 25
+    torchrun --nproc-per-node 2 examples/fabric_example.py --resume /tmp/digits-fabric/epoch-0-sample-1280
 
-Uses the GPUs that there are, one for each rank.
+Uses the GPUs that there are, one for each rank. `--mnist FOLDER` takes MNIST instead, as torchvision leaves it there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train on handwritten digits with the Hugging Face Trainer, and go on where a run was stopped.
 
     python examples/huggingface_example.py
-    torchrun --nproc-per-node 2 examples/huggingface_example.py --save /tmp/digits --stop-after 25
-    torchrun --nproc-per-node 2 examples/huggingface_example.py --resume /tmp/digits/checkpoint-20
+    torchrun --nproc-per-node 2 examples/huggingface_example.py --save /tmp/digits-huggingface --stop-after 25
+    torchrun --nproc-per-node 2 examples/huggingface_example.py --resume /tmp/digits-huggingface/checkpoint-20
 
 Uses the GPUs that there are, one for each rank.
 """

@@ -1,8 +1,8 @@
 """Train on handwritten digits with the Lightning Trainer, and go on where a run was stopped.
 
     python examples/lightning_example.py
-    torchrun --nproc-per-node 2 examples/lightning_example.py --save /tmp/digits --stop-after 25
-    torchrun --nproc-per-node 2 examples/lightning_example.py --resume /tmp/digits/epoch=0-step=20.ckpt
+    torchrun --nproc-per-node 2 examples/lightning_example.py --save /tmp/digits-lightning --stop-after 25
+    torchrun --nproc-per-node 2 examples/lightning_example.py --resume /tmp/digits-lightning/epoch=0-step=20.ckpt
 
 Uses the GPUs that there are, one for each rank.
 """

@@ -10,7 +10,6 @@ import json
 import sys
 import time
 import warnings
-from datetime import timedelta
 from typing import Any
 
 from swift_loader.placement import Placement, is_one_of_many
@@ -32,8 +31,8 @@ _PREFIX = "swift_loader"
 _PATIENCE_S = 30.0
 """After so long the user is told for whom a rank waits."""
 
-_SLICE_S = 1.0
-"""A wait in the store can't be interrupted: it is made of short ones, so that Ctrl-C works."""
+_LOOK_EVERY_S = 0.05
+"""Ctrl-C can't interrupt a wait in the store, and torch logs one that times out: so the store is looked at instead."""
 
 _ONLY_SOME = "For a loader that only some ranks use, give nb_consumer=1"
 
@@ -88,13 +87,15 @@ def report_failure(placement: Placement, error: BaseException) -> None:
 
 
 def _refuse_own_seeds(run: Run, placement: Placement) -> None:
-    """Say that ranks which can't ask each other must be given a seed."""
+    """Say that ranks which can't ask each other must be given a seed, where it decides on the order."""
+    if not run.order.shuffle:
+        return
     problem = (
         f"there are {placement.world_size} consumers, but no seed was given, and this process can't ask the others for "
         f"theirs (torch.distributed isn't initialised, or doesn't count the same ranks): if each makes its own loader, "
         f"they go through different orders. Give seed="
     )
-    if run.order.shuffle and is_one_of_many():
+    if is_one_of_many():
         raise ValueError(problem)
     warnings.warn(problem, stacklevel=4)
 
@@ -150,20 +151,14 @@ def _wait(store: Any, key: str, problem: str) -> None:
     limit_s = store.timeout.total_seconds()
     start_s = time.monotonic()
     is_told = False
-    while True:
-        slice_start_s = time.monotonic()
-        slice_s = min(_SLICE_S, limit_s)
-        try:
-            store.wait([key], timedelta(seconds=slice_s))
-            return
-        except Exception as error:  # what a time-out is depends on the kind of store; it takes its time, though
-            waited_s = time.monotonic() - start_s
-            is_broken = time.monotonic() - slice_start_s < slice_s / 2
-            if is_broken or waited_s >= limit_s:
-                raise RuntimeError(f"{problem}: {hint} ({type(error).__name__}: {error})") from error
+    while not store.check([key]):
+        waited_s = time.monotonic() - start_s
+        if waited_s >= limit_s:
+            raise RuntimeError(f"{problem} within {limit_s:g} s: {hint}")
         if not is_told and waited_s >= min(_PATIENCE_S, limit_s / 2):
             is_told = True
             warnings.warn(f"{problem}: {hint}. Waiting on, for {limit_s:g} s in all", stacklevel=6)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _check_equal(answers: list[Facts]) -> None:

@@ -111,7 +111,8 @@ class SwiftLoader:
             nearby_shuffle: Samples that are shuffled together, in runs of neighbours from all over the dataset; 0
                 shuffles over everything. By default `5 * batch_size`.
             rng: `"sample"` seeds `random`, `numpy.random` and torch's default generator by (seed, epoch, dataset index)
-                before each sample; `"worker"` once per worker, as torch does; None leaves them alone.
+                before each sample; `"worker"` once per worker: which one builds a batch differs from run to run; None
+                leaves them alone.
             collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`.
             batch_encoder: Makes bytes of a batch, in the worker.
             batch_decoder: Makes a batch of these bytes, in the trainer.

@@ -22,6 +22,8 @@ VERSION = 1
 _SMALLEST = {"seed": 0, "epoch": 0, "position": 0, "shuffle": 0, "nearby_shuffle": 0, "run_length": 1}
 _OPTIONAL = {"num_samples": 0}
 
+_MAX_SHOWN = 5
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
@@ -64,9 +66,15 @@ class SavedState:
 
 
 def _check_fields(state: Mapping[str, Any]) -> None:
-    if state.get("version") != VERSION:
+    if "version" not in state:
+        keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN])
         raise StateMismatch(
-            f"the state's version is {state.get('version')!r}, and this loader continues version {VERSION}: it was "
+            f"the state has no version, but the keys {keys}; give what state_dict() returned, such as "
+            f"checkpoint['loader']"
+        )
+    if state["version"] != VERSION:
+        raise StateMismatch(
+            f"the state's version is {state['version']!r}, and this loader continues version {VERSION}: it was "
             f"saved by something else, or by another release of swift_loader"
         )
     unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL}))

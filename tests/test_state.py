@@ -44,6 +44,11 @@ def test_a_field_that_is_no_count_is_named_with_its_value(name: str, value: Any)
         SavedState.from_dict(STATE | {name: value})
 
 
+def test_a_whole_checkpoint_is_refused_with_a_hint() -> None:
+    with pytest.raises(StateMismatch, match=r"the keys 'loader', 'model'; .* checkpoint\['loader'\]"):
+        SavedState.from_dict({"model": {}, "loader": STATE})
+
+
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_version_is_refused(version: Any) -> None:
     with pytest.raises(StateMismatch, match=f"version is {version!r}"):

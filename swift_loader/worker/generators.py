@@ -44,7 +44,7 @@ def seed_generators(key: int) -> None:
 
 
 def snapshot_generators() -> Snapshot:
-    """Return what tells whether something was drawn since the last snapshot. Takes half a us, and 2 us more with torch."""
+    """Return what tells whether something was drawn since the last snapshot; in half a us, with torch in 2.5."""
     torch = sys.modules.get("torch")
     if torch is None:
         return _snapshot_python(), _snapshot_numpy()

@@ -37,7 +37,7 @@ class Rng(str, Enum):
     SAMPLE = "sample"
     """By (seed, epoch, dataset index)."""
     WORKER = "worker"
-    """Once per worker, as torch does: what a sample draws depends on the workers."""
+    """Once per worker: what a sample draws depends on which one builds it, and on what that one built before."""
     NONE = "none"
     """Not at all."""
 
