@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.config import check_epoch, check_rank, make_options, unknown_option
 from swift_loader.device.move import mover
-from swift_loader.engine.processes import ProcessEngine
+from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
 from swift_loader.iterator import EpochIterator, OpenEpoch
-from swift_loader.metrics import Metrics
 from swift_loader.placement import expected_placement, find_placement
 from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
@@ -172,7 +171,9 @@ class SwiftLoader:
     def _reset(self) -> None:
         self._state = LoaderState.NEW
         self._session: Session | None = None
-        self._close: Callable[[], Any] | None = None
+        self._close: weakref.finalize[Any, Any] | None = None
+        self._pool: WorkerPool | None = None
+        """Until `start()` takes it over."""
         self._current: weakref.ref[EpochIterator] | None = None
         self._run = Run(self._options.order_settings(), self._options.chosen)
         self._last_step: int | None = None
@@ -215,7 +216,8 @@ class SwiftLoader:
         agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
         plan = self._options.plan_settings(self._run.order, placement)
         try:
-            session = Session(self._options, plan, move, self.dataset if not self._options.num_workers else None)
+            dataset = self.dataset if not self._options.num_workers else None
+            session = Session(self._options, plan, move, dataset=dataset, pool=self._take_pool(plan))
         except BaseException as error:
             report_failure(placement, error)
             raise
@@ -423,16 +425,38 @@ class SwiftLoader:
         return Plan.of(num_samples, settings.going_on_at(begin)[0]), begin.epoch
 
     def _measure(self) -> int:
-        """Return the dataset's length; before the engine runs, builds it in a process that ends again, if need be."""
+        """Return the dataset's length; before the engine runs, starts a process that builds it, if need be."""
         if self._run.num_samples is not None:
             return self._run.num_samples
         if self._dataset is not None or not self._options.num_workers:
             num_samples = length_of(self.dataset)
         else:
-            setup, settings = self._options.worker_setup(self._plan_settings()), self._options.process_settings()
-            num_samples = ProcessEngine(setup, settings, Metrics(enabled=False), lambda _line: None).measure_dataset()
+            num_samples = self._measure_in_pool()
         self._run.note_length(num_samples)
         return num_samples
+
+    def _measure_in_pool(self) -> int:
+        """Return the length of the dataset in a template, which is kept: `start()` makes the workers from it."""
+        pool = WorkerPool(self._options.worker_setup(self._plan_settings()), self._options.process_settings())
+        try:
+            num_samples = pool.start_template()
+        except BaseException:
+            pool.close()
+            raise
+        self._pool = pool
+        self._close = weakref.finalize(self, pool.close)
+        return num_samples
+
+    def _take_pool(self, plan: PlanSettings) -> WorkerPool | None:
+        """Return the pool that was started to count the samples, if it can be used with this plan."""
+        pool, self._pool = self._pool, None
+        if pool is None or not pool.is_ours or self._close is None:
+            return None
+        if self._options.rng is Rng.WORKER and pool.setup.plan != plan:  # its workers would be seeded by the other one
+            self._close()
+            return None
+        self._close.detach()
+        return pool
 
     def _plan_settings(self) -> PlanSettings:
         """Return the plan of this rank, as far as is known before `start()`."""

@@ -18,6 +18,7 @@ from swift_loader.config import Options
 from swift_loader.device.ahead import DirectSource, MovingSource
 from swift_loader.engine.base import Delivery, Engine
 from swift_loader.engine.inline import InlineEngine
+from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.processes import ProcessEngine
 from swift_loader.iterator import OpenEpoch
 from swift_loader.log import open_log
@@ -32,21 +33,41 @@ class Session:
     """One rank's engine, from `start()` to `close()`."""
 
     def __init__(
-        self, options: Options, plan: PlanSettings, move: Callable[[Any], Any] | None, dataset: Any = None
+        self,
+        options: Options,
+        plan: PlanSettings,
+        move: Callable[[Any], Any] | None,
+        *,
+        dataset: Any = None,
+        pool: WorkerPool | None = None,
     ) -> None:
+        """Start the engine; blocks until it runs.
+
+        Args:
+            options: Of the loader.
+            plan: Which batches to build.
+            move: What moves a batch to the device, if one was given.
+            dataset: For the engine without workers.
+            pool: A template that holds the dataset already, if there is one; taken over.
+        """
         self._options = options
         self._move = move
         self.metrics = Metrics(enabled=options.benchmark)
-        self._log, self._close_log = open_log(options.log, plan.rank)
+        try:
+            self._log, self._close_log = open_log(options.log, plan.rank)
+        except BaseException:
+            if pool is not None:
+                pool.close()
+            raise
         self._closing_lock = threading.RLock()
         self._owner_pid = os.getpid()
         self._close_steps: list[Callable[[], None]] = [self._report, self._close_log]
-        setup = options.worker_setup(plan)
         self.engine: Engine
         if options.num_workers:
-            self.engine = ProcessEngine(setup, options.process_settings(), self.metrics, self._log)
+            pool = pool or WorkerPool(options.worker_setup(plan), options.process_settings())
+            self.engine = ProcessEngine(pool, self.metrics, self._log)
         else:
-            self.engine = InlineEngine(setup, self.metrics, options.batch_decoder, dataset)
+            self.engine = InlineEngine(options.worker_setup(plan), self.metrics, options.batch_decoder, dataset)
         try:
             self.engine.start()
             self.plan = Plan.of(self.engine.num_samples, plan)

@@ -7,9 +7,11 @@ import os
 import pickle
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, WorkerStalled
@@ -179,6 +181,70 @@ def test_len_before_start_builds_no_dataset_in_the_trainer(tmp_path: Any) -> Non
         assert len(loader) == 13
         assert sorted(ids_of(loader)) == list(range(100))
     assert str(os.getpid()) not in marker.read_text().split()
+
+
+class CountsBuilding(datasets.Counting):
+    """Notes each time it is built."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__()
+        with Path(log).open("a") as file:
+            file.write("built\n")
+
+
+@pytest.mark.parametrize("rng", ["sample", "worker"])
+def test_a_dataset_that_was_built_to_be_counted_is_not_built_again(rng: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with make_loader(CountsBuilding, kwargs={"log": str(log)}, rng=rng) as loader:
+        assert len(loader) == len(loader.sampler) // 8 + 1 == 13
+        assert sorted(ids_of(loader)) == list(range(100))
+    assert log.read_text() == "built\n"
+
+
+def test_what_is_loaded_or_placed_after_counting_is_not_lost(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    options: dict[str, Any] = {"kwargs": {"log": str(log)}, "nb_consumer": 2}
+    with make_loader(CountsBuilding, seed=3, **options) as loader:
+        loader.start(1)
+        state = loader.state_dict()
+        expected = ids_of(loader)
+    with make_loader(CountsBuilding, seed=None, **options) as loader:
+        assert len(loader) == 7  # as rank 0, and with another seed
+        loader.load_state_dict(state)
+        loader.start(1)
+        assert ids_of(loader) == expected
+    assert log.read_text() == "built\n" * 2
+
+
+def test_workers_seeded_once_are_seeded_as_the_rank_they_have_become(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with make_loader(CountsBuilding, kwargs={"log": str(log)}, nb_consumer=2, rng="worker") as loader:
+        assert len(loader) == 7
+        loader.start(1)
+        assert len(ids_of(loader)) == 50
+    assert log.read_text() == "built\n" * 2
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "pickle"])
+def test_a_loader_that_only_counted_leaves_nothing_behind(ending: str) -> None:
+    loader = make_loader(datasets.Counting)
+    assert len(loader) == 13
+    (template,) = psutil.Process().children(recursive=True)
+    if ending == "pickle":
+        with pickle.loads(pickle.dumps(loader)) as twin:
+            assert len(ids_of(twin)) == 100
+    if ending == "close":
+        loader.close()
+    del loader
+    assert not psutil.wait_procs([template], timeout=3)[1]
+
+
+def test_a_dataset_that_can_not_be_counted_leaves_nothing_behind() -> None:
+    loader = make_loader(datasets.FailsToBuild)
+    for _ in range(2):
+        with pytest.raises(datasets.CustomError):
+            len(loader)
+        assert psutil.Process().children(recursive=True) == []
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])

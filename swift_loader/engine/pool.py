@@ -16,6 +16,7 @@ from swift_loader.engine.template import TemplateProcess
 from swift_loader.engine.worker import BatchReader, WorkerHandle
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import Built
 from swift_loader.transport.payload import Environment, write_payload
 from swift_loader.worker.setup import WorkerSetup
 
@@ -28,29 +29,39 @@ SPARE_SEGMENTS = 8
 class WorkerPool:
     """Starts the processes, and stops them."""
 
-    def __init__(self, setup: WorkerSetup, settings: ProcessSettings, log: Callable[[str], None]) -> None:
-        self._setup = setup
-        self._settings = settings
-        self._log = log
+    def __init__(self, setup: WorkerSetup, settings: ProcessSettings) -> None:
+        self.setup = setup
+        """What the processes are told when they start."""
+        self.settings = settings
+        self._owner_pid = os.getpid()
         self._templates: list[TemplateProcess] = []
-        self._forkable = True
+        self._built: Built | None = None
+        """What the first template said of the dataset."""
         self.workers: list[WorkerHandle] = []
         self.definitions = Definitions()
         """What travels by value, as the processes number it."""
 
     def start_template(self) -> int:
-        """Start the first template, wait until it has built the dataset, and return that's length.
+        """Start the first template, unless that was done, and return the dataset's length once it is built.
 
         Raises:
             WorkerDied: It ended.
             Exception: What building the dataset raised.
         """
-        template, self.definitions = self._add_template(Environment.of_this_process())
-        built = template.wait_built(self.definitions)
-        if built.reason:
-            self._log(f"each worker builds its own dataset: {built.reason}")
-        self._forkable = built.forkable
-        return built.num_samples
+        if self._built is None:
+            template, self.definitions = self._add_template(Environment.of_this_process())
+            self._built = template.wait_built(self.definitions)
+        return self._built.num_samples
+
+    @property
+    def reason_for_own_datasets(self) -> str:
+        """Why each worker builds a dataset of its own; empty if it doesn't."""
+        return "" if self._built is None else self._built.reason
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it; a fork of the trainer has only a copy."""
+        return os.getpid() == self._owner_pid
 
     def start_workers(self) -> None:
         """Start all workers; returns when their processes exist, before they are ready.
@@ -59,10 +70,10 @@ class WorkerPool:
             WorkerDied: A template ended.
             Exception: What building a dataset raised.
         """
-        reader = BatchReader(self.definitions, self._settings.batch_decoder)
+        reader = BatchReader(self.definitions, self.settings.batch_decoder)
         if not self._forks:
-            self._start_more_templates(self._settings.num_workers - 1)
-        for index in range(self._settings.num_workers):
+            self._start_more_templates(self.settings.num_workers - 1)
+        for index in range(self.settings.num_workers):
             ours, theirs = Channel.pair()
             start = self._templates[0].fork if self._forks else self._templates[index].become_worker
             try:
@@ -72,7 +83,7 @@ class WorkerPool:
                 raise
             finally:
                 theirs.close()
-            keep = self._settings.limits.max_in_flight + SPARE_SEGMENTS
+            keep = self.settings.limits.max_in_flight + SPARE_SEGMENTS
             self.workers.append(WorkerHandle(index, ours, process, reader, keep))
 
     def watch_template(self, on_death: Callable[[BaseException], None]) -> None:
@@ -99,10 +110,18 @@ class WorkerPool:
         for worker in self.workers:
             worker.close()
 
+    def close(self) -> None:
+        """End all processes and give everything back, if nobody has begun to listen to them. Idempotent."""
+        if self.is_ours:
+            self.stop()
+            self.close_templates()
+            self.close_workers()
+
     @property
     def _forks(self) -> bool:
         """Whether workers are forks of one template."""
-        return self._forkable and self._settings.start_method is StartMethod.TEMPLATE
+        forkable = self._built is not None and self._built.forkable
+        return forkable and self.settings.start_method is StartMethod.TEMPLATE
 
     def _start_more_templates(self, count: int) -> None:
         """Start all interpreters before waiting for the first of them."""
@@ -113,7 +132,7 @@ class WorkerPool:
             template.wait_built(self.definitions)
 
     def _add_template(self, environment: Environment) -> tuple[TemplateProcess, Definitions]:
-        layout, descriptor, definitions = write_payload(self._setup, environment)
+        layout, descriptor, definitions = write_payload(self.setup, environment)
         try:
             template = TemplateProcess()
             self._templates.append(template)

@@ -23,7 +23,6 @@ from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import describe_batch, died, rebuild
 from swift_loader.engine.ledger import Assignment, Ledger
 from swift_loader.engine.pool import WorkerPool
-from swift_loader.engine.settings import ProcessSettings
 from swift_loader.engine.worker import WorkerHandle
 from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerStalled
 from swift_loader.metrics import Metrics
@@ -31,7 +30,6 @@ from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, Stage
-from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["ProcessEngine"]
 
@@ -60,12 +58,13 @@ class _Outcome:
 class ProcessEngine:
     """Batches from worker processes."""
 
-    def __init__(
-        self, setup: WorkerSetup, settings: ProcessSettings, metrics: Metrics, log: Callable[[str], None]
-    ) -> None:
-        self._setup = setup
-        self._settings = settings
+    def __init__(self, pool: WorkerPool, metrics: Metrics, log: Callable[[str], None]) -> None:
+        """Take over a pool, which is closed with the engine; its template may have been started."""
+        self._pool = pool
+        self._setup = pool.setup
+        self._settings = settings = pool.settings
         self._metrics = metrics
+        self._log = log
         self._owner_pid = os.getpid()
         self._state = EngineState.NEW
         self._error: BaseException | None = None
@@ -79,7 +78,6 @@ class ProcessEngine:
         """Readable once the engine is broken or closed."""
         self._ledger: Ledger[_Outcome] = Ledger(settings.limits)
         self._plan: Plan | None = None
-        self._pool = WorkerPool(setup, settings, log)
         self._duty: Duty | None = None
         self._probed: _Outcome | None = None
 
@@ -101,6 +99,8 @@ class ProcessEngine:
         self._state = EngineState.STARTING
         try:
             num_samples = self._pool.start_template()
+            if self._pool.reason_for_own_datasets:
+                self._log(f"each worker builds its own dataset: {self._pool.reason_for_own_datasets}")
             self._plan = Plan.of(num_samples, self._setup.plan)
             self._pool.start_workers()
             self._duty = self._listen()
@@ -112,13 +112,6 @@ class ProcessEngine:
         except BaseException:
             self.close()
             raise
-
-    def measure_dataset(self) -> int:
-        """Return the dataset's length, by building it in a template that ends right afterwards."""
-        try:
-            return self._pool.start_template()
-        finally:
-            self.close()
 
     def _listen(self) -> Duty:
         self._pool.watch_template(self._on_template_death)
