@@ -158,7 +158,9 @@ class LedgerModel(RuleBasedStateMachine):
         """Seek; with a length, under a new plan in which this epoch has so many batches."""
         is_new_plan = first_length is not None
         length = self.length(epoch) if first_length is None else first_length
-        stays = bool(self.generation) and (epoch, step) == self.position and not is_new_plan
+        # In any order, the count that was delivered says where in the epoch the loop is only at its beginning.
+        is_a_place = self.limits.in_order or not self.num_delivered or step == 0
+        stays = bool(self.generation) and (epoch, step) == self.position and is_a_place and not is_new_plan
         lengths = {epoch: length}
         dropped = self.ledger.seek(
             epoch, step, lambda asked: lengths.get(asked, self.num_batches), is_new_plan=is_new_plan
