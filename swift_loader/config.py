@@ -62,6 +62,8 @@ class Options:
     thread_per_worker: bool
     max_on_device: int
     timeout_s: float | None
+    stall_warning_s: float | None
+    max_restarts: int
     start_method: StartMethod
     dataset_per_worker: bool
 
@@ -110,6 +112,9 @@ class Options:
             validate=self.validate,
             thread_per_worker=self.thread_per_worker,
             batch_decoder=self.batch_decoder,
+            max_restarts=self.max_restarts,
+            stall_warning_s=self.stall_warning_s,
+            timeout_s=self.timeout_s,
         )
 
 
@@ -141,6 +146,8 @@ def make_options(
     multithread: bool,
     max_nb_batch_on_device: int,
     timeout: float | None,
+    stall_warning: float | None,
+    worker_restarts: int,
     start_method: str,
     dataset_per_worker: bool,
 ) -> Options:
@@ -195,6 +202,8 @@ def make_options(
         thread_per_worker=_flag("multithread", multithread),
         max_on_device=_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1),
         timeout_s=_seconds("timeout", timeout),
+        stall_warning_s=_seconds("stall_warning", stall_warning),
+        max_restarts=_integer("worker_restarts", worker_restarts, 0),
         start_method=_choice("start_method", start_method, StartMethod),
         dataset_per_worker=_flag("dataset_per_worker", dataset_per_worker),
     )

@@ -14,6 +14,7 @@ __all__ = [
     "SharedMemoryFull",
     "StateMismatch",
     "SwiftLoaderError",
+    "SwiftLoaderWarning",
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
@@ -22,6 +23,10 @@ __all__ = [
 
 class SwiftLoaderError(Exception):
     """Base of the loader's own errors."""
+
+
+class SwiftLoaderWarning(UserWarning):
+    """Something that the loader dealt with, and that its user should know."""
 
 
 class WorkerError(SwiftLoaderError):
@@ -33,11 +38,11 @@ class EncodeError(WorkerError, TypeError):
 
 
 class WorkerDied(SwiftLoaderError):
-    """A worker, or the template process that starts them, ended without being told to."""
+    """A worker, or the template process that starts them, ended without being told to, and isn't replaced any more."""
 
 
 class WorkerStalled(SwiftLoaderError, TimeoutError):
-    """No batch arrived within `timeout` seconds."""
+    """A worker was at one batch for longer than `timeout` seconds, or no worker had the batch for so long."""
 
 
 class SharedMemoryFull(SwiftLoaderError, OSError):

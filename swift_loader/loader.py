@@ -67,6 +67,8 @@ class SwiftLoader:
         uneven: str = "pad",
         in_order: bool = True,
         timeout: float | None = None,
+        stall_warning: float | None = 60.0,
+        worker_restarts: int = 3,
         data_queue_size: int = 10,
         message_queue_size: int = 10,
         max_buffer_size: int | None = None,
@@ -102,7 +104,12 @@ class SwiftLoader:
             uneven: What becomes of samples that can't be split evenly over consumers: `"pad"` repeats some, `"drop"`
                 leaves some out, `"exact"` lets consumers differ.
             in_order: False: within an epoch, deliver batches as they get ready.
-            timeout: Seconds to wait for a batch before `WorkerStalled` is raised; None or 0 waits for ever.
+            timeout: Seconds that a worker may take for a batch that the loop waits for: then it is killed and replaced,
+                within `worker_restarts`, and past that `WorkerStalled` is raised. None or 0: no limit.
+            stall_warning: Seconds of the same after which there is a warning, with the worker's Python stack; None or
+                0: never.
+            worker_restarts: How many times in a row, with no batch in between, a worker that died is replaced by
+                another one, which builds what was lost; past that `WorkerDied` is raised. 0: at the first death.
             data_queue_size: Batches in flight per consumer: being built, or waiting for the loop.
             message_queue_size: Tasks that may wait in a worker's pipe.
             max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
@@ -163,6 +170,8 @@ class SwiftLoader:
             multithread=multithread,
             max_nb_batch_on_device=max_nb_batch_on_device,
             timeout=timeout,
+            stall_warning=stall_warning,
+            worker_restarts=worker_restarts,
             start_method=start_method,
             dataset_per_worker=dataset_per_worker,
         )

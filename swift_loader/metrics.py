@@ -96,6 +96,7 @@ class Metrics:
         self._stages = {name: Histogram() for name in self.STAGES}
         self._num_samples = 0
         self._num_ready = 0
+        self._num_restarts = 0
         # Counting one by one would cost 3 % of a small batch: the figures are put aside, and counted many at a time.
         self._arrivals: list[tuple[int, int, int, int, int]] = []
         self._waits: list[tuple[int, int]] = []
@@ -117,6 +118,11 @@ class Metrics:
             self._waits.append((wait_ns, num_ready))
             if len(self._waits) >= _MAX_PUT_ASIDE:
                 self._count()
+
+    def note_restart(self) -> None:
+        """Count a process that was replaced."""
+        with self._lock:
+            self._num_restarts += 1
 
     def _count(self) -> None:
         """Count what was put aside; the caller holds the lock."""
@@ -143,6 +149,7 @@ class Metrics:
                 "batches_built": self._stages["fetch"].count,
                 "batches_delivered": num_delivered,
                 "samples_built": self._num_samples,
+                "worker_restarts": self._num_restarts,
                 "mean_batches_ready": self._num_ready / max(1, num_delivered),
                 "stages": {name: histogram.summary() for name, histogram in self._stages.items()},
             }

@@ -111,7 +111,7 @@ class Session:
                 stack.callback(step)
 
     def _pull(self) -> Delivery:
-        return self.engine.next_batch(self._options.timeout_s)
+        return self.engine.next_batch()
 
     def _report(self) -> None:
         report = self.metrics.report()

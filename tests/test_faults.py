@@ -43,11 +43,13 @@ def prefix_then_error(loader: Any, kind: type[BaseException]) -> tuple[list[int]
         ("system-exit", "exited with code 3"),
     ],
 )
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_death_of_any_kind_is_a_typed_error_that_names_batch_and_indices(
-    deed: str, how: str, in_order: bool, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("in_order", "restarts"), [(True, 0), (False, 0), (True, 3)])
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_a_batch_that_ends_its_workers_is_a_typed_error_that_names_batch_and_indices(
+    deed: str, how: str, in_order: bool, restarts: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {
+        "worker_restarts": restarts,
         "kwargs": {"deed": deed, "at": 21},
         "shuffle": False,
         "in_order": in_order,
@@ -59,6 +61,7 @@ def test_a_death_of_any_kind_is_a_typed_error_that_names_batch_and_indices(
         assert how in text
         assert "batch 5 of epoch 0 (dataset indices 20, 21, 22, 23)" in text
         assert "of 2 (rank 0, pid " in text
+        assert ("has ended two workers" in text) == bool(restarts)
         if in_order:
             assert got == list(range(len(got)))
         assert len(set(got)) == len(got)
@@ -69,7 +72,7 @@ def test_a_death_of_any_kind_is_a_typed_error_that_names_batch_and_indices(
 
 
 def test_a_killed_worker_is_noticed_at_once_while_the_loop_waits() -> None:
-    options: dict[str, Any] = {"kwargs": {"seconds": 30}, "validate": False}
+    options: dict[str, Any] = {"kwargs": {"seconds": 30}, "validate": False, "worker_restarts": 0}
     with make_loader(datasets.Slow, **options) as loader:
         loader.start(0)
         template = psutil.Process().children()[0]
@@ -82,7 +85,7 @@ def test_a_killed_worker_is_noticed_at_once_while_the_loop_waits() -> None:
 
 
 def test_a_killed_template_is_noticed_and_takes_the_workers_along() -> None:
-    with make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False) as loader:
+    with make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False, worker_restarts=0) as loader:
         loader.start(0)
         template = psutil.Process().children()[0]
         workers = template.children()
@@ -95,7 +98,7 @@ def test_a_killed_template_is_noticed_and_takes_the_workers_along() -> None:
 
 
 def test_a_death_while_the_loop_is_away_is_told_by_next() -> None:
-    with make_loader(datasets.Counting, shuffle=False) as loader:
+    with make_loader(datasets.Counting, shuffle=False, worker_restarts=0) as loader:
         iterator = iter(loader)
         first = next(iterator)["id"].tolist()
         for worker in psutil.Process().children()[0].children():

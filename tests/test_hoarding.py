@@ -23,7 +23,7 @@ def worker_handles(loader: SwiftLoader) -> list[Any]:
     assert loader._session is not None
     engine = loader._session.engine
     assert isinstance(engine, ProcessEngine)
-    return engine._pool.workers
+    return list(engine._pool.workers.values())
 
 
 def value_of(index: int) -> int:

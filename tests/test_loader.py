@@ -329,12 +329,13 @@ def test_dill_works_as_encoder_and_decoder() -> None:
         assert ids_of(loader) == list(range(100))
 
 
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_timeout_names_worker_batch_and_indices() -> None:
     options: dict[str, Any] = {"kwargs": {"seconds": 30}, "timeout": 0.3, "shuffle": False, "validate": False}
     with make_loader(datasets.Slow, **options) as loader:
         iterator = iter(loader)
         for _ in range(2):
-            with pytest.raises(WorkerStalled, match=r"batch 0 of epoch 0 \(dataset indices 0, 1.*worker \d of 2"):
+            with pytest.raises(WorkerStalled, match=r"worker \d of 2 .*batch 0 of epoch 0 \(dataset indices 0, 1"):
                 next(iterator)
 
 

@@ -39,12 +39,12 @@ class Engine(Protocol):
         """Return whether `next_batch` would return at once."""
         ...
 
-    def next_batch(self, timeout_s: float | None) -> Delivery:
+    def next_batch(self) -> Delivery:
         """Return the next batch; at the end of an epoch, that is the first of the next one. Blocks.
 
         Raises:
-            WorkerStalled: None came in time.
-            WorkerDied: A process is gone.
+            WorkerStalled: A worker hung, or none was there, for too long.
+            WorkerDied: A process died, and isn't replaced.
             LoaderClosed: The engine was closed, perhaps while waiting.
             Exception: What the user's code raised when building this batch.
         """

@@ -1,6 +1,6 @@
 """Decides who listens to the workers: the loop's thread, or the receiver threads.
 
-Used by the loop's thread only, except `stop`.
+Used by the loop's thread only, except `stop`, and `watch` and `forget`, which are for the pool's.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ class Duty:
     """The threads of one engine, and the loop's place among them."""
 
     def __init__(self, groups: Iterable[list[WorkerHandle]], wake: int, listener: Listener) -> None:
-        """Begin with the loop on duty; `wake` is a descriptor that interrupts its listening when readable."""
+        """Get ready; `wake` is a descriptor that interrupts the loop's listening when readable."""
         groups = list(groups)
-        self._threads: list[ReceiverThread] = []
-        try:
-            for group in groups:
-                self._threads.append(ReceiverThread(group, listener))
-        except BaseException:
-            self.stop()
-            raise
         self._listening = Listening([worker for group in groups for worker in group], wake, listener)
-        self._loop_listens = False
+        self._threads = [ReceiverThread(group, listener) for group in groups]
+        self._loop_listens = True
         self._left_ns = 0
         self._absence_ns = float(SHORT_ABSENCE_NS)
-        self.take()
+
+    def begin(self) -> None:
+        """Start the threads; the loop is on duty."""
+        for thread in self._threads:
+            thread.start()
+            thread.park()
 
     def take(self) -> Listening:
         """Return what the caller is to listen to until it leaves; the threads rest."""
@@ -42,6 +41,16 @@ class Duty:
             for thread in self._threads:
                 thread.park()
         return self._listening
+
+    def watch(self, worker: WorkerHandle) -> None:
+        """Have a new worker listened to by whoever is on duty."""
+        self._listening.watch(worker)
+        self._threads[worker.place % len(self._threads)].watch(worker)
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """Have a worker listened to no longer, before it is closed."""
+        self._listening.forget(worker)
+        self._threads[worker.place % len(self._threads)].forget(worker)
 
     @property
     def is_resting(self) -> bool:
@@ -67,3 +76,4 @@ class Duty:
         """End the threads. Idempotent."""
         for thread in self._threads:
             thread.stop()
+        self._listening.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from swift_loader.transport.codec import decode
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Failure
 
-__all__ = ["describe_batch", "died", "rebuild"]
+__all__ = ["attached", "describe_batch", "died", "how_it_ended", "rebuild"]
 
 _MAX_SHOWN_INDICES = 8
 
@@ -39,22 +40,37 @@ def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "
     return error
 
 
-def died(who: str, exit_code: int | None, consequence: str) -> WorkerDied:
-    """Return the error for a process that ended without being told to."""
+def how_it_ended(exit_code: int | None) -> str:
+    """Return in words what became of a process."""
     if exit_code is None:
-        how = "ended; its exit status can't be found out"
-    elif exit_code < 0:
-        how = f"was ended by {_signal_name(-exit_code)}"
-    else:
-        how = f"exited with code {exit_code}"
+        return "ended; its exit status can't be found out"
+    return f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"exited with code {exit_code}"
+
+
+def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "", stderr: str = "") -> WorkerDied:
+    """Return the error for a process that ended without being told to.
+
+    Args:
+        who: Which process.
+        exit_code: As `os.waitstatus_to_exitcode` gives it; None if nobody knows.
+        consequence: What that means for the loop.
+        traces: What the fault handler wrote, if it crashed.
+        stderr: The last lines that it wrote.
+    """
     hint = ""
     if exit_code == -signal.SIGKILL:
         hint = ". The kernel sends SIGKILL when memory runs out: see dmesg, and use fewer workers or smaller batches"
     elif exit_code is not None and exit_code < 0:
-        hint = ". Set PYTHONFAULTHANDLER=1 to see where a crash happens"
+        hint = ". Look at what the code, or a library that it uses, does there"
     elif exit_code is not None:
         hint = ". Something in the dataset ends the process: look for sys.exit and os._exit"
-    return WorkerDied(f"{who} {how}; {consequence}{hint}")
+    return WorkerDied(f"{who} {how_it_ended(exit_code)}; {consequence}{hint}{attached(traces=traces, stderr=stderr)}")
+
+
+def attached(*, traces: str = "", stderr: str = "") -> str:
+    """Return what a process left in writing, as the end of a message."""
+    parts = [("Its Python stack", traces), ("The last lines of its stderr", stderr)]
+    return "".join(f"\n{title}:\n{textwrap.indent(text, '    ')}" for title, text in parts if text)
 
 
 def describe_batch(epoch: int, step: int, indices: Sequence[int]) -> str:

@@ -78,7 +78,7 @@ class InlineEngine:
         """Return False: a batch is only ever built when it is asked for."""
         return False
 
-    def next_batch(self, timeout_s: float | None) -> Delivery:
+    def next_batch(self) -> Delivery:
         """Build and return the next batch; a time-out can't be kept here.
 
         Raises:
@@ -87,7 +87,6 @@ class InlineEngine:
         """
         if self._state is not InlineState.RUNNING or self._builder is None or self._plan is None:
             raise LoaderClosed("the loader was closed; make a new one to go on")
-        del timeout_s  # nobody could raise it
         epoch, step = self._position
         started_ns = time.perf_counter_ns()
         store = HeapStore()

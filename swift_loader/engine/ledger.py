@@ -4,19 +4,24 @@ A batch is known by (generation, sequence). A generation begins when the loop is
 batches from there, across the ends of epochs, without end. The states of a batch and what moves it on:
 
     PLANNED ──assign──► SENT ──complete──► READY ──deliver──► (with the user)
-                         │ a worker takes its tasks in order: the first of them is the one it is building
-                         └─ seek: the generation is over; the worker's answer will be thrown away
+                        ▲ │ a worker takes its tasks in order: the first of them is the one it is building
+                        │ ├─ seek: the generation is over; the worker's answer will be thrown away
+                        │ └─ remove_worker: it is gone
+                        └─ LOST ◄─┘ assigned before any other, to whoever has the least to do
 
-Guarantees: a batch is assigned once per generation and delivered once; at most `max_in_flight` are SENT or READY; a
-worker with `max_ready_per_worker` batches READY is assigned no further one. Not thread-safe: the engine holds its lock
-around each call.
+A worker is known by the serial number of its process: a replacement is another worker.
+
+Guarantees: a batch is assigned once per generation, and again only when its worker is gone; it is delivered once; at
+most `max_in_flight` are SENT, LOST or READY; a worker with `max_ready_per_worker` batches READY is assigned no new
+ones. Not thread-safe: the engine holds its lock around each call.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -40,6 +45,7 @@ class Assignment(NamedTuple):
     """A task for a worker."""
 
     worker: int
+    """Its serial number."""
     generation: int
     sequence: int
     epoch: int
@@ -86,6 +92,8 @@ class Ledger(Generic[Outcome]):
         """Batches of each later epoch."""
         self._next_sent = 0
         self._num_delivered = 0
+        self._lost: list[int] = []
+        """Sequences that were sent to workers which are gone; a heap."""
         self._ready: dict[int, tuple[int, Outcome]] = {}
         """sequence -> (worker, outcome), in the order of completion."""
 
@@ -135,6 +143,7 @@ class Ledger(Generic[Outcome]):
             return []
         dropped = [outcome for _, outcome in self._ready.values()]
         self._ready.clear()
+        self._lost.clear()
         for worker in self._workers.values():
             worker.num_current = worker.num_ready = 0
         self._generation += 1
@@ -156,16 +165,21 @@ class Ledger(Generic[Outcome]):
         assignments: list[Assignment] = []
         if not self._generation:
             return assignments
-        in_flight = self._next_sent - self._num_delivered
-        while in_flight < self._limits.max_in_flight and (index := self._pick()) is not None:
-            worker = self._workers[index]
-            sequence = self._next_sent
-            worker.tasks.append((self._generation, sequence))
-            worker.num_current += 1
-            assignments.append(Assignment(index, self._generation, sequence, *self.locate(sequence)))
+        # The loop waits for what was lost, and so a worker takes it also if enough batches of its own are ready.
+        while self._lost and (index := self._pick(math.inf)) is not None:
+            assignments.append(self._send(index, heapq.heappop(self._lost)))
+        num_new = self._limits.max_in_flight - (self._next_sent - self._num_delivered)
+        while num_new > 0 and (index := self._pick(self._limits.max_ready_per_worker)) is not None:
+            assignments.append(self._send(index, self._next_sent))
             self._next_sent += 1
-            in_flight += 1
+            num_new -= 1
         return assignments
+
+    def _send(self, index: int, sequence: int) -> Assignment:
+        worker = self._workers[index]
+        worker.tasks.append((self._generation, sequence))
+        worker.num_current += 1
+        return Assignment(index, self._generation, sequence, *self.locate(sequence))
 
     def complete(self, index: int, generation: int, sequence: int, outcome: Outcome, build_s: float) -> bool:
         """Take a worker's answer to its oldest task; return False if nobody wants it any more.
@@ -200,14 +214,12 @@ class Ledger(Generic[Outcome]):
         self._num_delivered += 1
         return sequence, outcome
 
-    def awaited(self) -> tuple[int | None, tuple[int, int]]:
-        """Return which worker the loop waits for (None: nobody has the batch yet) and the batch's (epoch, step)."""
+    def awaited(self) -> list[int]:
+        """Return the workers that the loop waits for: none if nobody has the batch, several in completion order."""
         wanted = (self._generation, self._num_delivered)
-        for index, worker in self._workers.items():
-            if wanted in worker.tasks or (not self._limits.in_order and worker.num_current):
-                held = next(sequence for generation, sequence in worker.tasks if generation == self._generation)
-                return index, self.locate(wanted[1] if wanted in worker.tasks else held)
-        return None, self.position
+        if self._limits.in_order:
+            return [index for index, worker in self._workers.items() if wanted in worker.tasks]
+        return [index for index, worker in self._workers.items() if worker.num_current]
 
     def building(self, index: int) -> tuple[int, int] | None:
         """Return the (epoch, step) a worker is at; None if it has nothing to do, or nothing that counts."""
@@ -216,18 +228,21 @@ class Ledger(Generic[Outcome]):
             return None
         return self.locate(worker.tasks[0][1])
 
-    def remove_worker(self, index: int) -> list[tuple[int, int]]:
-        """Forget a worker; return the (epoch, step) of the batches that were lost with it."""
+    def remove_worker(self, index: int) -> int:
+        """Forget a worker; return how many batches were lost with it, which others are to build."""
         worker = self._workers.pop(index, None)
-        tasks: Iterable[tuple[int, int]] = worker.tasks if worker is not None else ()
-        return [self.locate(sequence) for generation, sequence in tasks if generation == self._generation]
+        tasks = worker.tasks if worker is not None else ()
+        lost = [sequence for generation, sequence in tasks if generation == self._generation]
+        for sequence in lost:
+            heapq.heappush(self._lost, sequence)
+        return len(lost)
 
-    def _pick(self) -> int | None:
+    def _pick(self, max_ready: float) -> int | None:
         """Return the worker with the least to do among those with room."""
         candidates = [
             (len(worker.tasks), worker.num_ready, index)
             for index, worker in self._workers.items()
-            if worker.num_ready < self._limits.max_ready_per_worker
+            if worker.num_ready < max_ready
             and worker.num_current < self._task_limit(worker)
             and len(worker.tasks) < 2 * MAX_TASKS
         ]
@@ -256,4 +271,5 @@ class Ledger(Generic[Outcome]):
 
     def __repr__(self) -> str:
         tasks = ", ".join(f"worker {index}: {len(worker.tasks)}" for index, worker in self._workers.items())
-        return f"<Ledger generation {self._generation}, tasks sent: {tasks or 'none'}, {len(self._ready)} ready>"
+        lost = f", {len(self._lost)} lost" if self._lost else ""
+        return f"<Ledger generation {self._generation}, tasks sent: {tasks or 'none'}, {len(self._ready)} ready{lost}>"

@@ -1,56 +1,140 @@
 """The processes of an engine: templates, which hold the dataset, and the workers made from them.
 
 One template is forked into all workers; with the start method "spawn", or where the dataset's modules leave threads
-behind, each worker has been a template of its own. Belongs to the thread that starts the engine, and afterwards to the
-one that closes it.
+behind, each worker has been a template of its own. A worker has a place, 0 to n-1, and a serial number; one that died
+is followed by another in the same place, a template by another with the same payload.
+
+All of them are started by one thread, the pool's, which lives as long as they do: the kernel ends them when it ends. It
+waits for orders, for what templates have to say, and for what the processes write to stderr, which it passes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from enum import Enum
+from typing import Protocol, TypeVar
 
+from swift_loader.engine.failures import died, rebuild
 from swift_loader.engine.ladder import stop_processes
 from swift_loader.engine.settings import ProcessSettings, StartMethod
-from swift_loader.engine.template import TemplateProcess
+from swift_loader.engine.template import TemplateProcess, WorkerProcess
+from swift_loader.engine.witness import Witness
 from swift_loader.engine.worker import BatchReader, WorkerHandle
+from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerDied
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import Built
-from swift_loader.transport.payload import Environment, write_payload
+from swift_loader.transport.messages import Built, Failure
+from swift_loader.transport.payload import Environment, PayloadLayout, write_payload
 from swift_loader.worker.setup import WorkerSetup
 
-__all__ = ["WorkerPool"]
+__all__ = ["PoolOwner", "WorkerPool"]
 
 SPARE_SEGMENTS = 8
 """Per worker, beside one for each batch that may be in flight: those the loop has, and those on their way back."""
 
+FORK_LIMIT_S = 30.0
+"""A template that doesn't fork within this time hangs, and is replaced."""
+
+EXIT_LIMIT_S = 0.5
+"""How long a worker's exit status may lag behind the end of its stream."""
+
+
+Result = TypeVar("Result")
+
+
+class PoolState(Enum):
+    """OPEN ─► STOPPING ─► STOPPED."""
+
+    OPEN = "open"
+    STOPPING = "stopping"
+    """No process is started any more; those there are, are being ended."""
+    STOPPED = "stopped"
+
+
+class PoolOwner(Protocol):
+    """The engine, as far as the pool knows it. All of it is called by the pool's thread."""
+
+    def on_worker(self, worker: WorkerHandle) -> None:
+        """Take note of a worker that has just been started, before it is ready."""
+        ...
+
+    def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
+        """Take note that a worker died; return whether it is to be replaced."""
+        ...
+
+    def on_worker_gone(self, worker: WorkerHandle) -> None:
+        """Let go of a worker, which is to be closed; its memory stays valid."""
+        ...
+
+    def on_template_death(self, error: WorkerDied) -> bool:
+        """Take note that the template died, and the workers with it; return whether it is to be replaced."""
+        ...
+
+    def on_failure(self, error: BaseException) -> None:
+        """Take note that the pool can't go on."""
+        ...
+
+
+class _Stopped(Exception):
+    """The pool is being closed: whatever its thread waits for won't come."""
+
 
 class WorkerPool:
-    """Starts the processes, and stops them."""
+    """Starts the processes, replaces those that die, and stops them."""
 
     def __init__(self, setup: WorkerSetup, settings: ProcessSettings) -> None:
         self.setup = setup
         """What the processes are told when they start."""
         self.settings = settings
         self._owner_pid = os.getpid()
-        self._templates: list[TemplateProcess] = []
+        self._owner: PoolOwner | None = None
+        self._payload: tuple[PayloadLayout, int] | None = None
+        """The second is a descriptor, kept so that a later template gets what the first one got."""
         self._built: Built | None = None
         """What the first template said of the dataset."""
-        self.workers: list[WorkerHandle] = []
         self.definitions = Definitions()
         """What travels by value, as the processes number it."""
+        self._templates: tuple[TemplateProcess, ...] = ()
+        """Those that hold a dataset. Like `workers` replaced as a whole, so that any thread may read it."""
+        self.workers: dict[int, WorkerHandle] = {}
+        """By serial number; changed by the pool's thread only, and replaced as a whole."""
+        self._num_started = 0
+        self._orders: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._sources: dict[int, Callable[[], None]] = {}
+        self._poll = select.poll()
+        self._watch(self._wake, self._read_wake)
+        self._state = PoolState.OPEN
+        self._lock = threading.RLock()
+        """Guards the beginning of processes against the end of the pool."""
+        self._thread: threading.Thread | None = None
 
-    def start_template(self) -> int:
+    # For whoever starts and stops it; any thread ----------------------------------------------------------------------
+
+    def start_template(self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None) -> int:
         """Start the first template, unless that was done, and return the dataset's length once it is built.
+
+        Args:
+            on_wait: Called once if that takes longer than `patience_s`.
+            patience_s: Seconds.
 
         Raises:
             WorkerDied: It ended.
             Exception: What building the dataset raised.
         """
         if self._built is None:
-            template, self.definitions = self._add_template(Environment.of_this_process())
-            self._built = template.wait_built(self.definitions)
+            if self._payload is None:
+                layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
+                self._payload = layout, descriptor
+            self._built = self._order(self._build_first, on_wait, patience_s)
         return self._built.num_samples
 
     @property
@@ -63,59 +147,255 @@ class WorkerPool:
         """Whether this process started it; a fork of the trainer has only a copy."""
         return os.getpid() == self._owner_pid
 
-    def start_workers(self) -> None:
+    def start_workers(self, owner: PoolOwner) -> None:
         """Start all workers; returns when their processes exist, before they are ready.
+
+        From the return on, `owner` is told of what happens, and workers and template are replaced.
 
         Raises:
             WorkerDied: A template ended.
             Exception: What building a dataset raised.
         """
-        reader = BatchReader(self.definitions, self.settings.batch_decoder)
-        if not self._forks:
-            self._start_more_templates(self.settings.num_workers - 1)
-        for index in range(self.settings.num_workers):
-            ours, theirs = Channel.pair()
-            start = self._templates[0].fork if self._forks else self._templates[index].become_worker
-            try:
-                process = start(index, theirs)
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-            keep = self.settings.limits.max_in_flight + SPARE_SEGMENTS
-            self.workers.append(WorkerHandle(index, ours, process, reader, keep))
 
-    def watch_template(self, on_death: Callable[[BaseException], None]) -> None:
-        """Have `on_death` called, on a thread of its own, when the template goes that the workers depend on."""
-        if self._forks:
-            self._templates[0].watch(on_death)
+        def start() -> None:
+            self._start_all()
+            self._owner = owner
+
+        self._order(start)
+
+    def replace(self, worker: WorkerHandle) -> None:
+        """Have a worker replaced that is gone, unless its owner doesn't want it to be; returns at once."""
+        self._submit(lambda: self._replace(worker))
+
+    def ask_for_stacks(self) -> str:
+        """Return the Python stacks of the template that is building the dataset; blocks for half a second at most."""
+        templates = self._templates
+        return templates[-1].witness.ask_for_stacks(templates[-1].pid, templates[-1].pidfd) if templates else ""
 
     def stop(self) -> None:
-        """End all processes, by the stop ladder. Any thread; descriptors stay open for those who wait on them."""
-        for worker in self.workers:
+        """End all processes, by the stop ladder. Descriptors stay open for those who wait on them."""
+        with self._lock:
+            self._state = PoolState.STOPPING
+            workers, templates = self.workers, self._templates
+        self._poke()
+        for worker in workers.values():
             worker.channel.shutdown()
-        stop_processes(worker.process.pidfd for worker in self.workers)
-        for template in self._templates:
+        stop_processes(worker.process.pidfd for worker in workers.values() if worker.process.pidfd >= 0)
+        for template in templates:
             template.hang_up()
-        stop_processes(template.pidfd for template in self._templates)
+        stop_processes(template.pidfd for template in templates)
+        self._state = PoolState.STOPPED
+        self._poke()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
-    def close_templates(self) -> None:
-        """Give back what belongs to the templates; they must have ended."""
+    def close_processes(self) -> None:
+        """Give back what belongs to them; they must have ended, and nobody listen to them any more. Idempotent."""
+        for worker in self.workers.values():
+            worker.close()
         for template in self._templates:
             template.close()
-
-    def close_workers(self) -> None:
-        """Give back what belongs to the workers; they must have ended, and nobody listen to them any more."""
-        for worker in self.workers:
-            worker.close()
+        if self._payload is not None:
+            os.close(self._payload[1])
+            self._payload = None
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
 
     def close(self) -> None:
         """End all processes and give everything back, if nobody has begun to listen to them. Idempotent."""
-        if self.is_ours:
+        if self.is_ours and self._wake >= 0:
             self.stop()
-            self.close_templates()
-            self.close_workers()
+            self.close_processes()
+
+    def _order(
+        self, task: Callable[[], Result], on_wait: Callable[[], None] | None = None, patience_s: float | None = None
+    ) -> Result:
+        """Have the pool's thread do something, and return what it returns."""
+        answer: Future[Result] = Future()
+
+        def carry_out() -> None:
+            try:
+                answer.set_result(task())
+            except BaseException as error:
+                answer.set_exception(LoaderClosed("the loader was closed") if isinstance(error, _Stopped) else error)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swift_loader-pool", daemon=True)
+            self._thread.start()
+        if not self._submit(carry_out):
+            raise LoaderClosed("the loader was closed; make a new one to go on")
+        try:
+            return answer.result(patience_s)
+        except FutureTimeoutError:
+            if answer.done():  # the task's own
+                raise
+        if on_wait is not None:
+            on_wait()
+        return answer.result()
+
+    def _submit(self, order: Callable[[], None]) -> bool:
+        """Leave an order for the pool's thread; return False if that takes none any more."""
+        with self._lock:
+            if self._state is not PoolState.OPEN:
+                return False
+            self._orders.append(order)
+        self._poke()
+        return True
+
+    def _read_wake(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _poke(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    # The pool's thread: waiting ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._state is PoolState.OPEN:
+                self._carry_out_orders()
+                self._look_after_template()
+                if not self._orders:  # some may have come in while the template was being replaced
+                    self._pump(None)
+        except _Stopped:
+            pass
+        except BaseException as error:
+            if self._owner is not None:
+                self._owner.on_failure(error)
+        # The kernel kills the processes when this thread ends, and so it stays until they have ended by themselves.
+        while self._state is not PoolState.STOPPED:
+            self._pump(None)
+        with contextlib.suppress(_Stopped):
+            self._carry_out_orders()  # whoever waits for one of them is told that it won't be
+
+    def _carry_out_orders(self) -> None:
+        while self._orders:
+            self._orders.popleft()()
+
+    def _pump(self, timeout_s: float | None) -> None:
+        """Wait for something to happen, and take it in."""
+        for descriptor, _ in self._poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
+            source = self._sources.get(descriptor)
+            if source is not None:
+                source()
+
+    def _pump_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Go on taking in until something is done; return False if it isn't in time.
+
+        Raises:
+            _Stopped: The pool is being closed.
+        """
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        while not is_done():
+            self._check_open()
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            self._pump(left_s)
+        return True
+
+    def _check_open(self) -> None:
+        if self._state is not PoolState.OPEN:
+            raise _Stopped
+
+    def _watch(self, descriptor: int, source: Callable[[], None]) -> None:
+        self._sources[descriptor] = source
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if self._sources.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def _watch_witness(self, witness: Witness) -> None:
+        descriptor = witness.fileno()
+
+        def forward() -> None:
+            if not witness.forward():
+                self._unwatch(descriptor)
+
+        self._watch(descriptor, forward)
+
+    # The pool's thread: templates -------------------------------------------------------------------------------------
+
+    def _build_first(self) -> Built:
+        template = self._add_template()
+        return self._wait_built(template)
+
+    def _add_template(self) -> TemplateProcess:
+        assert self._payload is not None
+        with self._lock:  # so that whoever stops the pool sees the process, or it isn't started
+            self._check_open()
+            template = TemplateProcess()
+            self._templates = (*self._templates, template)
+        self._watch_witness(template.witness)
+        for descriptor in (template.fileno(), template.pidfd):
+            self._watch(descriptor, lambda: self._listen_to(template))
+        template.send_setup(*self._payload)
+        return template
+
+    def _listen_to(self, template: TemplateProcess) -> None:
+        template.take_in()
+        if template.is_gone:
+            for descriptor in (template.fileno(), template.pidfd):
+                self._unwatch(descriptor)
+
+    def _wait_built(self, template: TemplateProcess) -> Built:
+        self._pump_until(lambda: template.answer is not None or template.is_gone)
+        if isinstance(template.answer, Failure):
+            raise rebuild(template.answer, f"the template process (pid {template.pid})", self.definitions)
+        if template.answer is None:
+            raise self._death_of(template)
+        return template.answer
+
+    def _death_of(self, template: TemplateProcess) -> WorkerDied:
+        witness = template.witness
+        return died(
+            f"the template process (pid {template.pid})",
+            template.wait_exit_code(),
+            "it builds the dataset and starts the workers",
+            traces=witness.last_traces(),
+            stderr=witness.last_lines(),
+        )
+
+    def _look_after_template(self) -> None:
+        """Replace the template that workers are forked from, if it is gone; the workers are asked for one by one."""
+        if self._owner is not None and self._forks:
+            self._living_template()
+
+    def _living_template(self) -> TemplateProcess:
+        """Return the template that workers are forked from, replaced if need be."""
+        while self._templates[0].is_gone:
+            old = self._templates[0]
+            error = self._death_of(old)
+            if self._owner is None or not self._owner.on_template_death(error):
+                raise error
+            self._templates = ()
+            old.close()
+            self._build_again()
+        return self._templates[0]
+
+    def _build_again(self) -> TemplateProcess:
+        template = self._add_template()
+        try:
+            built = self._wait_built(template)
+        except WorkerDied:
+            if not self._forks:
+                raise
+            return template  # its caller sees that it is gone
+        if self._built is not None and (built.num_samples, built.forkable) != (
+            self._built.num_samples,
+            self._built.forkable,
+        ):
+            raise SwiftLoaderError(
+                f"the dataset was built once more, for a process that died, and has {built.num_samples} samples now "
+                f"instead of {self._built.num_samples}, or can't be shared any more; what it is made of must not "
+                f"change while the loader runs"
+            )
+        return template
+
+    # The pool's thread: workers ---------------------------------------------------------------------------------------
 
     @property
     def _forks(self) -> bool:
@@ -123,23 +403,94 @@ class WorkerPool:
         forkable = self._built is not None and self._built.forkable
         return forkable and self.settings.start_method is StartMethod.TEMPLATE
 
-    def _start_more_templates(self, count: int) -> None:
-        """Start all interpreters before waiting for the first of them."""
-        environment = Environment.of_this_process()
-        for _ in range(count):
-            self._add_template(environment)
-        for template in self._templates[1:]:
-            template.wait_built(self.definitions)
+    def _start_all(self) -> None:
+        places = range(self.settings.num_workers)
+        if self._forks:
+            for place in places:
+                self._fork(self._living_template(), place)
+            return
+        while len(self._templates) < len(places):  # all interpreters are started before the first is waited for
+            self._add_template()
+        for place, template in zip(places, self._templates, strict=True):
+            self._wait_built(template)
+            self._convert(template, place)
 
-    def _add_template(self, environment: Environment) -> tuple[TemplateProcess, Definitions]:
-        layout, descriptor, definitions = write_payload(self.setup, environment)
+    def _replace(self, worker: WorkerHandle) -> None:
+        self._check_open()
+        assert self._owner is not None
+        process = worker.process
+        template = process.template
+        self._pump_until(lambda: process.exit_code is not None or template.is_gone, EXIT_LIMIT_S)
+        died_with_template = process.exit_code is None and template.is_gone and process.pid != template.pid
+        if not self._owner.on_worker_death(worker, died_with_template=died_with_template):
+            return
+        self._let_go(worker)
+        if self._forks:
+            self._fork(self._living_template(), worker.place)
+        else:
+            self._convert(self._build_again(), worker.place)
+
+    def _let_go(self, worker: WorkerHandle) -> None:
+        assert self._owner is not None
+        template = worker.process.template
+        self._unwatch(worker.process.witness.fileno())
+        self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
+        template.forget(worker.serial)
+        self._owner.on_worker_gone(worker)
+        if template.pid == worker.process.pid:
+            self._templates = tuple(other for other in self._templates if other is not template)
+            template.close()
+
+    def _fork(self, template: TemplateProcess, place: int) -> None:
+        while True:
+            serial, witness = self._num_started, Witness()
+            ours, theirs = Channel.pair()
+            try:
+                template.request_fork(serial, theirs, witness)
+                theirs.close()
+                witness.close_their_ends()
+                process = self._wait_forked(template, serial)
+            except BaseException:
+                theirs.close()
+                ours.close()
+                witness.close()
+                raise
+            if process is not None:
+                self._add_worker(place, ours, process)
+                return
+            ours.close()
+            witness.close()
+            template = self._living_template()
+
+    def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
+        """Return the worker; None if the template is gone, or had to be killed because it hangs."""
+        if not self._pump_until(lambda: template.worker(serial) is not None or template.is_gone, FORK_LIMIT_S):
+            template.kill()
+            self._pump_until(lambda: template.is_gone)
+        return template.worker(serial)
+
+    def _convert(self, template: TemplateProcess, place: int) -> None:
+        """Turn a template into a worker."""
+        ours, theirs = Channel.pair()
         try:
-            template = TemplateProcess()
-            self._templates.append(template)
-            template.send_setup(layout, descriptor)
+            process = template.become_worker(self._num_started, theirs)
+        except BaseException:
+            ours.close()
+            raise
         finally:
-            os.close(descriptor)
-        return template, definitions
+            theirs.close()
+        self._add_worker(place, ours, process)
+
+    def _add_worker(self, place: int, ours: Channel, process: WorkerProcess) -> None:
+        keep = self.settings.limits.max_in_flight + SPARE_SEGMENTS
+        reader = BatchReader(self.definitions, self.settings.batch_decoder)
+        worker = WorkerHandle(place, self._num_started, ours, process, reader, keep)
+        self._num_started += 1
+        if process.pid != process.template.pid:
+            self._watch_witness(process.witness)
+        self.workers = {**self.workers, worker.serial: worker}
+        if self._owner is not None:
+            self._owner.on_worker(worker)
 
     def __repr__(self) -> str:
-        return f"<WorkerPool {len(self._templates)} templates, {len(self.workers)} workers>"
+        return f"<WorkerPool {self._state.value}, {len(self._templates)} templates, {len(self.workers)} workers>"

@@ -3,29 +3,39 @@
     next_batch: deliver ◄──ready── complete ◄──batch── worker ◄──task── assign ◄── room
     (loop's thread)                (loop's thread while it waits, else receiver threads)
 
-One lock guards the ledger and the state; decisions are made under it, and carried out after it was released. Tasks are
-sent under a second lock, so that each worker gets them in the order in which they were decided. A third keeps it to one
-thread at a time that waits for batches.
+    end of a worker ──► what it had is lost in the ledger, others get it ──► the coroner ──► a new worker, or an error
+    (as above)                                                               (pool's thread)
+
+One lock guards the ledger, the coroner and the state; decisions are made under it, and carried out after it was
+released. Tasks are sent under a second lock, so that each worker gets them in the order in which they were decided. A
+third keeps it to one thread at a time that waits for batches.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from swift_loader.engine.base import Delivery
+from swift_loader.engine.coroner import Case, Coroner, Finding
 from swift_loader.engine.duty import Duty
-from swift_loader.engine.failures import describe_batch, died, rebuild
+from swift_loader.engine.failures import attached, describe_batch, rebuild
 from swift_loader.engine.ledger import Assignment, Ledger
 from swift_loader.engine.pool import WorkerPool
+from swift_loader.engine.receiver import Listening
+from swift_loader.engine.stalls import StallWatch, Step
 from swift_loader.engine.worker import WorkerHandle
-from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerStalled
+from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerDied, WorkerStalled
 from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
@@ -33,7 +43,8 @@ from swift_loader.transport.messages import Batch, Failure, Stage
 
 __all__ = ["ProcessEngine"]
 
-_PROBE = Assignment(worker=0, generation=0, sequence=0, epoch=0, step=0)
+_TRIAL = (-1, -1)
+"""Stands for the (epoch, step) of the trial batch."""
 
 
 class EngineState(Enum):
@@ -43,7 +54,7 @@ class EngineState(Enum):
     STARTING = "starting"
     RUNNING = "running"
     BROKEN = "broken"
-    """A process is gone: what is ready is still delivered, then the error is raised, each time."""
+    """It can't go on: what is ready is still delivered, then the error is raised, each time."""
     CLOSED = "closed"
 
 
@@ -53,6 +64,24 @@ class _Outcome:
 
     batch: Any
     error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """What a worker that is gone leaves behind."""
+
+    building: tuple[int, int] | None
+    """The (epoch, step) that it was at."""
+    num_lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """Why a worker is being killed."""
+
+    text: str
+    """What it hung at, and for how long."""
+    traces: str
 
 
 class ProcessEngine:
@@ -79,7 +108,16 @@ class ProcessEngine:
         self._ledger: Ledger[_Outcome] = Ledger(settings.limits)
         self._plan: Plan | None = None
         self._duty: Duty | None = None
+        self._coroner = Coroner(settings.max_restarts)
+        self._losses: dict[int, _Loss] = {}
+        """By the serial number of the worker, until the coroner has looked at it."""
+        self._stalls: dict[int, _Stall] = {}
+        """By serial number, of workers that are being killed."""
+        self._notices: deque[str] = deque()
+        """Of other threads, for the loop's to tell."""
         self._probed: _Outcome | None = None
+        self._prober: int | None = None
+        """The worker that is building the trial batch."""
 
     @property
     def num_samples(self) -> int:
@@ -98,40 +136,53 @@ class ProcessEngine:
         """
         self._state = EngineState.STARTING
         try:
-            num_samples = self._pool.start_template()
+            num_samples = self._pool.start_template(self._warn_of_template, self._settings.stall_warning_s)
             if self._pool.reason_for_own_datasets:
                 self._log(f"each worker builds its own dataset: {self._pool.reason_for_own_datasets}")
             self._plan = Plan.of(num_samples, self._setup.plan)
-            self._pool.start_workers()
-            self._duty = self._listen()
+            self._pool.start_workers(self)
+            self._listen()
             if self._settings.validate and self.num_samples:
                 self._await_probe()
             with self._lock:
                 self._check_open()
+            assert self._duty is not None
             self._duty.hand_back()
         except BaseException:
             self.close()
             raise
 
-    def _listen(self) -> Duty:
-        self._pool.watch_template(self._on_template_death)
-        workers = self._pool.workers
+    def _warn_of_template(self) -> None:
+        warn(
+            f"building the dataset has taken {self._settings.stall_warning_s:g} s so far"
+            f"{attached(traces=self._pool.ask_for_stacks())}"
+        )
+
+    def _listen(self) -> None:
+        workers = list(self._pool.workers.values())
         groups = [[worker] for worker in workers] if self._settings.thread_per_worker else [workers]
+        self._duty = Duty(groups, self._wake, self)
         with self._lock:
+            self._check_open()
             self._state = EngineState.RUNNING
-        return Duty(groups, self._wake, self)
+        self._duty.begin()
 
     def _await_probe(self) -> None:
         assert self._duty is not None
-        with self._dispatch_lock:
-            self._pool.workers[0].send(_PROBE, Kind.PROBE)
-        while self._probed is None:
-            self._duty.take().listen()
+        listening, watch = self._duty.take(), self._new_watch()
+        while True:
             with self._lock:
                 self._check_open()
-                if self._error is not None:
+                if self._probed is None and self._error is not None:
                     raise self._error
-        probed, self._probed = self._probed, None  # and so the slot goes back
+                if self._probed is not None:
+                    probed, self._probed = self._probed, None  # and so the slot goes back
+                    break
+                workers = self._pool.workers
+                if self._prober is None and workers:
+                    self._prober = min(workers)
+                    workers[self._prober].send(Assignment(self._prober, 0, 0, 0, 0), Kind.PROBE)
+            self._listen_or_look(listening, watch)
         if probed.error is not None:
             raise probed.error
 
@@ -147,19 +198,21 @@ class ProcessEngine:
                     self._plan = Plan.of(self.num_samples, plan)
                 dropped = self._ledger.seek(epoch, step, self._plan.num_batches, is_new_plan=is_new_plan)
                 generation = self._ledger.generation
-            for worker in self._pool.workers if is_new_plan else ():
+            for worker in self._pool.workers.values() if is_new_plan else ():
                 worker.follow(generation, plan)
         del dropped  # outside the locks: the user's objects may have finalisers
         self._dispatch()
 
-    def next_batch(self, timeout_s: float | None) -> Delivery:
+    def next_batch(self) -> Delivery:
         """Return the next batch; see `Engine.next_batch`."""
+        while self._notices:
+            warn(self._notices.popleft())  # here, where nothing is lost if the warning is made an error
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
                 num_ready, delivered = self._try_deliver()
                 if delivered is None:
-                    delivered = self._wait(timeout_s)
+                    delivered = self._wait()
                 self._dispatch()
                 left_ns = time.perf_counter_ns()
                 assert self._duty is not None
@@ -185,20 +238,16 @@ class ProcessEngine:
                 )
             )
 
-    def _wait(self, timeout_s: float | None) -> tuple[int, int, _Outcome]:
+    def _wait(self) -> tuple[int, int, _Outcome]:
         """Listen to the workers until the next batch is here."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         assert self._duty is not None
-        listening = self._duty.take()
+        listening, watch = self._duty.take(), self._new_watch()
         while True:
             _, delivered = self._try_deliver()
             if delivered is not None:
                 return delivered
             self._dispatch()
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise self._stalled(timeout_s)
-            listening.listen(left_s)
+            self._listen_or_look(listening, watch)
 
     def _try_deliver(self) -> tuple[int, tuple[int, int, _Outcome] | None]:
         """Return how many batches are ready, and the next one if it is among them.
@@ -228,20 +277,68 @@ class ProcessEngine:
         with self._dispatch_lock:
             with self._lock:
                 assignments = self._ledger.assign() if self._state is EngineState.RUNNING else []
+            workers = self._pool.workers
             for assignment in assignments:
-                self._pool.workers[assignment.worker].send(assignment)
+                if assignment.worker in workers:  # else it is gone, and the task is lost with all its others
+                    workers[assignment.worker].send(assignment)
 
     def _check_open(self) -> None:
         if self._state is EngineState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one to go on")
 
-    def _stalled(self, timeout_s: float | None) -> WorkerStalled:
-        index, (epoch, step) = self._ledger.awaited()
-        who = "no worker was ready" if index is None else f"{self._who(index)} has it"
-        return WorkerStalled(
-            f"no batch within timeout={timeout_s} s: the loop waits for {self._describe(epoch, step)}; {who}. Raise "
-            f"timeout if such batches take that long, else look at what the dataset waits for"
-        )
+    # Workers that hang; the loop's thread -----------------------------------------------------------------------------
+
+    def _new_watch(self) -> StallWatch:
+        return StallWatch(self._settings.stall_warning_s, self._settings.timeout_s, time.monotonic())
+
+    def _listen_or_look(self, listening: Listening, watch: StallWatch) -> None:
+        """Listen, or, if that has gone on for too long, look what the loop waits for."""
+        left_s = watch.check_at_s - time.monotonic()
+        if left_s > 0:
+            listening.listen(left_s if left_s < math.inf else None)
+        else:
+            self._look_for_stall(watch)
+
+    def _look_for_stall(self, watch: StallWatch) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            serials = self._ledger.awaited() if self._prober is None else [self._prober]
+        workers = [worker for worker in map(self._pool.workers.get, serials) if worker is not None]
+        for worker in workers:
+            since_s = worker.busy_since_s
+            step = watch.judge(since_s, now_s)
+            if step is Step.GIVE_UP:
+                self._give_up(worker, now_s - since_s)
+                watch.start_over(now_s)
+            elif step is Step.WARN:
+                who, what = self._who(worker), self._at(worker, now_s - since_s)
+                warn(f"{who} {what}{attached(traces=worker.ask_for_stacks())}")
+        if not workers:
+            step = watch.judge_itself(now_s)
+            text = f"no worker is ready to build {self._describe(*self._ledger.position)}"
+            if step is Step.GIVE_UP:
+                raise WorkerStalled(
+                    f"{text}, for longer than timeout={self._settings.timeout_s:g} s. Raise timeout if workers take so "
+                    f"long to start, else look at what building the dataset waits for"
+                )
+            if step is Step.WARN:
+                warn(f"{text}, for {self._settings.stall_warning_s:g} s now")
+        watch.plan_next_check([worker.busy_since_s for worker in workers], now_s)
+
+    def _give_up(self, worker: WorkerHandle, busy_s: float) -> None:
+        """Kill a worker that hangs; if it can't be killed, go on without it."""
+        if worker.serial in self._stalls:
+            self.on_end(worker, None)
+            return
+        text = f"{self._at(worker, busy_s)}, longer than timeout={self._settings.timeout_s:g} s, and was killed"
+        self._stalls[worker.serial] = _Stall(text, worker.ask_for_stacks())
+        worker.process.send_signal(signal.SIGKILL)
+
+    def _at(self, worker: WorkerHandle, busy_s: float) -> str:
+        with self._lock:
+            building = _TRIAL if worker.serial == self._prober else self._ledger.building(worker.serial)
+        where = self._describe(*building) if building else "a batch that isn't needed any more"
+        return f"has been at {where} for {busy_s:.1f} s"
 
     # The listener's side ----------------------------------------------------------------------------------------------
 
@@ -280,54 +377,114 @@ class ProcessEngine:
 
     def _take_failure(self, worker: WorkerHandle, failure: Failure) -> None:
         if failure.stage is Stage.BUILD:
-            self._break(rebuild(failure, self._who(worker.index), self._pool.definitions))
+            self._break(rebuild(failure, self._who(worker), self._pool.definitions))
             return
         with self._lock:
             current = failure.generation == self._ledger.generation and failure.generation > 0
             epoch, step = self._ledger.locate(failure.sequence) if current else (0, 0)
         where = f", {self._describe(epoch, step)}" if current else ", while trying out the dataset's first samples"
-        error = rebuild(failure, self._who(worker.index), self._pool.definitions, where)
+        error = rebuild(failure, self._who(worker), self._pool.definitions, where)
         self._complete(worker, failure.generation, failure.sequence, _Outcome(None, error), 0.0)
 
     def _complete(
         self, worker: WorkerHandle, generation: int, sequence: int, outcome: _Outcome, build_s: float
     ) -> None:
+        worker.note_answer()
         with self._lock:
             if generation == 0:
-                self._probed = outcome
-            else:
-                self._ledger.complete(worker.index, generation, sequence, outcome, build_s)
+                self._probed, self._prober = outcome, None
+                self._coroner.note_batch(worker.place, _TRIAL)
+            elif self._ledger.complete(worker.serial, generation, sequence, outcome, build_s):
+                self._coroner.note_batch(worker.place, self._ledger.locate(sequence))
 
     def _take_note(self, worker: WorkerHandle, frame: Frame) -> None:
         with self._lock:
             if frame.kind is Kind.READY:
-                self._ledger.add_worker(worker.index)
+                self._ledger.add_worker(worker.serial)
             elif frame.kind is Kind.SKIPPED:
-                self._ledger.skip(worker.index, frame.generation)
+                self._ledger.skip(worker.serial, frame.generation)
+                worker.note_answer()
             else:
-                raise ProtocolError(f"{self._who(worker.index)} sent {frame.kind.name}")
+                raise ProtocolError(f"{self._who(worker)} sent {frame.kind.name}")
 
     def on_end(self, worker: WorkerHandle, error: Exception | None) -> None:
         """Take note that a worker is gone, or that what it said made no sense. Runs on the thread that listens."""
+        assert self._duty is not None
+        self._duty.forget(worker)  # by all who may be on duty next: an end comes once
         with self._lock:
             if self._state is not EngineState.RUNNING:
                 return
-        exit_code = worker.process.wait_exit_code() if error is None else None
-        with self._lock:
-            building = self._ledger.building(worker.index)
-            lost = self._ledger.remove_worker(worker.index)
-        if error is None:
-            at_work = f"it was building {self._describe(*building)}, and " if building else ""
-            error = died(self._who(worker.index), exit_code, f"{at_work}{len(lost)} batches in its hands are lost")
-        self._break(error)
-
-    def _on_template_death(self, error: BaseException) -> None:
-        """Take note that the template is gone; the workers have gone with it. Runs on the template's thread."""
-        self._break(error)
+            building = self._ledger.building(worker.serial)
+            if self._prober == worker.serial:
+                building, self._prober = _TRIAL, None
+            self._losses[worker.serial] = _Loss(building, self._ledger.remove_worker(worker.serial))
+        if error is not None:
+            self._break(error)
+            return
+        self._pool.replace(worker)
+        self._dispatch()  # others can go on with what it had
 
     def on_failure(self, error: BaseException) -> None:
-        """Take note that a receiver thread has ended by an error. Runs on that thread."""
+        """Take note that a thread of ours has ended by an error. Runs on that thread."""
         self._break(error)
+
+    # The pool's side --------------------------------------------------------------------------------------------------
+
+    def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
+        """Take note that a worker died, after `on_end`; return whether it is to be replaced."""
+        with self._lock:
+            if self._state is not EngineState.RUNNING:
+                return False
+            loss, stall = self._losses.pop(worker.serial), self._stalls.pop(worker.serial, None)
+            if died_with_template:
+                return True
+        case = Case(
+            who=self._who(worker),
+            place=worker.place,
+            exit_code=worker.process.exit_code,
+            batch=loss.building,
+            where=self._describe(*loss.building) if loss.building is not None else "",
+            num_lost=loss.num_lost,
+            stall=stall.text if stall is not None else "",
+            traces=stall.traces if stall is not None else worker.process.witness.last_traces(),
+            stderr=worker.process.witness.last_lines(),
+        )
+        with self._lock:
+            finding = self._coroner.examine(case)
+        return self._act_on(finding)
+
+    def on_template_death(self, error: WorkerDied) -> bool:
+        """Take note that the template died, and the workers with it; return whether it is to be replaced."""
+        with self._lock:
+            if self._state is not EngineState.RUNNING:
+                return False
+            finding = self._coroner.examine_template(error)
+        return self._act_on(finding)
+
+    def _act_on(self, finding: Finding) -> bool:
+        if finding.error is not None:
+            self._break(finding.error)
+            return False
+        self._metrics.note_restart()
+        self._log(finding.notice)
+        self._notices.append(finding.notice)
+        return True
+
+    def on_worker(self, worker: WorkerHandle) -> None:
+        """Take in a worker that has just been started."""
+        assert self._duty is not None
+        assert self._plan is not None
+        with self._dispatch_lock:
+            if self._plan.settings != self._setup.plan:
+                worker.follow(self._ledger.generation, self._plan.settings)
+        self._duty.watch(worker)
+
+    def on_worker_gone(self, worker: WorkerHandle) -> None:
+        """Let go of a worker that is replaced."""
+        assert self._duty is not None
+        self._duty.forget(worker)
+        with self._dispatch_lock:  # nobody is sending it a task
+            worker.close()
 
     def _break(self, error: BaseException) -> None:
         with self._lock:
@@ -336,11 +493,13 @@ class ProcessEngine:
                 self._error = error
         os.eventfd_write(self._wake, 1)
 
-    def _who(self, index: int) -> str:
-        return self._pool.workers[index].describe(self._settings.num_workers, self._setup.plan.rank)
+    def _who(self, worker: WorkerHandle) -> str:
+        return worker.describe(self._settings.num_workers, self._setup.plan.rank)
 
     def _describe(self, epoch: int, step: int) -> str:
         assert self._plan is not None
+        if (epoch, step) == _TRIAL:
+            return "the trial batch of the dataset's first samples"
         return describe_batch(epoch, step, self._plan.batch(epoch, step).indices.tolist())
 
     # Stopping ---------------------------------------------------------------------------------------------------------
@@ -358,9 +517,8 @@ class ProcessEngine:
         with self._loop_lock:
             if self._duty is not None:
                 self._duty.stop()  # without the dispatch lock, which a receiver thread may be waiting for
-            self._pool.close_templates()
         with self._dispatch_lock:
-            self._pool.close_workers()
+            self._pool.close_processes()
             os.close(self._wake)
         with self._lock:
             ledger, self._ledger = self._ledger, Ledger(self._settings.limits)

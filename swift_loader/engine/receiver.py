@@ -4,8 +4,8 @@
 
 A hand-over between threads costs more than everything else that is done to a small batch, so a loop that waits for
 each batch takes the messages in by itself; the receiver threads, one for each worker or one for all, take over when the
-loop has other things to do. Whoever is on duty blocks in poll(2) on the channels and on the processes themselves, and
-uses no CPU while nothing happens.
+loop has other things to do. Whoever is on duty blocks in epoll_wait(2) on the channels and on the processes themselves,
+and uses no CPU while nothing happens. Workers come and go meanwhile, on the pool's thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ __all__ = ["Listener", "Listening", "ReceiverThread"]
 
 
 _MAX_POLL_S = 1e6
-"""poll(2) takes 2**31 ms; who waits longer asks again."""
+"""epoll_wait(2) takes 2**31 ms; who waits longer asks again."""
+
+_MAX_EVENTS = 64
 
 
 class Listener(Protocol):
@@ -55,39 +57,50 @@ class Listening:
         self.is_resting = False
         """Waiting, with nothing taken in halfway: what interrupts it then, interrupts nothing else."""
         self._sources: dict[int, WorkerHandle] = {}
-        self._poll = select.poll()
-        self._poll.register(wake, select.POLLIN)
+        self._epoll = select.epoll()
+        self._epoll.register(wake, select.EPOLLIN)
         for worker in workers:
-            # The process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
-            for descriptor in (worker.channel.fileno(), worker.process.pidfd):
-                self._sources[descriptor] = worker
-                self._poll.register(descriptor, select.POLLIN)
+            self.watch(worker)
+
+    def watch(self, worker: WorkerHandle) -> None:
+        """Listen to a worker, too. Any thread, also while another one listens."""
+        # The process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
+        for descriptor in (worker.channel.fileno(), worker.process.pidfd):
+            self._sources[descriptor] = worker
+            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """Stop listening to a worker, before its descriptors are closed. Idempotent, any thread."""
+        for descriptor in (worker.channel.fileno(), worker.process.pidfd):
+            if self._sources.pop(descriptor, None) is not None:
+                self._epoll.unregister(descriptor)
 
     def listen(self, timeout_s: float | None = None) -> bool:
         """Wait for something to happen, and take it in; return False if nothing did, or if somebody woke us."""
         self.is_resting = True
-        events = self._poll.poll(None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S) * 1000)
+        limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S)
+        events = self._epoll.poll(limit_s, _MAX_EVENTS)
         self.is_resting = False
         for descriptor, _ in events:
             worker = self._sources.get(descriptor)
             if worker is not None:
-                self._take_in(worker, process_ended=descriptor == worker.process.pidfd)
+                self._take_in(worker, is_process=descriptor == worker.process.pidfd)
         return bool(events) and not any(descriptor == self._wake for descriptor, _ in events)
 
-    def forget(self, worker: WorkerHandle) -> None:
-        """Stop listening to a worker. Idempotent."""
-        for descriptor in [number for number, source in self._sources.items() if source is worker]:
-            self._poll.unregister(descriptor)
-            del self._sources[descriptor]
+    def close(self) -> None:
+        """Give up the descriptor. Idempotent."""
+        self._epoll.close()
 
-    def _take_in(self, worker: WorkerHandle, *, process_ended: bool) -> None:
+    def _take_in(self, worker: WorkerHandle, *, is_process: bool) -> None:
+        # The event may be of a worker that is gone, and its descriptor's number have passed to another one.
+        has_ended = is_process and worker.process.has_ended
         try:
             while (received := worker.channel.receive(wait=False)) is not None:
                 self._listener.on_message(worker, received)
-                if not process_ended:
+                if not has_ended:
                     return
         except BlockingIOError:
-            if not process_ended:
+            if not has_ended:
                 return
         except Exception as error:
             self.forget(worker)
@@ -108,6 +121,9 @@ class ReceiverThread:
         self._resume = threading.Semaphore(0)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
         self._thread.start()
 
     def park(self) -> None:
@@ -120,6 +136,14 @@ class ReceiverThread:
         """Put the thread back on duty."""
         self._resume.release()
 
+    def watch(self, worker: WorkerHandle) -> None:
+        """Listen to a worker, too. Any thread."""
+        self._listening.watch(worker)
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """Stop listening to a worker. Idempotent, any thread."""
+        self._listening.forget(worker)
+
     def stop(self) -> None:
         """End the thread, parked or not, and give up its descriptor. Only the first call does anything."""
         if self._stopping:
@@ -127,8 +151,9 @@ class ReceiverThread:
         self._stopping = True
         os.eventfd_write(self._kick, 1)
         self._resume.release()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+        self._listening.close()
         os.close(self._kick)
 
     def _run(self) -> None:

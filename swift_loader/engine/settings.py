@@ -31,3 +31,9 @@ class ProcessSettings:
     validate: bool
     thread_per_worker: bool
     batch_decoder: Callable[[bytes], Any] | None
+    max_restarts: int
+    """How many workers are replaced, one after another in the same place, until one builds a batch."""
+    stall_warning_s: float | None
+    """How long a worker may be at a batch that the loop waits for, before the user is told."""
+    timeout_s: float | None
+    """The same, before it is killed and replaced; also how long the loop waits for a batch that no worker has."""

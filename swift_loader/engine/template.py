@@ -1,30 +1,30 @@
 """The trainer's handle on a template process: start it, ask it for workers, learn how they ended.
 
-It is made, and `fork` is called, by the thread that starts the loader; afterwards a thread of its own reads
-what the template reports.
+Belongs to the pool's thread, which also starts it: the kernel kills a template when the thread that started it ends.
+Nothing here waits; `take_in` reads what the template has said, and the state tells what that was. See
+`swift_loader.worker.template` for the other side.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 
 import swift_loader
-from swift_loader.engine.failures import died, rebuild
+from swift_loader.engine.witness import Witness
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.channel import Channel
-from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.frames import Frame, Kind, unpack_frame
+from swift_loader.transport.channel import Channel, Received
+from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked
 from swift_loader.transport.payload import PayloadLayout
 
-__all__ = ["ForkedWorker", "TemplateProcess"]
+__all__ = ["TemplateProcess", "WorkerProcess"]
 
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from swift_loader.worker.template import main; main()"
 
@@ -35,61 +35,74 @@ _EXIT_WAIT_S = 0.5
 """How long the exit status may lag behind the end of the stream."""
 
 
-class ForkedWorker:
-    """A process that a template forked."""
+class WorkerProcess:
+    """A process that serves as a worker: a fork of a template, or one that was a template itself."""
 
-    def __init__(self, worker: int, pid: int, pidfd: int) -> None:
-        self.worker = worker
+    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, witness: Witness) -> None:
+        self.serial = serial
         self.pid = pid
         self.pidfd = pidfd
         """Owned by this object; readable once the process has ended."""
-        self._exited = threading.Event()
-        self._exit_code: int | None = None
+        self.template = template
+        """Which reports how it ends."""
+        self.witness = witness
+        self.exit_code: int | None = None
+        """How it ended, once the template has said so."""
 
-    def note_exit(self, exit_code: int | None) -> None:
-        """Take the status that the template reported, or None if nobody can tell any more; the first one counts."""
-        if not self._exited.is_set():
-            self._exit_code = exit_code
-            self._exited.set()
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self.pidfd < 0 or _is_readable(self.pidfd)
 
-    def wait_exit_code(self) -> int | None:
-        """Return how the process ended; None if that can't be found out in time."""
-        self._exited.wait(_EXIT_WAIT_S)
-        return self._exit_code
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Give up the descriptor. Idempotent."""
+        """Give up the descriptors; what it wrote to stderr is passed on first. Idempotent."""
+        self.witness.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
 class TemplateProcess:
-    """A fresh interpreter that holds the dataset; see `swift_loader.worker.template` for its side."""
+    """A fresh interpreter that holds the dataset."""
 
     def __init__(self) -> None:
+        self.witness = Witness()
+        self.answer: Built | Failure | None = None
+        """What became of the dataset."""
+        self.is_gone = False
+        """Whether it can't be told anything any more."""
+        self._workers: dict[int, WorkerProcess] = {}
+        self._requested: dict[int, Witness] = {}
         self._channel, theirs = Channel.pair()
-        self._workers: dict[int, ForkedWorker] = {}
-        self._thread: threading.Thread | None = None
         folder = str(Path(swift_loader.__file__).parent.parent)
         # Private, but what multiprocessing uses for the same purpose: -W, -X, -O and the like.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-        arguments = [get_executable(), *flags, "-c", _PROGRAM, folder, str(theirs.fileno()), str(os.getpid())]
+        stderr, traces = self.witness.their_ends
+        numbers = [str(number) for number in (theirs.fileno(), os.getpid(), traces)]
+        arguments = [get_executable(), *flags, "-c", _PROGRAM, folder, *numbers]
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [os.fsdecode(argument or sys.executable) for argument in arguments],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                stderr=stderr,
+                pass_fds=[theirs.fileno(), traces],
                 env={**_ONE_THREAD, **os.environ},
             )
             self.pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self._channel.close()
+            self.witness.close()
             raise
         finally:
             theirs.close()
+            self.witness.close_their_ends()
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
     @property
@@ -97,110 +110,106 @@ class TemplateProcess:
         """Of the template."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """Return what is readable when the template has said something."""
+        return self._channel.fileno()
+
     def send_setup(self, layout: PayloadLayout, descriptor: int) -> None:
         """Tell the template what to build; it gets its own copy of the descriptor."""
-        try:
-            self._channel.send(layout.pack(), [descriptor])
-        except (BrokenPipeError, ConnectionResetError):
-            return  # `wait_built` says what happened
+        self._send(layout.pack(), descriptor)
 
-    def wait_built(self, definitions: Definitions) -> Built:
-        """Return what the template found out about the dataset; blocks as long as building it takes.
+    def request_fork(self, serial: int, theirs: Channel, witness: Witness) -> None:
+        """Have a worker forked that serves the given end of a channel; `worker` has it, once it exists."""
+        self._requested[serial] = witness
+        self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *witness.their_ends)
 
-        Raises:
-            WorkerDied: The template ended.
-            Exception: What building the dataset raised.
-        """
-        frame, _ = self._receive()
-        if frame.kind is Kind.FAILURE:
-            raise rebuild(Failure.unpack(frame), f"the template process (pid {self.pid})", definitions)
-        if frame.kind is not Kind.BUILT:
-            raise ProtocolError(f"a template answered SETUP with {frame.kind.name}")
-        return Built.unpack(frame)
-
-    def fork(self, worker: int, theirs: Channel) -> ForkedWorker:
-        """Return a new worker, which serves the given end of a channel.
-
-        Raises:
-            WorkerDied: The template ended.
-        """
-        try:
-            self._channel.send(Fork(worker, in_place=False).pack(), [theirs.fileno()])
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._death() from None
-        while worker not in self._workers:
-            frame, descriptors = self._receive()
-            self._take_in(frame, descriptors)
-        return self._workers[worker]
-
-    def become_worker(self, worker: int, theirs: Channel) -> ForkedWorker:
+    def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
         """Turn the template itself into a worker, and return that."""
-        try:
-            self._channel.send(Fork(worker, in_place=True).pack(), [theirs.fileno()])
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._death() from None
-        process = ForkedWorker(worker, self.pid, os.dup(self.pidfd))
-        self._workers[worker] = process
-        threading.Thread(
-            target=lambda: process.note_exit(self._process.wait()), name="swift_loader-reaper", daemon=True
-        ).start()
+        self._send(Fork(serial, in_place=True).pack(), theirs.fileno())
+        process = WorkerProcess(serial, self.pid, os.dup(self.pidfd), self, self.witness)
+        self._workers[serial] = process
         return process
 
-    def watch(self, on_death: Callable[[BaseException], None]) -> None:
-        """From now on, have a thread read what the template reports; `on_death` runs on it when the template ends."""
-        self._thread = threading.Thread(
-            target=self._listen, args=(on_death,), name="swift_loader-template", daemon=True
-        )
-        self._thread.start()
+    def worker(self, serial: int) -> WorkerProcess | None:
+        """Return a worker that was asked for, if it exists by now."""
+        return self._workers.get(serial)
+
+    def take_in(self) -> None:
+        """Read all that the template has said; it may turn out to be gone.
+
+        Raises:
+            ProtocolError: It makes no sense.
+        """
+        try:
+            while (received := self._channel.receive(wait=False)) is not None:
+                self._note(received)
+        except BlockingIOError:
+            if not _is_readable(self.pidfd):
+                return
+        self._note_end()
+
+    def wait_exit_code(self) -> int | None:
+        """Return how it ended; None if that can't be found out in time."""
+        try:
+            return self._process.wait(_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
 
     def hang_up(self) -> None:
-        """Tell the template to end. Idempotent."""
+        """Tell the template to end. Idempotent, from any thread."""
         self._channel.shutdown()
 
+    def forget(self, serial: int) -> None:
+        """Forget a worker that is gone."""
+        self._workers.pop(serial, None)
+
     def close(self) -> None:
-        """Give everything back; the process must have ended."""
-        self._channel.shutdown()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._process.wait()
+        """Give everything back but the workers, which have handles of their own; the process must have ended."""
         self._channel.close()
-        for process in self._workers.values():
-            process.close()
+        self._process.wait()
+        self.witness.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def _listen(self, on_death: Callable[[BaseException], None]) -> None:
+    def _send(self, message: bytes, *descriptors: int) -> None:
         try:
-            while True:
-                self._take_in(*self._receive())
-        except Exception as error:
-            for process in self._workers.values():
-                process.note_exit(None)
-            on_death(error)
+            self._channel.send(message, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            self._note_end()
 
-    def _receive(self) -> tuple[Frame, list[int]]:
-        received = self._channel.receive()
-        if received is None:
-            raise self._death()
-        return unpack_frame(received.data), received.descriptors
+    def _note_end(self) -> None:
+        self.is_gone = True
+        for process in self._workers.values():
+            if process.pid == self.pid:  # it was the worker itself
+                process.exit_code = self.wait_exit_code()
 
-    def _take_in(self, frame: Frame, descriptors: list[int]) -> None:
+    def _note(self, received: Received) -> None:
+        frame, descriptors = unpack_frame(received.data), received.descriptors
         if frame.kind is Kind.FORKED and len(descriptors) == 1:
             forked = Forked.unpack(frame)
-            self._workers[forked.worker] = ForkedWorker(forked.worker, forked.pid, descriptors[0])
+            witness = self._requested.pop(forked.worker)
+            self._workers[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, witness)
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
-            self._workers[exited.worker].note_exit(exited.exit_code)
+            if exited.worker in self._workers:
+                self._workers[exited.worker].exit_code = exited.exit_code
+        elif frame.kind is Kind.BUILT:
+            self.answer = Built.unpack(frame)
+        elif frame.kind is Kind.FAILURE:
+            self.answer = Failure.unpack(frame)
         else:
             raise ProtocolError(f"a template sent {frame.kind.name} with {len(descriptors)} descriptors")
 
-    def _death(self) -> Exception:
-        try:
-            exit_code: int | None = self._process.wait(_EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        return died(f"the template process (pid {self.pid})", exit_code, "it builds the dataset and starts the workers")
-
     def __repr__(self) -> str:
-        return f"<TemplateProcess pid {self.pid}, {len(self._workers)} workers forked>"
+        return f"<TemplateProcess pid {self.pid}{', gone' if self.is_gone else ''}, {len(self._workers)} workers>"
+
+
+def _is_readable(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -6,7 +6,9 @@ Messages are taken in by one thread at a time; tasks are sent by whichever threa
 from __future__ import annotations
 
 import errno
-import os
+import math
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from swift_loader.engine.lease import LeaseBook
 from swift_loader.engine.ledger import Assignment
-from swift_loader.engine.template import ForkedWorker
+from swift_loader.engine.template import WorkerProcess
 from swift_loader.errors import ProtocolError
 from swift_loader.plan import PlanSettings
 from swift_loader.transport.channel import Channel
@@ -53,8 +55,13 @@ class BatchReader:
 class WorkerHandle:
     """One worker, seen from the trainer."""
 
-    def __init__(self, index: int, channel: Channel, process: ForkedWorker, reader: BatchReader, keep: int) -> None:
-        self.index = index
+    def __init__(
+        self, place: int, serial: int, channel: Channel, process: WorkerProcess, reader: BatchReader, keep: int
+    ) -> None:
+        self.place = place
+        """Which of the n workers it is; one that follows it has the same."""
+        self.serial = serial
+        """Which of all the processes of the pool it is."""
         self.process = process
         self.channel = channel
         self._reader = reader
@@ -64,6 +71,24 @@ class WorkerHandle:
         self._leases = LeaseBook()
         self._new_plan: NewPlan | None = None
         """What the worker has to be told before its next task."""
+        self._sent_s: deque[float] = deque()
+        """When the tasks were sent that aren't answered yet."""
+        self._answered_s = 0.0
+
+    @property
+    def busy_since_s(self) -> float:
+        """When it got to the task that it is at, by `time.monotonic`; infinite if it has none."""
+        sent_s = self._sent_s
+        try:
+            return max(sent_s[0], self._answered_s)
+        except IndexError:
+            return math.inf
+
+    def note_answer(self) -> None:
+        """Take note that it is through with its oldest task."""
+        self._answered_s = time.monotonic()
+        if self._sent_s:
+            self._sent_s.popleft()
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> None:
         """Map memory that the worker announced."""
@@ -103,6 +128,7 @@ class WorkerHandle:
             self._send(self._new_plan.pack())
             self._new_plan = None
         _, generation, sequence, epoch, step = assignment
+        self._sent_s.append(time.monotonic())
         self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
 
     def follow(self, generation: int, plan: PlanSettings) -> None:
@@ -116,15 +142,19 @@ class WorkerHandle:
             if error.errno not in _GONE:
                 raise
 
+    def ask_for_stacks(self) -> str:
+        """Return the Python stacks of all its threads, or why there are none; blocks for half a second at most."""
+        return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd)
+
     def close(self) -> None:
-        """Give everything back; the process must have ended. Batches the user still has stay valid."""
+        """Give everything back; the process must have ended. Batches the user still has stay valid. Idempotent."""
         self.channel.close()
         self.process.close()
         self._segments.clear()
 
     def describe(self, num_workers: int, rank: int) -> str:
         """Return who this is, for an error."""
-        return f"worker {self.index} of {num_workers} (rank {rank}, pid {self.process.pid})"
+        return f"worker {self.place} of {num_workers} (rank {rank}, pid {self.process.pid})"
 
     def __repr__(self) -> str:
-        return f"<WorkerHandle {self.index} pid {self.process.pid} in {os.getpid()}, {self._leases!r}>"
+        return f"<WorkerHandle {self.serial} in place {self.place}, pid {self.process.pid}, {self._leases!r}>"

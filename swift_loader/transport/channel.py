@@ -17,7 +17,8 @@ __all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
 MAX_MESSAGE_BYTES = 64 * 1024
 """Far below the kernel's default of 208 KiB for one message, so that several fit into a pipe."""
 
-_MAX_DESCRIPTORS = 2
+_MAX_DESCRIPTORS = 3
+"""Those of a fork: the channel, stderr, and the pipe for traces."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 

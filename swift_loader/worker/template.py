@@ -2,8 +2,8 @@
 
 Runs single-threaded and owns nothing exclusive, which is what makes forking it safe. After building the dataset it
 looks at itself: if that opened descriptors or left threads behind (an HDF5 file, a database, a gRPC channel), the
-dataset is dropped and each worker builds its own, because shared file offsets corrupt data silently. It dies with the
-trainer, and the workers die with it.
+dataset is dropped and each worker builds its own, because shared file offsets corrupt data silently. The kernel kills
+it when the trainer ends, and the workers when it ends, whatever state they are in.
 
     trainer ──SETUP──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
                                                                           └─ fork ─► worker ◄──channel──► trainer
@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -32,6 +31,7 @@ from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.traces import install_traces
 
 __all__ = ["main", "serve_template"]
 
@@ -42,22 +42,24 @@ _MAX_SHOWN = 5
 
 
 def main() -> NoReturn:
-    """Run a template in a fresh interpreter: `argv` is (-c, package folder, channel's descriptor, trainer's pid)."""
+    """Run a template in a fresh interpreter: `argv` is (-c, package folder, channel, trainer's pid, traces)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's business
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the trainer until here
-    channel = Channel.from_descriptor(int(sys.argv[2]))
-    serve_template(channel, int(sys.argv[3]))
+    channel, trainer_pid, traces = (int(argument) for argument in sys.argv[2:5])
+    _die_with_parent(trainer_pid)
+    for descriptor in (channel, traces):
+        os.set_inheritable(descriptor, False)
+    install_traces(traces)
+    serve_template(Channel.from_descriptor(channel))
 
 
-def serve_template(channel: Channel, trainer_pid: int) -> NoReturn:
+def serve_template(channel: Channel) -> NoReturn:
     """Be the template on this channel; never returns."""
     exit_code = 1
     try:
-        trainer = os.pidfd_open(trainer_pid)
-        if os.getppid() == trainer_pid:  # else it is gone, and the number may be someone else's by now
-            _set_up(channel, trainer)
+        _set_up(channel)
         exit_code = 0
-    except (BrokenPipeError, ConnectionResetError, ProcessLookupError):
+    except (BrokenPipeError, ConnectionResetError):
         exit_code = 0  # the trainer is gone
     except SystemExit as request:
         exit_code = request.code if isinstance(request.code, int) else 1
@@ -67,7 +69,7 @@ def serve_template(channel: Channel, trainer_pid: int) -> NoReturn:
         _exit(exit_code)
 
 
-def _set_up(channel: Channel, trainer: int) -> None:
+def _set_up(channel: Channel) -> None:
     received = channel.receive()
     if received is None:
         return
@@ -89,7 +91,7 @@ def _set_up(channel: Channel, trainer: int) -> None:
     _hold_torch_to_one_thread()
     gc.collect()
     gc.freeze()  # a collection in a worker would write to every object, and so copy the pages it shares
-    _Template(channel, trainer, content).serve()
+    _Template(channel, content).serve()
 
 
 class _Content:
@@ -176,23 +178,21 @@ class _Holdings:
 class _Template:
     """Forks workers on request, reaps them, and reports how they ended."""
 
-    def __init__(self, channel: Channel, trainer: int, content: _Content) -> None:
+    def __init__(self, channel: Channel, content: _Content) -> None:
         self._channel = channel
-        self._trainer = trainer
         self._content = content
         self._children: dict[int, tuple[int, int]] = {}
         """pidfd -> (worker, pid)"""
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
-        self._poll.register(trainer, select.POLLIN)
 
     def serve(self) -> None:
-        """Block until there is something to do; return when the trainer hung up or died."""
+        """Block until there is something to do; return when the trainer hung up."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
                     self._reap(descriptor)
-                elif descriptor == self._trainer or not self._take_request():
+                elif not self._take_request():
                     return
 
     def _take_request(self) -> bool:
@@ -200,39 +200,39 @@ class _Template:
         if received is None:
             return False
         frame = unpack_frame(received.data)
-        if frame.kind is not Kind.FORK or len(received.descriptors) != 1:
+        if frame.kind is not Kind.FORK or not received.descriptors:
             raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
         request = Fork.unpack(frame)
         channel = Channel.from_descriptor(received.descriptors[0])
-        if request.in_place:
-            self._become_worker(request.worker, channel)
-        self._fork(request.worker, channel)
+        if request.in_place:  # for datasets whose modules leave threads behind, which no fork may inherit
+            self._drop_own_descriptors()
+            _run_and_exit(request.worker, channel, self._content)
+        stderr, traces = received.descriptors[1:]
+        self._fork(request.worker, channel, stderr, traces)
         channel.close()  # only the worker may hold it: its death must be the end of the stream
+        os.close(stderr)
+        os.close(traces)
         return True
 
-    def _fork(self, worker: int, channel: Channel) -> None:
+    def _fork(self, worker: int, channel: Channel, stderr: int, traces: int) -> None:
         template_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             _die_with_parent(template_pid)
             self._drop_own_descriptors()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            install_traces(traces)
             _run_and_exit(worker, channel, self._content)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (worker, pid)
         self._poll.register(pidfd, select.POLLIN)
         self._channel.send(Forked(worker, pid).pack(), [pidfd])
 
-    def _become_worker(self, worker: int, channel: Channel) -> NoReturn:
-        """Be the worker: for datasets whose modules leave threads behind, which no fork may inherit."""
-        trainer = os.dup(self._trainer)
-        threading.Thread(target=_exit_with, args=(trainer,), name="swift_loader-watch", daemon=True).start()
-        self._drop_own_descriptors()
-        _run_and_exit(worker, channel, self._content)
-
     def _drop_own_descriptors(self) -> None:
         """Close the template's own descriptors; those that modules opened stay, they may be in use."""
         self._channel.close()
-        for descriptor in (self._trainer, *self._children):
+        for descriptor in self._children:
             os.close(descriptor)
 
     def _reap(self, pidfd: int) -> None:
@@ -266,17 +266,10 @@ def _exit(exit_code: int) -> NoReturn:
     os._exit(exit_code & 0xFF)
 
 
-def _exit_with(trainer: int) -> None:
-    poll = select.poll()
-    poll.register(trainer, select.POLLIN)
-    poll.poll()
-    os._exit(1)
-
-
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the template ends, whatever it is doing then.
+    """Have the kernel kill this process when its parent ends, whatever it is doing then; also if it is stopped.
 
-    The signal is sent when the parent's *thread* ends; the template has only one.
+    The signal is sent when the parent's *thread* ends: the template has only one, and in the trainer it is the pool's.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -29,11 +29,13 @@ class LedgerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queues: dict[int, deque[Task]] = {}
+        self.num_added = 0
+        self.lost: set[Task] = set()
         self.ready: dict[Task, int] = {}
         self.generation = 0
         self.first = (0, 0)
         self.first_length = 0
-        self.num_delivered = 0
+        self.num_delivered = self.num_sent = 0
         self.left_in_epoch: set[tuple[int, int]] = set()
 
     @initialize(
@@ -71,15 +73,32 @@ class LedgerModel(RuleBasedStateMachine):
     @rule()
     def add_worker(self) -> None:
         if len(self.queues) < 4:
-            index = len(self.queues)
+            index = self.num_added
+            self.num_added += 1
             self.ledger.add_worker(index)
             self.queues[index] = deque()
+
+    @rule(data=st.data())
+    def worker_is_gone(self, data: st.DataObject) -> None:
+        if not self.queues:
+            return
+        index = data.draw(st.sampled_from(sorted(self.queues)))
+        lost = set(self.current_tasks(index))
+        del self.queues[index]
+        assert self.ledger.remove_worker(index) == len(lost)
+        self.lost |= lost
 
     @rule()
     def assign(self) -> None:
         for task in self.ledger.assign():
             assert task.generation == self.generation
-            assert list(self.ready.values()).count(task.worker) < self.limits.max_ready_per_worker
+            if self.lost:  # in order, and before anything new
+                assert (task.generation, task.sequence) == min(self.lost)
+                self.lost.remove((task.generation, task.sequence))
+            else:
+                assert list(self.ready.values()).count(task.worker) < self.limits.max_ready_per_worker
+                assert task.sequence == self.num_sent
+                self.num_sent += 1
             assert (task.epoch, task.step) == self.where(task.sequence)
             assert (task.epoch, task.step) == self.ledger.locate(task.sequence)
             self.queues[task.worker].append((task.generation, task.sequence))
@@ -173,7 +192,9 @@ class LedgerModel(RuleBasedStateMachine):
         assert self.ledger.generation == self.generation + 1
         self.generation += 1
         self.first, self.first_length, self.num_delivered = (epoch, step), length, 0
+        self.num_sent = 0
         self.ready.clear()
+        self.lost.clear()
         self.left_in_epoch = set()
 
     @invariant()
@@ -182,10 +203,11 @@ class LedgerModel(RuleBasedStateMachine):
             return
         waiting = {index: len(self.current_tasks(index)) for index in self.queues}
         ready = {index: list(self.ready.values()).count(index) for index in self.queues}
-        assert sum(waiting.values()) + len(self.ready) <= self.limits.max_in_flight
+        assert sum(waiting.values()) + len(self.ready) + len(self.lost) <= self.limits.max_in_flight
         for index, num_waiting in waiting.items():
-            assert num_waiting + ready[index] < self.limits.max_ready_per_worker + self.limits.max_tasks
             assert num_waiting <= self.limits.max_tasks
+            if self.num_added == len(self.queues):  # else a worker may have taken on what another one lost
+                assert num_waiting + ready[index] < self.limits.max_ready_per_worker + self.limits.max_tasks
 
     @invariant()
     def the_ledger_knows_where_everything_is(self) -> None:
@@ -196,16 +218,16 @@ class LedgerModel(RuleBasedStateMachine):
         for index, queue in self.queues.items():
             due = queue[0] if queue and queue[0][0] == self.generation else None
             assert self.ledger.building(index) == (self.ledger.locate(due[1]) if due else None)
-        worker, where = self.ledger.awaited()
-        if worker is None:
-            assert where == self.position
-        else:
-            assert where in [self.ledger.locate(sequence) for _, sequence in self.current_tasks(worker)]
+        wanted = (self.generation, self.num_delivered)
+        busy = [index for index in self.queues if self.current_tasks(index)]
+        holders = [index for index in busy if wanted in self.queues[index]] if self.limits.in_order else busy
+        assert sorted(self.ledger.awaited()) == sorted(holders)
 
     def teardown(self) -> None:
         """Whatever happened, the loop gets to the end of the epoch."""
-        if not hasattr(self, "ledger") or not self.queues or not self.generation:
+        if not hasattr(self, "ledger") or not self.generation:
             return
+        self.add_worker()
         epoch = self.position[0]
         for _ in range(1000):
             if self.position[0] != epoch:
@@ -251,7 +273,8 @@ def test_nothing_is_assigned_without_workers_and_the_loop_waits_for_nobody() -> 
     go_to(ledger, 0, 3)
     assert ledger.assign() == []
     assert ledger.deliver() is None
-    assert ledger.awaited() == (None, (0, 3))
+    assert ledger.awaited() == []
+    assert ledger.position == (0, 3)
 
 
 def test_no_batches_are_never_assigned() -> None:
@@ -332,7 +355,7 @@ def test_in_completion_order_the_next_epoch_waits_for_the_last_batch_of_this_one
     assert (fast[0].epoch, fast[1].epoch) == (0, 1)
     assert ledger.deliver() == (fast[0].sequence, "batch")
     assert ledger.deliver() is None
-    assert ledger.awaited() == (slow.worker, (0, 0))
+    assert ledger.awaited() == [slow.worker]
     answer(ledger, slow)
     assert ledger.deliver() == (slow.sequence, "batch")
     assert ledger.deliver() == (fast[1].sequence, "batch")
@@ -343,29 +366,44 @@ def test_the_worker_the_loop_waits_for_is_the_one_with_the_next_batch() -> None:
     ledger = ledger_with(3)
     go_to(ledger, 0, 0)
     first, second, *_ = ledger.assign()
-    assert ledger.awaited() == (first.worker, (0, 0))
+    assert ledger.awaited() == [first.worker]
     answer(ledger, first)
     ledger.deliver()
-    assert ledger.awaited() == (second.worker, (0, 1))
+    assert ledger.awaited() == [second.worker]
 
 
-def test_a_worker_that_is_gone_takes_its_unanswered_batches_along() -> None:
+def test_what_a_worker_had_in_its_hands_is_built_by_others_first() -> None:
     ledger = ledger_with(1)
     go_to(ledger, 0, 0)
     tasks = ledger.assign()
     answer(ledger, tasks[0])
-    assert ledger.remove_worker(0) == [(task.epoch, task.step) for task in tasks[1:]]
-    assert ledger.remove_worker(0) == []
+    assert ledger.remove_worker(0) == len(tasks) - 1
+    assert ledger.remove_worker(0) == 0
     assert ledger.building(0) is None
-    assert ledger.awaited()[0] is None
+    assert ledger.awaited() == []
+    assert ledger.deliver() == (0, "batch")
+    ledger.add_worker(1)
+    again = ledger.assign()
+    assert [task.sequence for task in again[: len(tasks) - 1]] == [task.sequence for task in tasks[1:]]
+    assert {task.worker for task in again} == {1}
 
 
-def test_stale_batches_are_not_lost_with_a_worker() -> None:
+def test_a_worker_with_enough_batches_ready_builds_what_was_lost_all_the_same() -> None:
+    ledger = ledger_with(2, limits=Limits(8, 1, 1, in_order=True))
+    go_to(ledger, 0, 0)
+    first, second = ledger.assign()
+    answer(ledger, second)
+    assert ledger.assign() == []
+    ledger.remove_worker(first.worker)
+    assert [(task.worker, task.sequence) for task in ledger.assign()] == [(second.worker, first.sequence)]
+
+
+def test_batches_of_a_generation_that_is_over_are_not_lost_with_a_worker() -> None:
     ledger = ledger_with(1)
     go_to(ledger, 0, 0)
     ledger.assign()
     go_to(ledger, 3, 0)
-    assert ledger.remove_worker(0) == []
+    assert ledger.remove_worker(0) == 0
 
 
 def test_batches_that_were_ready_before_their_worker_died_are_delivered() -> None:

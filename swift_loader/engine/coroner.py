@@ -1,0 +1,91 @@
+"""Why a worker died, in words, and whether it is replaced. No I/O; not thread-safe: see `Casualties`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from swift_loader.engine.casualties import TEMPLATE, Casualties, Verdict
+from swift_loader.engine.failures import attached, died, how_it_ended
+from swift_loader.errors import SwiftLoaderError, WorkerDied, WorkerStalled
+
+__all__ = ["Case", "Coroner", "Finding"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is known about a death."""
+
+    who: str
+    place: int
+    exit_code: int | None
+    """As `os.waitstatus_to_exitcode` gives it; None if nobody knows."""
+    batch: Hashable | None
+    """What it was building, if anything that counts."""
+    where: str
+    """The same in words."""
+    num_lost: int
+    """Batches that it had been told to build."""
+    stall: str
+    """What it hung at, if it was killed for that."""
+    traces: str
+    """What the fault handler wrote, if it crashed."""
+    stderr: str
+    """The last lines of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the loop is told."""
+
+    error: SwiftLoaderError | None
+    """Why it can't go on; None if the worker is replaced."""
+    notice: str
+    """Of the replacement."""
+
+
+class Coroner:
+    """Examines the deaths of one engine's processes."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._casualties = Casualties(max_restarts)
+
+    def note_batch(self, place: int, batch: Hashable) -> None:
+        """Take note that a worker has built a batch."""
+        self._casualties.note_batch(place, batch)
+
+    def examine(self, case: Case) -> Finding:
+        """Decide about a worker."""
+        verdict = self._casualties.note_death(case.place, case.batch)
+        how = case.stall or how_it_ended(case.exit_code)
+        at_work = f"; it was building {case.where}" if case.where and not case.stall else ""
+        if verdict is Verdict.REPLACE:
+            count = f"{self._casualties.num_in_a_row(case.place)} of worker_restarts={self._max_restarts} in a row"
+            left = attached(traces=case.traces, stderr=case.stderr)
+            return Finding(None, f"{case.who} {how}{at_work}. It is replaced ({count}), and nothing is lost{left}")
+        lost = f"{case.num_lost} batches in its hands are lost. {self._reason(verdict, case.place)}"
+        if case.stall:
+            left = attached(traces=case.traces, stderr=case.stderr)
+            return Finding(WorkerStalled(f"{case.who} {how}; {lost}{left}"), "")
+        lost = f"{at_work.removeprefix('; ')}, and {lost}" if at_work else lost
+        return Finding(died(case.who, case.exit_code, lost, traces=case.traces, stderr=case.stderr), "")
+
+    def examine_template(self, error: WorkerDied) -> Finding:
+        """Decide about the template, given how it died."""
+        verdict = self._casualties.note_death(TEMPLATE, None)
+        if verdict is Verdict.REPLACE:
+            count = f"{self._casualties.num_in_a_row(TEMPLATE)} of worker_restarts={self._max_restarts} in a row"
+            return Finding(None, f"{error}\nIt is replaced ({count}), and the workers with it; nothing is lost")
+        return Finding(error, "")
+
+    def _reason(self, verdict: Verdict, place: int) -> str:
+        if verdict is Verdict.BATCH_IS_TO_BLAME:
+            return "The batch has ended two workers, and isn't tried a third time: look at its samples"
+        if not self._max_restarts:
+            return "With worker_restarts=0, no worker is replaced"
+        number = self._casualties.num_in_a_row(place)
+        return f"It is the {number}th worker in a row that ends without a batch (worker_restarts={self._max_restarts})"
+
+    def __repr__(self) -> str:
+        return f"<Coroner {self._casualties!r}>"

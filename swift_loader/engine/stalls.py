@@ -1,0 +1,63 @@
+"""When a wait of the loop has become too long: arithmetic on times, no clock."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+__all__ = ["StallWatch", "Step"]
+
+
+class Step(Enum):
+    """What is to be done about something that the loop waits for."""
+
+    NOTHING = "nothing"
+    WARN = "warn"
+    GIVE_UP = "give up"
+
+
+class StallWatch:
+    """One wait of the loop for a batch. All times in seconds, by one clock."""
+
+    def __init__(self, warn_after_s: float | None, limit_s: float | None, now_s: float) -> None:
+        """Begin to wait.
+
+        Args:
+            warn_after_s: How long something may take before there is a warning; None for ever.
+            limit_s: How long it may take, and the loop wait for it; None for ever.
+            now_s: When the wait begins.
+        """
+        self._warn_after_s = math.inf if warn_after_s is None else warn_after_s
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._began_s = now_s
+        self._period_s = min(self._warn_after_s, self._limit_s)
+        self._warned: set[float] = set()
+        self.check_at_s = now_s + self._period_s
+        """When to look again."""
+
+    def judge(self, since_s: float, now_s: float) -> Step:
+        """Return what to do about a task that was begun at a time; a warning is asked for once."""
+        if min(now_s - since_s, now_s - self._began_s) >= self._limit_s:
+            return Step.GIVE_UP
+        if now_s - since_s >= self._warn_after_s and since_s not in self._warned:
+            self._warned.add(since_s)
+            return Step.WARN
+        return Step.NOTHING
+
+    def judge_itself(self, now_s: float) -> Step:
+        """Return what to do when nobody has the batch."""
+        return self.judge(self._began_s, now_s)
+
+    def start_over(self, now_s: float) -> None:
+        """Wait anew: whoever was waited for was given up."""
+        self._began_s = now_s
+
+    def plan_next_check(self, since_s: list[float], now_s: float) -> None:
+        """Set `check_at_s`, given when the tasks were begun that the loop waits for."""
+        due = [now_s + self._period_s]
+        for start_s in since_s or [self._began_s]:
+            due += [start_s + self._warn_after_s, max(start_s, self._began_s) + self._limit_s]
+        self.check_at_s = min(time_s for time_s in due if time_s > now_s)
+
+    def __repr__(self) -> str:
+        return f"<StallWatch since {self._began_s:.1f} s, checks at {self.check_at_s:.1f} s>"

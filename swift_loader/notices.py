@@ -1,0 +1,21 @@
+"""Warnings that point at the user's code, not at ours."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+from swift_loader.errors import SwiftLoaderWarning
+
+__all__ = ["warn"]
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def warn(text: str) -> None:
+    """Issue a `SwiftLoaderWarning` at the nearest line outside this package; on the loop's thread."""
+    level, frame = 2, sys._getframe(1)  # noqa: SLF001 - what `warnings` itself does, which can't skip files before 3.12
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, SwiftLoaderWarning, stacklevel=level)
