@@ -252,6 +252,8 @@ class SwiftLoader:
         self._state = LoaderState.CLOSED
         if self._close is not None:
             self._close()
+        if self._session is not None:
+            self._session.tell()
 
     def __enter__(self) -> SwiftLoader:
         return self

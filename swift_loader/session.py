@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from swift_loader.engine.processes import ProcessEngine
 from swift_loader.iterator import OpenEpoch
 from swift_loader.log import open_log
 from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
 from swift_loader.order import OrderSettings
 from swift_loader.plan import Plan, PlanSettings, Position
 
@@ -59,13 +61,15 @@ class Session:
             if pool is not None:
                 pool.close()
             raise
+        self._notices: deque[str] = deque()
+        """From any thread, for the loop's to tell."""
         self._closing_lock = threading.RLock()
         self._owner_pid = os.getpid()
         self._close_steps: list[Callable[[], None]] = [self._report, self._close_log]
         self.engine: Engine
         if options.num_workers:
             pool = pool or WorkerPool(options.worker_setup(plan), options.process_settings())
-            self.engine = ProcessEngine(pool, self.metrics, self._log)
+            self.engine = ProcessEngine(pool, self.metrics, self._log, self._notices.append)
         else:
             self.engine = InlineEngine(options.worker_setup(plan), self.metrics, options.batch_decoder, dataset)
         try:
@@ -110,7 +114,13 @@ class Session:
             for step in reversed(steps):
                 stack.callback(step)
 
+    def tell(self) -> None:
+        """Warn of what happened since the last call; on the loop's thread, between two batches."""
+        while self._notices:
+            warn(self._notices.popleft())
+
     def _pull(self) -> Delivery:
+        self.tell()
         return self.engine.next_batch()
 
     def _report(self) -> None:

@@ -160,6 +160,27 @@ class AugmentingWithAll(Counting):
         }
 
 
+class FailsOnce(Augmenting):
+    """Draws random numbers, and does something bad at one index, the first time that anyone gets there."""
+
+    def __init__(self, num_samples: int = 80, *, folder: str, deed: str, at: int = 21) -> None:
+        super().__init__(num_samples)
+        self.marker, self.deed, self.at = Path(folder) / "done", deed, at
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.at and _is_first(self.marker):
+            misbehave(self.deed)
+        return super().__getitem__(index)
+
+
+def _is_first(marker: Path) -> bool:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 class OpensAFile(Counting):
     """Keeps a file open, as an HDF5 dataset does, and reads from it by seeking."""
 

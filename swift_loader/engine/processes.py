@@ -18,14 +18,13 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from swift_loader.engine.base import Delivery
-from swift_loader.engine.coroner import Case, Coroner, Finding
+from swift_loader.engine.coroner import Case, Coroner
 from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import attached, describe_batch, rebuild
 from swift_loader.engine.ledger import Assignment, Ledger
@@ -67,15 +66,6 @@ class _Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loss:
-    """What a worker that is gone leaves behind."""
-
-    building: tuple[int, int] | None
-    """The (epoch, step) that it was at."""
-    num_lost: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Stall:
     """Why a worker is being killed."""
 
@@ -87,13 +77,23 @@ class _Stall:
 class ProcessEngine:
     """Batches from worker processes."""
 
-    def __init__(self, pool: WorkerPool, metrics: Metrics, log: Callable[[str], None]) -> None:
-        """Take over a pool, which is closed with the engine; its template may have been started."""
+    def __init__(
+        self, pool: WorkerPool, metrics: Metrics, log: Callable[[str], None], notify: Callable[[str], None]
+    ) -> None:
+        """Get ready.
+
+        Args:
+            pool: Closed with the engine; its template may have been started.
+            metrics: Where the stages are counted.
+            log: Takes a line for the log; from any thread.
+            notify: Takes what the user is to be told when it fits; from any thread.
+        """
         self._pool = pool
         self._setup = pool.setup
         self._settings = settings = pool.settings
         self._metrics = metrics
         self._log = log
+        self._notify = notify
         self._owner_pid = os.getpid()
         self._state = EngineState.NEW
         self._error: BaseException | None = None
@@ -109,12 +109,10 @@ class ProcessEngine:
         self._plan: Plan | None = None
         self._duty: Duty | None = None
         self._coroner = Coroner(settings.max_restarts)
-        self._losses: dict[int, _Loss] = {}
-        """By the serial number of the worker, until the coroner has looked at it."""
+        self._left_at: dict[int, tuple[int, int] | None] = {}
+        """By serial number, of workers that have ended: the (epoch, step) that they were at."""
         self._stalls: dict[int, _Stall] = {}
         """By serial number, of workers that are being killed."""
-        self._notices: deque[str] = deque()
-        """Of other threads, for the loop's to tell."""
         self._probed: _Outcome | None = None
         self._prober: int | None = None
         """The worker that is building the trial batch."""
@@ -205,8 +203,6 @@ class ProcessEngine:
 
     def next_batch(self) -> Delivery:
         """Return the next batch; see `Engine.next_batch`."""
-        while self._notices:
-            warn(self._notices.popleft())  # here, where nothing is lost if the warning is made an error
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
@@ -414,15 +410,13 @@ class ProcessEngine:
         with self._lock:
             if self._state is not EngineState.RUNNING:
                 return
-            building = self._ledger.building(worker.serial)
+            self._left_at[worker.serial] = self._ledger.building(worker.serial)
             if self._prober == worker.serial:
-                building, self._prober = _TRIAL, None
-            self._losses[worker.serial] = _Loss(building, self._ledger.remove_worker(worker.serial))
+                self._left_at[worker.serial], self._prober = _TRIAL, None
         if error is not None:
             self._break(error)
-            return
-        self._pool.replace(worker)
-        self._dispatch()  # others can go on with what it had
+        else:
+            self._pool.replace(worker)
 
     def on_failure(self, error: BaseException) -> None:
         """Take note that a thread of ours has ended by an error. Runs on that thread."""
@@ -432,26 +426,34 @@ class ProcessEngine:
 
     def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
         """Take note that a worker died, after `on_end`; return whether it is to be replaced."""
-        with self._lock:
+        building = self._left_at.pop(worker.serial)
+        where = self._describe(*building) if building is not None else ""
+        traces, stderr = worker.process.witness.last_traces(), worker.process.witness.last_lines()
+        with self._lock:  # what it had is lost only now: a batch that is to blame must not get to another worker first
             if self._state is not EngineState.RUNNING:
                 return False
-            loss, stall = self._losses.pop(worker.serial), self._stalls.pop(worker.serial, None)
+            num_lost = self._ledger.remove_worker(worker.serial)
+            stall = self._stalls.pop(worker.serial, None)
             if died_with_template:
                 return True
-        case = Case(
-            who=self._who(worker),
-            place=worker.place,
-            exit_code=worker.process.exit_code,
-            batch=loss.building,
-            where=self._describe(*loss.building) if loss.building is not None else "",
-            num_lost=loss.num_lost,
-            stall=stall.text if stall is not None else "",
-            traces=stall.traces if stall is not None else worker.process.witness.last_traces(),
-            stderr=worker.process.witness.last_lines(),
-        )
-        with self._lock:
+            case = Case(
+                who=self._who(worker),
+                place=worker.place,
+                exit_code=worker.process.exit_code,
+                batch=building,
+                where=where,
+                num_lost=num_lost,
+                stall=stall.text if stall is not None else "",
+                traces=stall.traces if stall is not None else traces,
+                stderr=stderr,
+            )
             finding = self._coroner.examine(case)
-        return self._act_on(finding)
+            if finding.error is not None:
+                self._break(finding.error)
+                return False
+        self._note_restart(finding.notice)
+        self._dispatch()  # others can go on with what it had
+        return True
 
     def on_template_death(self, error: WorkerDied) -> bool:
         """Take note that the template died, and the workers with it; return whether it is to be replaced."""
@@ -459,16 +461,16 @@ class ProcessEngine:
             if self._state is not EngineState.RUNNING:
                 return False
             finding = self._coroner.examine_template(error)
-        return self._act_on(finding)
-
-    def _act_on(self, finding: Finding) -> bool:
-        if finding.error is not None:
-            self._break(finding.error)
-            return False
-        self._metrics.note_restart()
-        self._log(finding.notice)
-        self._notices.append(finding.notice)
+            if finding.error is not None:
+                self._break(finding.error)
+                return False
+        self._note_restart(finding.notice)
         return True
+
+    def _note_restart(self, notice: str) -> None:
+        self._metrics.note_restart()
+        self._log(notice)
+        self._notify(notice)
 
     def on_worker(self, worker: WorkerHandle) -> None:
         """Take in a worker that has just been started."""

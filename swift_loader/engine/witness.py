@@ -93,7 +93,7 @@ class Witness:
         try:
             signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
         except ProcessLookupError:
-            return "it has ended"
+            return "(none: it has ended)"
         poll = select.poll()
         poll.register(self._traces, select.POLLIN)
         wait_ms, collected = _ANSWER_S * 1000, b""
@@ -103,7 +103,7 @@ class Witness:
                 break
             collected, wait_ms = collected + data, _QUIET_MS
         if not collected:
-            return f"no Python stack: {_STATES.get(_state(pid), 'it does not answer')}"
+            return f"(none: {_STATES.get(_state(pid), 'it does not answer')})"
         return _readable(_of_the_user(collected[:MAX_TRACE_BYTES].splitlines()))
 
     def close(self) -> None:
