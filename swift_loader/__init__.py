@@ -19,8 +19,9 @@ A run can be stopped after any batch: `state` is what is saved of it, `progress`
 how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
 
 Where to look: `loader` is the API; `run` what outlives it; `placement` and `agreement` are about the other ranks;
-`collate` is the default collate; `engine` the trainer's side of the processes; `worker` the other side; `transport`
-what lies between; `device` what comes after; `integrations` what frameworks need besides.
+`bad_samples` what is known of those that failed; `collate` is the default collate; `engine` the trainer's side of the
+processes; `worker` the other side; `transport` what lies between; `device` what comes after; `integrations` what
+frameworks need besides.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from swift_loader.bad_samples import SampleFailure
     from swift_loader.collate import default_collate
     from swift_loader.errors import (
         EncodeError,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         StateMismatch,
         SwiftLoaderError,
         SwiftLoaderWarning,
+        TooManyErrors,
         WorkerDied,
         WorkerError,
         WorkerStalled,
@@ -51,11 +54,13 @@ __all__ = [
     "LoaderClosed",
     "ProtocolError",
     "RemoteTraceback",
+    "SampleFailure",
     "SharedMemoryFull",
     "StateMismatch",
     "SwiftLoader",
     "SwiftLoaderError",
     "SwiftLoaderWarning",
+    "TooManyErrors",
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
@@ -66,6 +71,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "SampleFailure": "swift_loader.bad_samples",
     "SwiftLoader": "swift_loader.loader",
     "default_collate": "swift_loader.collate",
     "sample_rng": "swift_loader.worker.seeding",

@@ -18,6 +18,7 @@ from swift_loader.log import LogSettings
 from swift_loader.order import OrderSettings
 from swift_loader.placement import Placement
 from swift_loader.plan import MAX_EPOCH, PlanSettings, Uneven
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
 
@@ -51,6 +52,9 @@ class Options:
     uneven: Uneven
     window: int
     rng: Rng
+    on_error: OnError
+    max_errors: float | None
+    """Samples if it is an integer, else the fraction of an epoch's."""
     limits: Limits
     collate_fn: Callable[[list[Any]], Any] | None
     batch_encoder: Callable[[Any], bytes] | None
@@ -76,6 +80,7 @@ class Options:
             collate_fn=self.collate_fn,
             batch_encoder=self.batch_encoder,
             dataset_per_worker=self.dataset_per_worker,
+            on_error=self.on_error,
         )
 
     def order_settings(self) -> OrderSettings:
@@ -101,6 +106,7 @@ class Options:
             "uneven": self.uneven.value,
             "drop_last": self.drop_last,
             "rng": self.rng.value,
+            "on_error": self.on_error.value,
         }
 
     def process_settings(self) -> ProcessSettings:
@@ -136,6 +142,8 @@ def make_options(
     max_buffer_size: int | None,
     nearby_shuffle: int | None,
     rng: str | None,
+    on_error: str,
+    max_errors: float | None,
     collate_fn: Callable[[list[Any]], Any] | None,
     batch_encoder: Callable[[Any], bytes] | None,
     batch_decoder: Callable[[bytes], Any] | None,
@@ -186,6 +194,8 @@ def make_options(
         uneven=_choice("uneven", uneven, Uneven),
         window=_integer("nearby_shuffle", window, 0),
         rng=_choice("rng", "none" if rng is None else rng, Rng),
+        on_error=_choice("on_error", on_error, OnError),
+        max_errors=_max_errors(max_errors, on_error),
         limits=Limits(
             max_in_flight=in_flight,
             max_ready_per_worker=_integer("max_buffer_size", per_worker, 1),
@@ -263,6 +273,25 @@ def _integer(name: str, value: Any, at_least: int) -> int:
     if number < at_least:
         raise ValueError(f"{name}={number} is too small; it must be at least {at_least}")
     return number
+
+
+def _max_errors(value: Any, on_error: str) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, float):
+        checked: float = _integer("max_errors", value, 0)
+    elif 0 < value < 1:
+        checked = float(value)
+    else:
+        raise ValueError(
+            f"max_errors={value} is no fraction; give one between 0 and 1, an integer to count samples, or None"
+        )
+    if on_error == OnError.RAISE:
+        raise ValueError(
+            f"max_errors={value} limits how many samples are left out or replaced, but with on_error='raise' none is; "
+            f"give on_error='skip' or on_error='replace', or leave max_errors out"
+        )
+    return checked
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -15,6 +15,7 @@ __all__ = [
     "StateMismatch",
     "SwiftLoaderError",
     "SwiftLoaderWarning",
+    "TooManyErrors",
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
@@ -23,10 +24,6 @@ __all__ = [
 
 class SwiftLoaderError(Exception):
     """Base of the loader's own errors."""
-
-
-class SwiftLoaderWarning(UserWarning):
-    """Something that the loader dealt with, and that its user should know."""
 
 
 class WorkerError(SwiftLoaderError):
@@ -57,8 +54,16 @@ class LoaderClosed(SwiftLoaderError):
     """The loader was used after `close()`."""
 
 
+class TooManyErrors(SwiftLoaderError):
+    """More samples failed than `max_errors` allows, or all of a batch; `__cause__` is what the last one raised."""
+
+
 class ProtocolError(SwiftLoaderError):
     """A message between the processes failed its checks: magic, kind, length or checksum."""
+
+
+class SwiftLoaderWarning(UserWarning):
+    """Something the user should know of, although the loop goes on."""
 
 
 class RemoteTraceback(Exception):

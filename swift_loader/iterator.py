@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol
 
+from swift_loader.bad_samples import SampleFailure
 from swift_loader.device.ahead import Source
 
 __all__ = ["EpochIterator", "OpenEpoch"]
@@ -41,7 +43,15 @@ class EpochOwner(Protocol):
         """Begin an epoch for an iterator; any iterator before it is superseded."""
         ...
 
-    def note_delivery(self, step: int, num_steps: int) -> None:
+    def note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
+        """Take note of the samples that the batch that comes next does without; raises if they are too many."""
+        ...
+
+    def warn_of_failures(self) -> None:
+        """Warn of the samples that failed in the pass that is over, if that wasn't done before."""
+        ...
+
+    def note_delivery(self, step: int, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
         """Take note that this step was handed to the loop, and that so many of the epoch's steps are done now."""
         ...
 
@@ -69,6 +79,7 @@ class EpochIterator:
 
     def __next__(self) -> Any:
         if self._state is IteratorState.FRESH:
+            self._owner.warn_of_failures()  # of a pass that was left; raised as an error, it leaves this iterator fresh
             self._guard(self._begin)
         self._check_current()
         if self._state is IteratorState.FAILED:
@@ -80,12 +91,15 @@ class EpochIterator:
         if self._num_steps >= self._open.num_batches:
             self._state = IteratorState.DONE
             self._owner.note_end()
+            self._owner.warn_of_failures()
             raise StopIteration
         delivery = self._guard(self._open.source.take)
         self._check_current()  # another thread may have begun a pass, or loaded a state, while this one waited
         assert delivery.epoch == self._open.epoch
+        if delivery.failures:
+            self._guard(partial(self._owner.note_failures, delivery.failures))
         self._num_steps += 1
-        self._owner.note_delivery(delivery.step, self._num_steps)
+        self._owner.note_delivery(delivery.step, self._num_steps, delivery.failures)
         return delivery.batch
 
     def __len__(self) -> int:

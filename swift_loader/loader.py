@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
+from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
 from swift_loader.config import check_epoch, check_rank, make_options, unknown_option
 from swift_loader.device.move import mover
 from swift_loader.engine.pool import WorkerPool
@@ -74,6 +75,8 @@ class SwiftLoader:
         max_buffer_size: int | None = None,
         nearby_shuffle: int | None = None,
         rng: str | None = "sample",
+        on_error: str = "raise",
+        max_errors: float | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_encoder: Callable[[Any], bytes] | None = None,
         batch_decoder: Callable[[bytes], Any] | None = None,
@@ -119,6 +122,11 @@ class SwiftLoader:
             rng: `"sample"` seeds `random`, `numpy.random` and torch's default generator by (seed, epoch, dataset index)
                 before each sample; `"worker"` once per worker: which one builds a batch differs from run to run; None
                 leaves them alone.
+            on_error: What becomes of a sample whose `__getitem__` raises: `"raise"` raises its error; `"skip"` leaves
+                it out of its batch; `"replace"` puts another one in its place, chosen by (seed, epoch, index) alone.
+            max_errors: How many samples may fail in an epoch of this rank before `TooManyErrors` is raised: an integer
+                counts samples, a float between 0 and 1 is a fraction of the rank's samples; None is no limit. Counted
+                from the epoch's beginning, or from where a resumed run goes on.
             collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`.
             batch_encoder: Makes bytes of a batch, in the worker.
             batch_decoder: Makes a batch of these bytes, in the trainer.
@@ -160,6 +168,8 @@ class SwiftLoader:
             max_buffer_size=max_buffer_size,
             nearby_shuffle=nearby_shuffle,
             rng=rng,
+            on_error=on_error,
+            max_errors=max_errors,
             collate_fn=collate_fn,
             batch_encoder=batch_encoder,
             batch_decoder=batch_decoder,
@@ -186,6 +196,8 @@ class SwiftLoader:
         self._current: weakref.ref[EpochIterator] | None = None
         self._run = Run(self._options.order_settings(), self._options.chosen)
         self._last_step: int | None = None
+        self._last_failures: tuple[SampleFailure, ...] = ()
+        self._bad_samples = BadSamples(self._options.max_errors)
         self._dataset: Any = self._options.source.instance
 
     # Life -------------------------------------------------------------------------------------------------------------
@@ -254,6 +266,7 @@ class SwiftLoader:
             self._close()
         if self._session is not None:
             self._session.tell()
+        self.warn_of_failures()
 
     def __enter__(self) -> SwiftLoader:
         return self
@@ -335,13 +348,27 @@ class SwiftLoader:
         self._current = weakref.ref(iterator)
         begin = self._run.progress.next_begin(self._session.engine.num_samples)
         opened = self._session.open_epoch(begin)
-        self._run.progress.begin(begin, self._session.plan, opened.first_step)
+        plan = self._session.plan
+        self._run.progress.begin(begin, plan, opened.first_step)
+        self._bad_samples.begin(begin.epoch, plan.num_samples(begin.epoch))
         self._last_step = None
         return opened
 
-    def note_delivery(self, step: int, num_steps: int) -> None:
+    def note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
+        """Take note of the samples that the next batch does without. Called by the iterator.
+
+        Raises:
+            TooManyErrors: They are more than `max_errors` allows.
+        """
+        self._bad_samples.note(failures)
+
+    def warn_of_failures(self) -> None:
+        """Warn of the samples that failed in the pass so far, once. Called by the iterator, and on `close()`."""
+        self._bad_samples.warn()
+
+    def note_delivery(self, step: int, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
         """Take note of what the loop has got. Called by the iterator."""
-        self._last_step = step
+        self._last_step, self._last_failures = step, failures
         self._run.progress.advance(num_steps)
 
     def note_end(self) -> None:
@@ -380,12 +407,26 @@ class SwiftLoader:
 
     @property
     def batch_indices(self) -> NDArray[np.int64]:
-        """The dataset indices of the batch delivered last, `(n,)`; empty before the first."""
+        """The dataset indices of the batch delivered last, `(n,)`; empty before the first.
+
+        Without those that were left out by `on_error="skip"`, and with the replacements of `on_error="replace"`.
+        """
         last = self._last_batch()
         return np.empty(0, np.int64) if last is None else last.indices
 
+    @property
+    def failures(self) -> list[SampleFailure]:
+        """The samples that failed so far, with `on_error="skip"` or `"replace"`: the last 1,000, oldest first.
+
+        Those of the batches that the loop was given, and of one that was refused because of `max_errors`; not those of
+        batches that were prefetched.
+        """
+        return self._bad_samples.kept
+
     def _last_batch(self) -> BatchPlan | None:
-        return None if self._last_step is None else self._run.progress.batch(self._last_step)
+        if self._last_step is None:
+            return None
+        return delivered_batch(self._run.progress.batch(self._last_step), self._last_failures)
 
     @property
     def sampler(self) -> EpochSampler:

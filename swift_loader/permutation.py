@@ -58,6 +58,7 @@ class Purpose(int, Enum):
     COLLATE = 6
     GENERATOR = 7
     WORKER = 8
+    REPLACEMENT = 9
 
 
 def derive_key(*parts: int) -> int:

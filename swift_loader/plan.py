@@ -116,6 +116,11 @@ class Plan:
         """Return how many batches an epoch has on this rank."""
         return self._num_full_steps(epoch) + (self._last_count(epoch, self.settings.rank) > 0)
 
+    def num_samples(self, epoch: int) -> int:
+        """Return how many samples this rank's batches of an epoch have, padding included."""
+        settings = self.settings
+        return self._num_full_steps(epoch) * settings.batch_size + self._last_count(epoch, settings.rank)
+
     def batch(self, epoch: int, step: int) -> BatchPlan:
         """Return batch `step` of `epoch`.
 

@@ -27,6 +27,7 @@ OPTIONS: dict[str, list[Any]] = {
     "codec": [None, "dill"],
     "collate_fn": [None, datasets.identity],
     "logger": [None, "prefix", "dict"],
+    "on_error": ["raise", "skip", "replace"],
     "benchmark": [True, False],
     "benchmark_file": [False, True],
     "validate": [True, False],

@@ -102,6 +102,7 @@ def test_a_flag_that_is_no_bool_is_refused_by_name_and_value() -> None:
         ("uneven", "padd", "'pad', 'drop', 'exact'"),
         ("uneven", None, "'pad', 'drop', 'exact'"),
         ("uneven", [], "'pad', 'drop', 'exact'"),
+        ("on_error", "ignore", "'raise', 'skip', 'replace'"),
         ("start_method", "thread", "'template'"),
         ("start_method", 3, "'spawn'"),
     ],
@@ -109,6 +110,27 @@ def test_a_flag_that_is_no_bool_is_refused_by_name_and_value() -> None:
 def test_an_unknown_choice_is_refused_with_those_there_are(name: str, value: object, allowed: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))} .*{allowed}"):
         options_of(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 1.5, float("nan"), float("inf"), -1])
+def test_a_limit_of_errors_that_is_no_number_of_samples_is_refused_by_value(value: float) -> None:
+    with pytest.raises(ValueError, match=f"max_errors={value}"):
+        options_of(on_error="skip", max_errors=value)
+
+
+@pytest.mark.parametrize("value", ["5", True, [5]], ids=repr)
+def test_a_limit_of_errors_that_is_no_number_is_refused_by_value(value: object) -> None:
+    with pytest.raises(TypeError, match=f"max_errors={re.escape(repr(value))}"):
+        options_of(on_error="skip", max_errors=value)
+
+
+def test_a_limit_of_errors_needs_a_policy_that_goes_on() -> None:
+    with pytest.raises(ValueError, match=r"max_errors=5 .* on_error='raise' .* give on_error='skip'"):
+        options_of(max_errors=5)
+    for value in (0, 5, np.int64(5), 0.5, np.float64(0.5), None):
+        given = options_of(on_error="replace", max_errors=value).max_errors
+        assert given == value
+        assert type(given) in (int, float, type(None))
 
 
 @pytest.mark.parametrize("value", [-1, -0.5, float("nan"), float("-inf")])

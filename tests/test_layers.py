@@ -11,6 +11,7 @@ import swift_loader
 
 PACKAGE = Path(swift_loader.__file__).parent
 PURE = [
+    "bad_samples",
     "order",
     "plan",
     "progress",
@@ -67,11 +68,13 @@ def test_the_public_names_are_these() -> None:
         "LoaderClosed",
         "ProtocolError",
         "RemoteTraceback",
+        "SampleFailure",
         "SharedMemoryFull",
         "StateMismatch",
         "SwiftLoader",
         "SwiftLoaderError",
         "SwiftLoaderWarning",
+        "TooManyErrors",
         "WorkerDied",
         "WorkerError",
         "WorkerStalled",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from swift_loader.engine.base import Delivery
@@ -66,7 +67,7 @@ class MovingSource:
                 self._pulled = self._pull()
                 self._num_left -= 1
             moved = self._move(self._pulled.batch)
-            self._ahead.append(Delivery(moved, self._pulled.epoch, self._pulled.step))
+            self._ahead.append(replace(self._pulled, batch=moved))
         except Exception as error:
             self._ahead.append(error)
             self._num_left = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from swift_loader.bad_samples import SampleFailure
 from swift_loader.plan import PlanSettings
 
 __all__ = ["Delivery", "Engine"]
@@ -17,6 +18,8 @@ class Delivery:
     batch: Any
     epoch: int
     step: int
+    failures: tuple[SampleFailure, ...] = ()
+    """The samples that it does without."""
 
 
 class Engine(Protocol):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import signal
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from swift_loader.bad_samples import SampleFailure
 from swift_loader.errors import RemoteTraceback, WorkerDied, WorkerError
 from swift_loader.transport.codec import decode
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import Failure
+from swift_loader.transport.messages import Failure, SampleFailed
 
-__all__ = ["attached", "describe_batch", "died", "how_it_ended", "rebuild"]
+__all__ = ["attached", "describe_batch", "died", "how_it_ended", "rebuild", "rebuild_samples"]
 
 _MAX_SHOWN_INDICES = 8
 
@@ -38,6 +39,28 @@ def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "
         error = WorkerError(f"{context} {failure.type_name}: {failure.message}")
     error.__cause__ = RemoteTraceback(f"{context}\n\n{failure.traceback}")
     return error
+
+
+def rebuild_samples(
+    failed: Iterable[SampleFailed], epoch: int, step: int, who: str, definitions: Definitions, where: str
+) -> tuple[SampleFailure, ...]:
+    """Return what is known of the samples that a batch does without."""
+    return tuple(_rebuild_sample(one, epoch, step, rebuild(one.failure, who, definitions, where)) for one in failed)
+
+
+def _rebuild_sample(failed: SampleFailed, epoch: int, step: int, exception: Exception) -> SampleFailure:
+    failure = failed.failure
+    assert failure.index is not None
+    return SampleFailure(
+        epoch=epoch,
+        step=step,
+        index=failure.index,
+        exception=exception,
+        reason=f"{failure.type_name}: {failure.message}",
+        traceback=failure.traceback,
+        replaced_by=failed.replaced_by,
+        position=failed.position,
+    )
 
 
 def how_it_ended(exit_code: int | None) -> str:

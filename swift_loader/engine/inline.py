@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from enum import Enum
 from typing import Any
 
+from swift_loader.bad_samples import SampleFailure
 from swift_loader.engine.base import Delivery
-from swift_loader.engine.failures import describe_batch
+from swift_loader.engine.failures import describe_batch, rebuild_samples
 from swift_loader.engine.worker import BatchReader
 from swift_loader.errors import LoaderClosed, RemoteTraceback
 from swift_loader.metrics import Metrics
@@ -46,7 +47,8 @@ class InlineEngine:
         self._setup = setup
         self._metrics = metrics
         self._state = InlineState.NEW
-        self._reader = BatchReader(Definitions(), batch_decoder)
+        self._definitions = Definitions()
+        self._reader = BatchReader(self._definitions, batch_decoder)
         self._dataset = dataset
         self._builder: BatchBuilder | None = None
         self._plan: Plan | None = None
@@ -62,7 +64,7 @@ class InlineEngine:
         """Look at the dataset."""
         num_samples = length_of(self._dataset)
         self._plan = Plan.of(num_samples, self._setup.plan)
-        self._builder = BatchBuilder(self._dataset, num_samples, self._setup, Definitions())
+        self._builder = BatchBuilder(self._dataset, num_samples, self._setup, self._definitions)
         self._state = InlineState.RUNNING
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
@@ -96,6 +98,7 @@ class InlineEngine:
         except BuildError as failed:
             error = self._explain(failed, epoch, step)
             raise error from error.__cause__
+        failures = self._take_failures(epoch, step)
         decode_started_ns = time.perf_counter_ns()
         batch = self._reader.read(built, store.memory)
         now_ns = time.perf_counter_ns()
@@ -103,7 +106,7 @@ class InlineEngine:
         self._metrics.note_wait(now_ns - started_ns, 0)
         epoch_is_over = step + 1 >= self._plan.num_batches(epoch)
         self._position = (epoch + 1, 0) if epoch_is_over else (epoch, step + 1)
-        return Delivery(batch, epoch, step)
+        return Delivery(batch, epoch, step, failures)
 
     def close(self) -> None:
         """Let go of the dataset. Idempotent."""
@@ -112,15 +115,26 @@ class InlineEngine:
 
     def _explain(self, failed: BuildError, epoch: int, step: int) -> BaseException:
         """Return the user's own exception, with where it happened at the end of its chain of causes."""
-        assert self._plan is not None
         error = failed.__cause__ or failed
         place = f", dataset index {failed.index}" if failed.index is not None else ""
-        batch = describe_batch(epoch, step, self._plan.batch(epoch, step).indices.tolist())
+        note = f". {failed.note}" if failed.note else ""
         last = error
         while last.__cause__ is not None:
             last = last.__cause__
-        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{place}, {batch}")
+        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{place}, {self._describe(epoch, step)}{note}")
         return error
+
+    def _take_failures(self, epoch: int, step: int) -> tuple[SampleFailure, ...]:
+        """Return the samples that the batch that was just built does without."""
+        assert self._builder is not None
+        if not self._builder.failures:
+            return ()
+        where = f", {self._describe(epoch, step)}"
+        return rebuild_samples(self._builder.failures, epoch, step, "the loop's process", self._definitions, where)
+
+    def _describe(self, epoch: int, step: int) -> str:
+        assert self._plan is not None
+        return describe_batch(epoch, step, self._plan.batch(epoch, step).indices.tolist())
 
     def __repr__(self) -> str:
         return f"<InlineEngine {self._state.value}>"

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from swift_loader.bad_samples import SampleFailure
 from swift_loader.engine.base import Delivery
 from swift_loader.engine.coroner import Case, Coroner
 from swift_loader.engine.duty import Duty
-from swift_loader.engine.failures import attached, describe_batch, rebuild
+from swift_loader.engine.failures import attached, describe_batch, rebuild, rebuild_samples
 from swift_loader.engine.ledger import Assignment, Ledger
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.receiver import Listening
@@ -38,7 +39,7 @@ from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, Stage
+from swift_loader.transport.messages import Batch, Failure, SampleFailed, Stage
 
 __all__ = ["ProcessEngine"]
 
@@ -63,6 +64,7 @@ class _Outcome:
 
     batch: Any
     error: Exception | None
+    failures: tuple[SampleFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ class ProcessEngine:
         self._probed: _Outcome | None = None
         self._prober: int | None = None
         """The worker that is building the trial batch."""
+        self._failed: dict[tuple[int, int], dict[int, SampleFailed]] = {}
+        """Samples of batches that aren't here yet, by generation and sequence, then by position: a batch that is built
+        again reports them again."""
 
     @property
     def num_samples(self) -> int:
@@ -196,6 +201,7 @@ class ProcessEngine:
                     self._plan = Plan.of(self.num_samples, plan)
                 dropped = self._ledger.seek(epoch, step, self._plan.num_batches, is_new_plan=is_new_plan)
                 generation = self._ledger.generation
+                self._failed = {key: failed for key, failed in self._failed.items() if key[0] == generation}
             for worker in self._pool.workers.values() if is_new_plan else ():
                 worker.follow(generation, plan)
         del dropped  # outside the locks: the user's objects may have finalisers
@@ -222,7 +228,7 @@ class ProcessEngine:
         epoch, step, outcome = delivered
         if outcome.error is not None:
             raise outcome.error
-        return Delivery(outcome.batch, epoch, step)
+        return Delivery(outcome.batch, epoch, step, outcome.failures)
 
     def _note_interrupt(self, interrupt: BaseException) -> None:
         """Refuse to go on after a Ctrl-C that came while a batch was being taken; harmless while waiting for one."""
@@ -346,6 +352,8 @@ class ProcessEngine:
             return
         if frame.kind is Kind.BATCH:
             self._take_batch(worker, Batch.unpack(frame))
+        elif frame.kind is Kind.SAMPLE_FAILED:
+            self._note_failed(SampleFailed.unpack(frame))
         elif frame.kind is Kind.FAILURE:
             self._take_failure(worker, Failure.unpack(frame))
         else:
@@ -355,13 +363,30 @@ class ProcessEngine:
         """Send out tasks, after a receiver thread has taken in what was there."""
         self._dispatch()
 
+    def _note_failed(self, failed: SampleFailed) -> None:
+        key = (failed.failure.generation, failed.failure.sequence)
+        with self._lock:
+            if key[0] == self._ledger.generation:
+                self._failed.setdefault(key, {})[failed.position] = failed
+
+    def _take_failed(self, worker: WorkerHandle, generation: int, sequence: int) -> tuple[SampleFailure, ...]:
+        """Return the samples that a batch, which is here now, does without."""
+        with self._lock:
+            failed = self._failed.pop((generation, sequence), None)
+            if not failed or generation != self._ledger.generation:
+                return ()
+            epoch, step = self._ledger.locate(sequence)
+            where = f", {self._describe(epoch, step)}"
+        return rebuild_samples(failed.values(), epoch, step, self._who(worker), self._pool.definitions, where)
+
     def _take_batch(self, worker: WorkerHandle, batch: Batch) -> None:
         with self._lock:
             wanted = batch.generation in (0, self._ledger.generation)
         started_ns = time.perf_counter_ns()
         if wanted:
             try:
-                outcome = _Outcome(worker.read(batch), None)
+                failures = self._take_failed(worker, batch.generation, batch.sequence) if self._failed else ()
+                outcome = _Outcome(worker.read(batch), None, failures)
             except Exception as error:  # raised by `next`, where the batch would have been
                 outcome = _Outcome(None, error)
         else:
@@ -380,6 +405,9 @@ class ProcessEngine:
             epoch, step = self._ledger.locate(failure.sequence) if current else (0, 0)
         where = f", {self._describe(epoch, step)}" if current else ", while trying out the dataset's first samples"
         error = rebuild(failure, self._who(worker), self._pool.definitions, where)
+        failures = self._take_failed(worker, failure.generation, failure.sequence)
+        if failures:  # all of the batch's samples: what the last one raised says more than where the batch was built
+            error.__cause__ = failures[-1].exception
         self._complete(worker, failure.generation, failure.sequence, _Outcome(None, error), 0.0)
 
     def _complete(

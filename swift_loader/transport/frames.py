@@ -34,6 +34,7 @@ class Kind(IntEnum):
     FAILURE = 15  # worker or template -> trainer: the user's code raised
     SKIPPED = 16  # worker -> trainer: the task belonged to an epoch that was left
     PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
+    SAMPLE_FAILED = 18  # worker -> trainer: the batch that comes next does without this sample
 
 
 class Frame(NamedTuple):

@@ -28,6 +28,7 @@ __all__ = [
     "Fork",
     "Forked",
     "NewPlan",
+    "SampleFailed",
     "SegmentMade",
     "Stage",
     "Task",
@@ -46,6 +47,7 @@ _TASK = struct.Struct("<QqqII")
 _SLOT = struct.Struct("<I")
 _BATCH = struct.Struct("<QIIQIIQQQ")
 _SEGMENT = struct.Struct("<IQ")
+_SAMPLE = struct.Struct("<I?q")
 
 
 class Stage(str, Enum):
@@ -181,15 +183,41 @@ class Failure:
 
     def pack(self) -> bytes:
         """Return the frame."""
+        return pack_frame(Kind.FAILURE, self.body(), self.generation)
+
+    def body(self) -> bytes:
+        """Return the frame's body."""
         error = (self.pickled, self.num_blocks, self.type_name, self.message, self.traceback)
-        body = pickle.dumps((self.sequence, self.stage.name, self.index, *error))
-        return pack_frame(Kind.FAILURE, body, self.generation)
+        return pickle.dumps((self.sequence, self.stage.name, self.index, *error))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Failure:
         """Return the failure in a frame."""
         sequence, stage, *rest = pickle.loads(frame.body)
         return cls(frame.generation, sequence, Stage[stage], *rest)
+
+
+@dataclass(slots=True)
+class SampleFailed:
+    """A sample of the batch that is announced next failed; the batch does without it."""
+
+    position: int
+    """Its place in the batch as planned."""
+    replaced_by: int | None
+    """The dataset index of the sample in its place; None if it was left out."""
+    failure: Failure
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        head = _SAMPLE.pack(self.position, self.replaced_by is not None, self.replaced_by or 0)
+        return pack_frame(Kind.SAMPLE_FAILED, head + self.failure.body(), self.failure.generation)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> SampleFailed:
+        """Return what a frame says."""
+        position, is_replaced, replaced_by = _SAMPLE.unpack_from(frame.body)
+        failure = Failure.unpack(frame._replace(body=frame.body[_SAMPLE.size :]))
+        return cls(position, replaced_by if is_replaced else None, failure)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ The same code for all engines: a worker process gives it slots of shared memory,
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,10 +20,11 @@ from swift_loader.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.seeding import Fetching, Seeding
+from swift_loader.worker.fetch import Fetcher
+from swift_loader.worker.seeding import Seeding
 from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["NUM_PROBED_SAMPLES", "BatchBuilder"]
@@ -50,15 +50,15 @@ class BatchBuilder:
     """Builds batches of one dataset. Not thread-safe."""
 
     def __init__(self, dataset: Any, num_samples: int, setup: WorkerSetup, definitions: Definitions) -> None:
-        self._dataset = dataset
         self._num_samples = num_samples
         self._setup = setup
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
-        self._get_items = getattr(dataset, "__getitems__", None)
-        self._gives_single_samples = _has_own_get_item(dataset)
         self._seeding = Seeding(setup.rng)
+        self._fetcher = Fetcher(dataset, num_samples, setup.on_error, self._seeding, definitions)
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
+        self.failures: Sequence[SampleFailed] = ()
+        """The samples that the batch built last does without."""
 
     def follow(self, plan: PlanSettings) -> None:
         """Build the batches of another plan from now on."""
@@ -74,12 +74,17 @@ class BatchBuilder:
         return self._build(store, generation, sequence, epoch, indices)
 
     def build_probe(self, store: SlotStore) -> Batch:
-        """Return a trial batch of the dataset's first samples.
+        """Return a trial batch: of the dataset's first samples or, if all of them are left out, of the first batch's.
 
         Raises:
             BuildError: The user's code raised; the cause says what.
         """
-        return self._build(store, 0, 0, 0, list(range(min(NUM_PROBED_SAMPLES, self._num_samples))))
+        try:
+            return self._build(store, 0, 0, 0, list(range(min(NUM_PROBED_SAMPLES, self._num_samples))))
+        except BuildError as failed:
+            if not failed.failures or not self._plan.plan.num_batches(0):
+                raise
+        return self.build(store, 0, 0, 0, 0)
 
     def _build(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
         """Build a batch; twice, if it turns out only then that random numbers are drawn."""
@@ -100,20 +105,22 @@ class BatchBuilder:
             self._seeding.end()
 
     def _attempt(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
+        self.failures = ()
         start = time.perf_counter_ns()
-        samples = self._fetch(epoch, indices)
+        fetched = self._fetcher.fetch(self._plan.plan.settings.order.seed, epoch, indices)
         lap = _Lap(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
         slot, memory = _take(store, expected) if expected else (NO_SLOT, _EMPTY)
         try:
             arena = Arena(memory)
-            encoded = self._collate_and_encode(samples, arena, lap)
+            encoded = self._collate_and_encode(fetched.samples, arena, lap)
             slot, meta_offset, inline = _settle(store, slot, arena, encoded)
         except BaseException:
             if slot != NO_SLOT:
                 store.give(slot)
             raise
         self._sizes.append(arena.used)
+        self.failures = fetched.failures
         return Batch(
             generation,
             sequence,
@@ -122,40 +129,11 @@ class BatchBuilder:
             inline,
             meta_offset,
             len(encoded.meta),
-            len(indices),
+            len(fetched.samples),
             lap.fetched - lap.start,
             lap.collated - lap.fetched,
             time.perf_counter_ns() - lap.collated,
         )
-
-    def _fetch(self, epoch: int, indices: list[int]) -> Sequence[Any]:
-        samples: list[Any] = []
-        seeding = self._seeding
-        get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items
-        in_bulk = get_items is not None
-        seed = self._plan.plan.settings.order.seed
-        seeding.begin(Fetching(seed, epoch, indices, samples, in_bulk=in_bulk and self._gives_single_samples))
-        try:
-            if get_items is not None:
-                samples.extend(_check_count(get_items(indices), len(indices)))
-            elif seeding.by_sample:
-                for number, index in enumerate(indices):
-                    seeding.begin_sample(number)
-                    samples.append(self._dataset[index])
-            else:
-                for index in indices:
-                    samples.append(self._dataset[index])  # noqa: PERF401 - its length tells the index, at any time
-        except StopIteration as error:
-            wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
-            wrapped.__cause__ = error
-            raise BuildError(Stage.FETCH, self._failed_index(indices, samples, in_bulk=in_bulk)) from wrapped
-        except Exception as error:
-            raise BuildError(Stage.FETCH, self._failed_index(indices, samples, in_bulk=in_bulk)) from error
-        return samples
-
-    def _failed_index(self, indices: list[int], samples: list[Any], *, in_bulk: bool) -> int | None:
-        """Return the index after the last one that gave a sample; nobody knows with `__getitems__`."""
-        return None if in_bulk else indices[len(samples)]
 
     def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
         collate_fn, batch_encoder = self._setup.collate_fn, self._setup.batch_encoder
@@ -179,19 +157,6 @@ class BatchBuilder:
         """Return the second largest of the last sizes: one outlier doesn't make all slots as large as itself."""
         ordered = sorted(self._sizes)
         return ordered[-2] if len(ordered) > 1 else ordered[0]
-
-
-def _has_own_get_item(dataset: Any) -> bool:
-    """Return whether there is a `__getitem__` that isn't the one torch's base class raises from."""
-    torch_data = sys.modules.get("torch.utils.data")
-    method = getattr(type(dataset), "__getitem__", None)
-    return method is not None and (torch_data is None or method is not torch_data.Dataset.__getitem__)
-
-
-def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:
-    if len(samples) != expected:
-        raise ValueError(f"__getitems__ returned {len(samples)} samples for {expected} indices")
-    return samples
 
 
 def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 
 import numpy as np
 
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import decode, encode
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import Failure, Stage
+from swift_loader.transport.messages import Failure, SampleFailed, Stage
 from swift_loader.transport.walk import type_name
 
 __all__ = ["BuildError", "describe_failure"]
@@ -22,10 +23,22 @@ _MAX_TEXT = 12 * 1024
 class BuildError(Exception):
     """Says where the exception that is its `__cause__` came from; never leaves the worker."""
 
-    def __init__(self, stage: Stage, index: int | None = None) -> None:
+    def __init__(
+        self, stage: Stage, index: int | None = None, *, note: str = "", failures: Sequence[SampleFailed] = ()
+    ) -> None:
+        """Say what was being done.
+
+        Args:
+            stage: In which stage of building a batch.
+            index: The dataset index whose sample was being fetched, if it is known.
+            note: What else there is to say.
+            failures: The samples of a batch all of whose samples failed, in the order of the batch; else none.
+        """
         super().__init__(stage.value)
         self.stage = stage
         self.index = index
+        self.note = note
+        self.failures = failures
 
 
 def describe_failure(
@@ -34,6 +47,7 @@ def describe_failure(
     definitions: Definitions,
     *,
     index: int | None = None,
+    note: str = "",
     generation: int = 0,
     sequence: int = 0,
 ) -> Failure:
@@ -43,7 +57,7 @@ def describe_failure(
         message = str(error)
     except Exception as str_error:  # a broken __str__ must not hide the failure itself
         message = f"<its __str__ raised {type_name(str_error)}>"
-    text = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error)) + note
     return Failure(
         generation,
         sequence,

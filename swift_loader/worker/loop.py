@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, Task
+from swift_loader.transport.messages import Batch, Failure, NewPlan, SampleFailed, Task
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
@@ -100,13 +101,24 @@ class _Worker:
         try:
             if kind is Kind.PROBE:
                 return self._builder.build_probe(self._store)
-            return self._builder.build(self._store, task.generation, task.sequence, task.epoch, task.step)
+            batch = self._builder.build(self._store, task.generation, task.sequence, task.epoch, task.step)
+            self._report(self._builder.failures, task)
+            return batch
         except BuildError as failed:
+            if kind is Kind.TASK:
+                self._report(failed.failures, task)
             return describe_failure(
                 failed.__cause__ or failed,
                 failed.stage,
                 self._definitions,
                 index=failed.index,
+                note=failed.note,
                 generation=task.generation,
                 sequence=task.sequence,
             )
+
+    def _report(self, failures: Sequence[SampleFailed], task: Task) -> None:
+        """Tell the trainer which samples the batch does without, before it gets the batch."""
+        for failed in failures:
+            failed.failure.generation, failed.failure.sequence = task.generation, task.sequence
+            self._channel.send(failed.pack())

@@ -14,7 +14,6 @@ could give many at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -82,6 +81,19 @@ class Seeding:
         if self._rng is Rng.SAMPLE:
             seed_generators(self._keys[number])
 
+    def leave_out(self, fetching: Fetching) -> None:
+        """Have the sample that is being fetched left out of the batch."""
+        number = len(fetching.samples)
+        fetching.leave_out()
+        if self._keys:
+            del self._keys[number]
+
+    def replace(self, fetching: Fetching, index: int) -> None:
+        """Have another sample fetched in the place of the one that is being fetched, keyed by its own index."""
+        fetching.replace(index)
+        if self._keys:
+            self._keys[len(fetching.samples)] = derive_key(fetching.seed, Purpose.SAMPLE.value, fetching.epoch, index)
+
     def begin_collate(self) -> None:
         """Seed for what makes a batch of the samples."""
         if self._rng is Rng.SAMPLE:
@@ -106,14 +118,14 @@ class Seeding:
 class Fetching:
     """The batch that is being fetched, for `sample_rng`; knows the sample by how many there are already."""
 
-    __slots__ = ("_generator", "_number", "drew_in_bulk", "epoch", "in_bulk", "indices", "samples", "seed")
+    __slots__ = ("_first", "_generator", "_number", "drew_in_bulk", "epoch", "in_bulk", "indices", "samples", "seed")
 
-    def __init__(
-        self, seed: int, epoch: int, indices: Sequence[int], samples: Sequence[Any], *, in_bulk: bool = False
-    ) -> None:
+    def __init__(self, seed: int, epoch: int, indices: list[int], samples: list[Any], *, in_bulk: bool = False) -> None:
         self.seed = seed
         self.epoch = epoch
+        self._first = indices[0]
         self.indices = indices
+        """What the batch consists of; `indices[len(samples)]` is being fetched. Never changed in place."""
         self.samples = samples
         """Grows while the batch is fetched."""
         self.in_bulk = in_bulk
@@ -132,10 +144,33 @@ class Fetching:
             self._generator = np.random.Generator(np.random.Philox(key=key))
         return self._generator
 
+    @property
+    def index(self) -> int:
+        """The dataset index of the sample that is being fetched."""
+        return self.indices[len(self.samples)]
+
+    def fetch_one_by_one(self) -> None:
+        """Begin again, with one sample at a time."""
+        self.samples.clear()
+        self.in_bulk = False
+        self._generator = None
+
+    def leave_out(self) -> None:
+        """Do without the sample that is being fetched: the next one takes its place."""
+        number = len(self.samples)
+        self.indices = [*self.indices[:number], *self.indices[number + 1 :]]
+        self._generator = None
+
+    def replace(self, index: int) -> None:
+        """Go on with another sample in the place of the one that is being fetched."""
+        number = len(self.samples)
+        self.indices = [*self.indices[:number], index, *self.indices[number + 1 :]]
+        self._generator = None
+
     def _name(self, number: int) -> tuple[int, ...]:
         if number < len(self.indices):
             return (self.indices[number],)
-        return (Purpose.COLLATE.value, self.indices[0])
+        return (Purpose.COLLATE.value, self._first)
 
 
 _current: Fetching | None = None

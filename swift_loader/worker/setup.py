@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.plan import PlanSettings
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 
 __all__ = ["DatasetSource", "WorkerSetup", "length_of"]
@@ -39,6 +40,7 @@ class WorkerSetup:
     batch_encoder: Callable[[Any], bytes] | None
     dataset_per_worker: bool
     """True: each worker builds its own dataset after the fork."""
+    on_error: OnError = OnError.RAISE
 
 
 def length_of(dataset: Any) -> int:

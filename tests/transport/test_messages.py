@@ -18,6 +18,7 @@ from swift_loader.transport.messages import (
     Failure,
     Fork,
     Forked,
+    SampleFailed,
     SegmentMade,
     Stage,
     Task,
@@ -35,21 +36,23 @@ class Message(Protocol):
     def pack(self) -> bytes: ...
 
 
+failures = st.builds(
+    Failure,
+    bits_32,
+    bits_64,
+    st.sampled_from(Stage),
+    st.none() | bits_63,
+    st.none() | st.binary(),
+    bits_32,
+    st.text(),
+    st.text(),
+    st.text(),
+)
 messages = st.one_of(
     st.builds(Task, bits_32, bits_64, bits_63, bits_63, slots, slots),
     st.builds(SegmentMade, bits_32, bits_64),
-    st.builds(
-        Failure,
-        bits_32,
-        bits_64,
-        st.sampled_from(Stage),
-        st.none() | bits_63,
-        st.none() | st.binary(),
-        bits_32,
-        st.text(),
-        st.text(),
-        st.text(),
-    ),
+    failures,
+    st.builds(SampleFailed, bits_32, st.none() | bits_63, failures),
     st.builds(Built, bits_64, st.booleans(), st.booleans(), st.text()),
     st.builds(Fork, bits_32, st.booleans()),
     st.builds(Forked, bits_32, bits_32),
@@ -89,6 +92,7 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
         (A_BATCH, Kind.BATCH),
         (SegmentMade(1, 2), Kind.SEGMENT),
         (Failure(1, 2, Stage.FETCH, 3, None, 0, "", "", ""), Kind.FAILURE),
+        (SampleFailed(1, None, Failure(1, 2, Stage.FETCH, 3, None, 0, "", "", "")), Kind.SAMPLE_FAILED),
         (Built(1, False, True, ""), Kind.BUILT),
         (Fork(1, False), Kind.FORK),
         (Forked(1, 2), Kind.FORKED),

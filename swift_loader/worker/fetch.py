@@ -1,0 +1,198 @@
+"""The samples of one batch, and what becomes of those that fail.
+
+A sample fails when the dataset raises an `Exception` for it. What then happens depends on the sample alone, as what it
+consists of does: not on the worker, nor on what that built before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from swift_loader.errors import TooManyErrors
+from swift_loader.permutation import Purpose, derive_key
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import SampleFailed, Stage
+from swift_loader.transport.walk import type_name
+from swift_loader.worker.failure import BuildError, describe_failure
+from swift_loader.worker.seeding import Fetching, Seeding
+
+__all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError"]
+
+MAX_REPLACEMENTS = 10
+"""So many other samples are tried in the place of one that fails."""
+
+_MAX_SHOWN_INDICES = 8
+
+
+class OnError(str, Enum):
+    """What becomes of a sample that fails."""
+
+    RAISE = "raise"
+    """Its error is raised, where its batch would have been."""
+    SKIP = "skip"
+    """It is left out of its batch."""
+    REPLACE = "replace"
+    """Another sample takes its place."""
+
+
+class Fetched(NamedTuple):
+    """What a batch is to be made of."""
+
+    samples: list[Any]
+    failures: Sequence[SampleFailed]
+    """In the order of the batch; their messages are yet to be addressed."""
+
+
+class Fetcher:
+    """Fetches the samples of one dataset. Not thread-safe."""
+
+    def __init__(
+        self, dataset: Any, num_samples: int, on_error: OnError, seeding: Seeding, definitions: Definitions
+    ) -> None:
+        self._num_samples = num_samples
+        self._on_error = on_error
+        self._seeding = seeding
+        self._definitions = definitions
+        self._get_items: Callable[[list[int]], Sequence[Any]] | None = getattr(dataset, "__getitems__", None)
+        self._gives_single_samples = _has_own_get_item(dataset)
+        has_singles = self._gives_single_samples or self._get_items is None
+        self._singles: Any = dataset if has_singles else _Singles(dataset.__getitems__)
+        """What gives a sample for an index."""
+
+    def fetch(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
+        """Return the samples of a batch. Begins the batch's seeding; the caller ends it.
+
+        Raises:
+            BuildError: A sample failed, and nothing can be done without it; the cause says what.
+        """
+        samples: list[Any] = []  # the same list all the time: its length tells the sample
+        seeding = self._seeding
+        get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items
+        in_bulk = get_items is not None and self._gives_single_samples
+        fetching = Fetching(seed, epoch, indices, samples, in_bulk=in_bulk)
+        seeding.begin(fetching)
+        if get_items is not None and self._fetch_in_bulk(fetching, get_items):
+            return Fetched(samples, ())
+        failures: list[SampleFailed] = []
+        while len(samples) < len(fetching.indices):
+            try:
+                self._fetch_one_by_one(fetching)
+            except Exception as error:
+                self._do_without(_harmless(error), fetching, failures)
+        return Fetched(samples, failures)
+
+    def _fetch_in_bulk(self, fetching: Fetching, get_items: Callable[[list[int]], Sequence[Any]]) -> bool:
+        """Fetch all samples at once; False if one of them failed, so that they have to be fetched one by one."""
+        indices = fetching.indices
+        try:
+            fetching.samples.extend(_check_count(get_items(indices), len(indices)))
+        except Exception as error:
+            if self._on_error is OnError.RAISE:
+                raise BuildError(Stage.FETCH) from _harmless(error)  # nobody knows which one
+            fetching.fetch_one_by_one()
+            return False
+        return True
+
+    def _fetch_one_by_one(self, fetching: Fetching) -> None:
+        """Fetch the samples that are left, each into the list by itself: its length tells the index, at any time."""
+        dataset, samples, seeding = self._singles, fetching.samples, self._seeding
+        left = fetching.indices[len(samples) :] if samples else fetching.indices
+        if seeding.by_sample:
+            for number, index in enumerate(left, len(samples)):
+                seeding.begin_sample(number)
+                samples.append(dataset[index])
+        else:
+            for index in left:
+                samples.append(dataset[index])
+
+    def _do_without(self, error: Exception, fetching: Fetching, failures: list[SampleFailed]) -> None:
+        """Leave out or replace the sample that has failed, and take note of it.
+
+        The exception is described at once: kept, it would keep the samples, by way of its traceback's frames.
+        """
+        index, position, replaced_by = fetching.index, len(fetching.samples), None
+        if self._on_error is OnError.RAISE:
+            raise BuildError(Stage.FETCH, index) from error
+        if self._on_error is OnError.REPLACE:
+            replaced_by = self._replace(error, fetching)
+        else:
+            position += len(failures)  # all of them were left out
+            self._seeding.leave_out(fetching)
+        failure = describe_failure(error, Stage.FETCH, self._definitions, index=index)
+        failures.append(SampleFailed(position, replaced_by, failure))
+        if not fetching.indices:
+            raise BuildError(Stage.FETCH, failures=failures) from _nothing_left(error, fetching.epoch, failures)
+
+    def _replace(self, error: Exception, fetching: Fetching) -> int:
+        """Put another sample in the place of the one that has failed; return its dataset index."""
+        failed, others = fetching.index, list[str]()
+        for attempt in range(MAX_REPLACEMENTS if self._num_samples > 1 else 0):
+            key = derive_key(fetching.seed, Purpose.REPLACEMENT.value, fetching.epoch, failed, attempt)
+            index = (failed + 1 + key % (self._num_samples - 1)) % self._num_samples  # any but the one that failed
+            number = len(fetching.samples)
+            self._seeding.replace(fetching, index)
+            if self._seeding.by_sample:
+                self._seeding.begin_sample(number)
+            try:
+                fetching.samples.append(self._singles[index])
+                return index
+            except Exception as other_error:
+                others.append(f"{index} ({type_name(other_error)})")
+        tried = (
+            f"those that were tried failed as well, dataset indices {', '.join(others)}" if others else "there is none"
+        )
+        note = (
+            f"No other sample could be put in the place of dataset index {failed}, as on_error='replace' asks: {tried}"
+        )
+        raise BuildError(Stage.FETCH, failed, note=note) from error
+
+
+class _Singles:
+    """Gives a sample for an index, although the dataset has nothing but `__getitems__`."""
+
+    def __init__(self, get_items: Callable[[list[int]], Sequence[Any]]) -> None:
+        self._get_items = get_items
+
+    def __getitem__(self, index: int) -> Any:
+        return _check_count(self._get_items([index]), 1)[0]
+
+
+def _has_own_get_item(dataset: Any) -> bool:
+    """Return whether there is a `__getitem__` that isn't the one torch's base class raises from."""
+    torch_data = sys.modules.get("torch.utils.data")
+    method = getattr(type(dataset), "__getitem__", None)
+    return method is not None and (torch_data is None or method is not torch_data.Dataset.__getitem__)
+
+
+def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:
+    if len(samples) != expected:
+        raise ValueError(f"__getitems__ returned {len(samples)} samples for {expected} indices")
+    return samples
+
+
+def _harmless(error: Exception) -> Exception:
+    """Return what can be raised from the loop's `next` without ending the epoch."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _nothing_left(error: Exception, epoch: int, failures: Sequence[SampleFailed]) -> TooManyErrors:
+    indices = [failed.failure.index for failed in failures]
+    none_left = TooManyErrors(
+        f"all {len(indices)} samples of a batch of epoch {epoch} failed (dataset indices {_shown(indices)}), and a "
+        f"batch can't be left out, because all ranks must have equally many: mend the samples, use larger batches, "
+        f"or give on_error='replace'"
+    )
+    none_left.__cause__ = error
+    return none_left
+
+
+def _shown(indices: Sequence[int | None]) -> str:
+    shown = ", ".join(str(index) for index in indices[:_MAX_SHOWN_INDICES])
+    return f"{shown}, ..." if len(indices) > _MAX_SHOWN_INDICES else shown
