@@ -112,4 +112,10 @@ def test_a_pure_module_knows_no_threads_processes_clocks_or_sockets(name: str) -
 def test_transport_does_not_import_the_layers_above_it() -> None:
     found = {module for path in (PACKAGE / "transport").glob("*.py") for module, _ in imports_of(path)}
     ours = {module for module in found if is_within(module, "swift_loader")} - {"swift_loader"}
-    assert [module for module in ours if not is_within(module, "swift_loader.transport", "swift_loader.errors")] == []
+    below = ("swift_loader.transport", "swift_loader.errors", "swift_loader.failpoints")
+    assert [module for module in ours if not is_within(module, *below)] == []
+
+
+def test_failpoints_import_nothing_of_ours() -> None:
+    found = [module for module, _ in imports_of(PACKAGE / "failpoints.py")]
+    assert [module for module in found if is_within(module, "swift_loader")] == []

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from swift_loader.failpoints import Failpoint, failpoint
+
 if TYPE_CHECKING:
     import torch
 
@@ -44,6 +46,8 @@ class Arena:
     def allocate(self, nbytes: int) -> Block:
         """Return `nbytes` of uninitialised memory."""
         offset = self.used
+        if offset:
+            failpoint(Failpoint.WORKER_SLOT_WRITE)
         end = offset + nbytes
         self.used = -(-end // ALIGNMENT) * ALIGNMENT
         if end <= len(self._memory):

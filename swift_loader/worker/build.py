@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from swift_loader.collate import default_collate
 from swift_loader.errors import EncodeError, SharedMemoryFull
+from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
@@ -106,14 +107,17 @@ class BatchBuilder:
 
     def _attempt(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
         self.failures = ()
+        failpoint(Failpoint.WORKER_STARTED)
         start = time.perf_counter_ns()
         fetched = self._fetcher.fetch(self._plan.plan.settings.order.seed, epoch, indices)
+        failpoint(Failpoint.WORKER_FETCHED)
         lap = _Lap(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
         slot, memory = _take(store, expected) if expected else (NO_SLOT, _EMPTY)
         try:
             arena = Arena(memory)
             encoded = self._collate_and_encode(fetched.samples, arena, lap)
+            failpoint(Failpoint.WORKER_BEFORE_COMMIT)
             slot, meta_offset, inline = _settle(store, slot, arena, encoded)
         except BaseException:
             if slot != NO_SLOT:
@@ -144,6 +148,7 @@ class BatchBuilder:
         except Exception as error:
             raise BuildError(Stage.COLLATE) from error
         lap.collated = time.perf_counter_ns()
+        failpoint(Failpoint.WORKER_COLLATED)
         try:
             if batch_encoder is None:
                 return encode(batch, arena, self._definitions.number_of)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from swift_loader.errors import ProtocolError
+from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
@@ -35,12 +37,11 @@ def run_worker(channel: Channel, dataset: object, setup: WorkerSetup, definition
     Raises:
         SystemExit: Out of the user's code: the worker is to end, and the trainer to notice.
     """
-    try:
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone: nobody is left to be told
         builder = BatchBuilder(dataset, length_of(dataset), setup, definitions)
         channel.send(pack_frame(Kind.READY))
         _Worker(channel, builder, definitions).serve()
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the trainer is gone: nobody is left to be told
+    failpoint(Failpoint.WORKER_STOP)
 
 
 class _Worker:
@@ -63,7 +64,10 @@ class _Worker:
             if task.generation < newest:
                 self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
             else:
-                self._channel.send(self._answer(kind, task).pack())
+                answer = self._answer(kind, task).pack()
+                failpoint(Failpoint.WORKER_AFTER_COMMIT)
+                self._channel.send(answer)
+                failpoint(Failpoint.WORKER_NOTIFIED)
 
     def _refill(self) -> bool:
         """Take in all messages that are here, waiting for one if there is no task left; False when there are no more.
@@ -94,6 +98,7 @@ class _Worker:
         for slot in task.retired:
             self._store.retire(slot)
         self._queue.append((frame.kind, task))
+        failpoint(Failpoint.WORKER_RECEIVED)
 
     def _answer(self, kind: Kind, task: Task) -> Batch | Failure:
         while self._plans and self._plans[0].generation <= task.generation:

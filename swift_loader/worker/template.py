@@ -17,10 +17,12 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from swift_loader.errors import ProtocolError
+from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -57,6 +59,7 @@ def serve_template(channel: Channel) -> NoReturn:
     """Be the template on this channel; never returns."""
     exit_code = 1
     try:
+        failpoint(Failpoint.TEMPLATE_BOOT)
         _set_up(channel)
         exit_code = 0
     except (BrokenPipeError, ConnectionResetError):
@@ -82,16 +85,21 @@ def _set_up(channel: Channel) -> None:
     sys.path[:], sys.argv[:] = environment.sys_path, environment.argv
     content = _Content(layout, segment)
     before = _Holdings.now()
+    failpoint(Failpoint.TEMPLATE_SET_UP)
     try:
         num_samples = content.build()
     except Exception as error:
         channel.send(describe_failure(error, Stage.BUILD, content.definitions).pack())
         return
-    channel.send(_examine(content, num_samples, before).pack())
+    built = _examine(content, num_samples, before)
+    failpoint(Failpoint.TEMPLATE_BUILT)
+    channel.send(built.pack())
     _hold_torch_to_one_thread()
     gc.collect()
     gc.freeze()  # a collection in a worker would write to every object, and so copy the pages it shares
-    _Template(channel, content).serve()
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer hung up while something was reported to it
+        _Template(channel, content).serve()
+    failpoint(Failpoint.TEMPLATE_STOP)
 
 
 class _Content:
@@ -204,6 +212,7 @@ class _Template:
             raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
         request = Fork.unpack(frame)
         channel = Channel.from_descriptor(received.descriptors[0])
+        failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads behind, which no fork may inherit
             self._drop_own_descriptors()
             _run_and_exit(request.worker, channel, self._content)
@@ -225,6 +234,7 @@ class _Template:
             install_traces(traces)
             _run_and_exit(worker, channel, self._content)
         pidfd = os.pidfd_open(pid)
+        failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
         self._poll.register(pidfd, select.POLLIN)
         self._channel.send(Forked(worker, pid).pack(), [pidfd])
@@ -240,12 +250,15 @@ class _Template:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
+        failpoint(Failpoint.TEMPLATE_REAPED)
         self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
 def _run_and_exit(worker: int, channel: Channel, content: _Content) -> NoReturn:
     exit_code = 1
     try:
+        identify(worker)
+        failpoint(Failpoint.WORKER_BOOT)
         content.run_worker(worker, channel)
         exit_code = 0
     except SystemExit as request:

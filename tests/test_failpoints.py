@@ -1,0 +1,242 @@
+"""The places where tests make a process fail: what the variable may say, and that each of them is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_loader import WorkerDied, failpoints
+from swift_loader.failpoints import VARIABLE, Action, Failpoint, FailpointSpec, parse_failpoints
+from tests import datasets
+from tests.helpers import ROOT, make_loader
+
+specs = st.builds(
+    FailpointSpec,
+    st.sampled_from(Failpoint),
+    st.sampled_from(Action),
+    hit=st.none() | st.integers(1, 10**6),
+    serial=st.none() | st.integers(0, 10**6),
+    p=st.none() | st.floats(0, 1, exclude_min=True),
+    once=st.none() | st.from_regex(r"/[a-z/. =]*[a-z]", fullmatch=True),
+)
+
+
+def text_of(spec: FailpointSpec) -> str:
+    conditions = {"hit": spec.hit, "serial": spec.serial, "p": spec.p, "once": spec.once}
+    if spec.p is not None:
+        conditions["seed"] = spec.seed
+    given = [f",{name}={value}" for name, value in conditions.items() if value is not None]
+    return f"{spec.point.value}={spec.action.value}{''.join(given)}"
+
+
+def start(code: str, variable: str | None) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if variable is not None:
+        environment[VARIABLE] = variable
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from swift_loader.failpoints import *\n{code}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code: str, variable: str | None) -> tuple[int, str, str]:
+    """Return exit code, stdout and the last line of stderr."""
+    with start(code, variable) as process:
+        out, err = process.communicate(timeout=20)
+    return process.returncode, out, (err.splitlines() or [""])[-1]
+
+
+@given(wanted=st.lists(specs, max_size=4), spaces=st.sampled_from(["", " ", "  "]))
+@settings(max_examples=200, deadline=None)
+def test_what_is_written_is_what_is_read(wanted: list[FailpointSpec], spaces: str) -> None:
+    text = f"{spaces};{spaces}".join(text_of(spec) for spec in wanted)
+    assert parse_failpoints(text) == wanted
+
+
+@given(text=st.text(alphabet="worker.botgim=SIGKL,;hp-01e ", max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        parse_failpoints(text)
+    except ValueError as error:
+        assert str(error).startswith(f"{VARIABLE}: item ")  # noqa: PT017 - whether it is raised depends on the text
+
+
+@pytest.mark.parametrize(
+    ("item", "rule"),
+    [
+        ("worker.lunch=SIGKILL", "failpoint 'worker.lunch' is none of worker.boot, "),
+        ("worker.boot", "action '' is none of SIGKILL, "),
+        ("worker.boot=SIGFOO", "action 'SIGFOO' is none of SIGKILL, "),
+        ("worker.boot=SIGKILL,when=3", "condition 'when' is none of hit, "),
+        ("worker.boot=SIGKILL,hit=0", "'0' is not a whole number from 1 on"),
+        ("worker.boot=SIGKILL,hit=", "'' is not a whole number from 1 on"),
+        ("worker.boot=SIGKILL,serial=-1", "'-1' is not a whole number from 0 on"),
+        ("worker.boot=SIGKILL,hit=1,hit=2", "condition 'hit' is given twice"),
+        ("worker.boot=SIGKILL,p=1.5", "p=1.5 is not above 0 and at most 1"),
+        ("worker.boot=SIGKILL,p=nan", "p=nan is not above 0 and at most 1"),
+        ("worker.boot=SIGKILL,seed=3", "condition 'seed' needs condition 'p'"),
+        ("worker.boot=SIGKILL,once=marker", "once='marker' is not an absolute path"),
+    ],
+)
+def test_an_error_names_the_item_and_the_rule(item: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=VARIABLE) as caught:
+        parse_failpoints(f"getitem=raise;{item}")
+    assert f"item {item!r}: {rule}" in str(caught.value)
+
+
+def test_a_malformed_variable_is_an_error_at_import() -> None:
+    code, _, error = run("", "worker.boot=lunch")
+    assert code == 1
+    assert error.startswith(f"ValueError: {VARIABLE}: item 'worker.boot=lunch': action 'lunch' is none of ")
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_without_the_variable_a_failpoint_does_nothing(variable: str | None) -> None:
+    code = """
+import dis, swift_loader.failpoints as module
+identify(0)
+for point in Failpoint:
+    assert failpoint(point) is None
+print(len(list(dis.get_instructions(failpoint))), module._armed)
+"""
+    returned, out, error = run(code, variable)
+    assert (returned, error) == (0, "")
+    num_instructions, armed = out.split()
+    assert int(num_instructions) <= 3
+    assert armed == "None"
+
+
+def test_this_process_is_not_armed() -> None:
+    assert failpoints.failpoint is failpoints._pass
+
+
+@pytest.mark.parametrize(
+    ("action", "exit_code", "error"),
+    [
+        ("SIGKILL", -signal.SIGKILL, ""),
+        ("SIGSEGV", -signal.SIGSEGV, ""),
+        ("SIGABRT", -signal.SIGABRT, ""),
+        ("exit-0", 0, ""),
+        ("exit-7", 7, ""),
+        ("raise", 1, "RuntimeError: failpoint getitem"),
+        ("StopIteration", 1, "StopIteration: failpoint getitem"),
+    ],
+)
+def test_each_action_does_what_it_says(action: str, exit_code: int, error: str) -> None:
+    code = "print('before', flush=True); failpoint(Failpoint.GETITEM); print('after')"
+    assert run(code, f"getitem={action}") == (exit_code, "before\n", error)
+
+
+def test_a_stopped_process_goes_on_when_it_is_continued() -> None:
+    with start("failpoint(Failpoint.GETITEM); print('after')", "getitem=SIGSTOP") as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=20) == ("after\n", "")
+
+
+def test_a_handler_that_raises_does_not_end_a_hang() -> None:
+    code = """
+import signal
+def handle(number, frame):
+    print('handled', flush=True)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGUSR1, handle)
+print('before', flush=True)
+failpoint(Failpoint.GETITEM)
+print('after')
+"""
+    with start(code, "getitem=hang") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "before\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGUSR1)
+            assert process.stdout.readline() == "handled\n"
+        process.kill()
+        assert process.communicate(timeout=20) == ("", "")
+
+
+COUNTS = """
+def hits(point, times):
+    found = []
+    for number in range(1, times + 1):
+        try:
+            failpoint(point)
+        except RuntimeError:
+            found.append(number)
+    return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "expected"),
+    [
+        ("getitem=raise,hit=3", "print(hits(Failpoint.GETITEM, 9))", "[3]"),
+        ("getitem=raise,serial=1,hit=2", "identify(1); print(hits(Failpoint.GETITEM, 9))", "[2]"),
+        ("getitem=raise,serial=1", "identify(0); print(hits(Failpoint.GETITEM, 9))", "[]"),
+        ("getitem=raise,serial=0", "print(hits(Failpoint.GETITEM, 9))", "[]"),
+        ("getitem=raise,hit=2;getitem=raise,hit=5", "print(hits(Failpoint.GETITEM, 9))", "[2, 5]"),
+        ("getitem=raise,hit=2", "hits(Failpoint.GETITEM, 1); identify(0); print(hits(Failpoint.GETITEM, 9))", "[2]"),
+        ("worker.boot=raise", "print(hits(Failpoint.WORKER_BOOT, 2), hits(Failpoint.GETITEM, 2))", "[] []"),
+        ("worker.boot=raise", "identify(0); print(hits(Failpoint.WORKER_BOOT, 2))", "[1, 2]"),
+        ("template.boot=raise", "print(hits(Failpoint.TEMPLATE_BOOT, 2))", "[1, 2]"),
+    ],
+)
+def test_all_conditions_of_an_item_must_hold(variable: str, code: str, expected: str) -> None:
+    assert run(COUNTS + code, variable) == (0, f"{expected}\n", "")
+
+
+def test_chances_are_the_same_in_each_run_and_others_for_each_worker_and_seed() -> None:
+    code = """
+import random
+state = random.getstate()
+for serial in (0, 1):
+    identify(serial)
+    print(*hits(Failpoint.GETITEM, 2000), sep=",")
+assert random.getstate() == state
+"""
+    first, again, other_seed = (run(COUNTS + code, f"getitem=raise,p=0.1,seed={seed}") for seed in (5, 5, 6))
+    assert first == again
+    assert first[0] == 0
+    rows = first[1].split() + other_seed[1].split()
+    assert len(set(rows)) == 4
+    assert all(120 < row.count(",") < 280 for row in rows)
+
+
+def test_once_is_once_over_all_processes(tmp_path: Path) -> None:
+    code = """
+import os
+for _ in range(8):
+    if os.fork() == 0:
+        failpoint(Failpoint.GETITEM)
+        failpoint(Failpoint.GETITEM)
+        os._exit(0)
+print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)))
+"""
+    assert run(code, f"getitem=exit-7,once={tmp_path}/marker") == (0, f"{[0] * 7 + [7]}\n", "")
+
+
+@pytest.mark.parametrize("point", [point for point in Failpoint if point is not Failpoint.GETITEM])
+def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processes of a loader that takes one epoch; what comes of it is another matter."""
+    marker = tmp_path / "marker"
+    variable = f"{point.value}=exit-0,once={marker}"
+    if point is Failpoint.TEMPLATE_REAPED:  # on close, the template may be told to end before it has reaped anybody
+        variable += f";{Failpoint.WORKER_NOTIFIED.value}=exit-7,serial=1"
+    monkeypatch.setenv(VARIABLE, variable)
+    loader = make_loader(datasets.Counting, batch_size=4)
+    with loader, contextlib.suppress(WorkerDied):  # a death; none if what died was replaced
+        list(loader)
+    assert marker.exists()
