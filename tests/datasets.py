@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -110,6 +112,10 @@ def misbehave(deed: str, marker: str = "") -> Any:
             Path(marker).write_text(str(os.getpid()))
         while True:
             signal.pause()
+    if deed == "hold-the-interpreter":
+        if marker:
+            Path(marker).write_text(str(os.getpid()))
+        return sum(range(10**12))  # hours in C: no other thread of this process runs, no Python handler of a signal
     if deed == "lock":
         import threading
 
@@ -125,10 +131,10 @@ def misbehave(deed: str, marker: str = "") -> Any:
 
 
 class FailsToBuild:
-    """Raises in its constructor."""
+    """Raises in its constructor, or does something else that is bad."""
 
-    def __init__(self, deed: str = "raise") -> None:
-        misbehave(deed)
+    def __init__(self, deed: str = "raise", marker: str = "") -> None:
+        misbehave(deed, marker)
 
 
 class Growing(Counting):
@@ -239,6 +245,23 @@ class SlowAt(Counting):
         if index == 0:
             time.sleep(0.5)
         return {"id": index}
+
+
+class FillsThePipe(Counting):
+    """Its batches fill the worker's pipe, which it makes as narrow as can be; all but the first wait for a file."""
+
+    def __init__(self, num_samples: int = 100, *, marker: str) -> None:
+        super().__init__(num_samples)
+        self.marker = Path(marker)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        for descriptor in list(map(int, os.listdir("/proc/self/fd")))[:-1]:  # the last one listed the folder
+            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{descriptor}").st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as pipe:
+                    pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # the kernel doubles it
+        while index and not self.marker.exists():
+            time.sleep(0.01)
+        return {"id": index, "text": "x" * 15_000}
 
 
 def identity(samples: list[Any]) -> list[Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from swift_loader import SwiftLoader
 
@@ -24,6 +28,26 @@ def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **
 def ids_of(batches: Iterable[Any]) -> list[int]:
     """Return the ids of all samples, in the order of arrival."""
     return [int(number) for batch in batches for number in batch["id"]]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    """Return once a condition holds that another process brings about."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+def session_of(leader: int) -> list[psutil.Process]:
+    """Return the processes of a session, those whose parents are gone included, zombies not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
 
 
 def run_script(code: str, *arguments: str, via: str = "file", folder: Path, timeout_s: float = 30) -> str:
