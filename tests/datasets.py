@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -255,9 +254,9 @@ class FillsThePipe(Counting):
         self.marker = Path(marker)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        for descriptor in list(map(int, os.listdir("/proc/self/fd")))[:-1]:  # the last one listed the folder
-            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{descriptor}").st_mode):
-                with socket.socket(fileno=os.dup(descriptor)) as pipe:
+        for entry in Path("/proc/self/fd").iterdir():
+            if entry.is_socket():
+                with socket.socket(fileno=os.dup(int(entry.name))) as pipe:
                     pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # the kernel doubles it
         while index and not self.marker.exists():
             time.sleep(0.01)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.helpers import ROOT, run_script
@@ -117,65 +113,6 @@ def test_ranks_started_by_torch_multiprocessing_share_a_loader(tmp_path: Path) -
     parts = [(tmp_path / str(rank)).read_text().split() for rank in range(2)]
     assert len(parts[0]) == len(parts[1]) == 10
     assert {int(number) for part in parts for number in part} == set(range(20))
-
-
-WAITING = """
-    import sys, time
-
-    class Waits(Dataset):
-        def __init__(self): time.sleep(float(sys.argv[1]))
-        def __getitem__(self, index):
-            time.sleep(float(sys.argv[2]))
-            return index
-"""
-
-
-def start_waiting(folder: Path, body: str, *arguments: str) -> subprocess.Popen[str]:
-    script = folder / "script.py"
-    script.write_text(unguarded(WAITING.replace("\n    ", "\n")) + textwrap.dedent(body))
-    return subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-
-
-STAGES = {
-    "start": ("30", "0", "print('ready', flush=True)\nlist(loader)"),
-    "iteration": ("0", "30", "loader.start(0)\nprint('ready', flush=True)\nlist(loader)"),
-    "idle": ("0", "0", "next(iter(loader))\nprint('ready', flush=True)\ntime.sleep(30)"),
-}
-LOADER = "loader = SwiftLoader(Waits, {}, batch_size=4, worker_per_consumer=2, validate=False)\n"
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_ctrl_c_is_one_keyboard_interrupt_and_quiet_workers(stage: str, tmp_path: Path) -> None:
-    build_s, fetch_s, body = STAGES[stage]
-    process = start_waiting(tmp_path, LOADER + body, build_s, fetch_s)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    if stage == "start":
-        _wait_for_children(process.pid, 1)
-    interrupted_at = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - interrupted_at < 2
-    assert process.returncode == -signal.SIGINT
-    assert errors.count("Traceback") == 1
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-
-
-def _wait_for_children(pid: int, at_least: int) -> list[psutil.Process]:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
-        if len(children) >= at_least:
-            return children
-        psutil.wait_procs(children, timeout=0.05)
-    raise AssertionError(f"process {pid} started no children")
 
 
 def test_a_fork_of_a_trainer_that_has_counted_makes_workers_of_its_own(tmp_path: Path) -> None:
