@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,20 @@ def session_of(leader: int) -> list[psutil.Process]:
     return found
 
 
-def run_script(code: str, *arguments: str, via: str = "file", folder: Path, timeout_s: float = 30) -> str:
-    """Run Python code in a process of its own and return what it printed; its stderr must stay empty."""
+def run_script(
+    code: str,
+    *arguments: str,
+    via: str = "file",
+    folder: Path,
+    timeout_s: float = 30,
+    wrapper: Sequence[str] = (),
+) -> str:
+    """Run Python code in a process of its own and return what it printed; its stderr must stay empty.
+
+    `wrapper` is a command that runs the command given to it as further arguments.
+    """
     code = textwrap.dedent(code)
-    command, stdin = [sys.executable], ""
+    command, stdin = [*wrapper, sys.executable], ""
     if via == "file":
         script = folder / "script.py"
         script.write_text(code)
