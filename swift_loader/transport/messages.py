@@ -1,5 +1,8 @@
 """The bodies of the messages, as types. Pure: no I/O, no clock.
 
+`unpack` raises `ProtocolError` for a body that `pack` doesn't write: lengths are checked before anything is read. Those
+that are pickled trust their sender, a process of ours on a private pipe, as far as to unpickle what it wrote.
+
 Those of the hot path (`Task`, `Batch`) are packed by hand; the others travel once per worker, segment or failure.
 """
 
@@ -10,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import Frame, Kind, pack_frame
@@ -48,6 +51,20 @@ _SLOT = struct.Struct("<I")
 _BATCH = struct.Struct("<QIIQIIQQQ")
 _SEGMENT = struct.Struct("<IQ")
 _SAMPLE = struct.Struct("<I?q")
+_FORK = struct.Struct("<I?")
+_FORKED = struct.Struct("<II")
+_EXITED = struct.Struct("<Ii")
+
+
+def _malformed(frame: Frame) -> ProtocolError:
+    return ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
+
+
+def _fields(layout: struct.Struct, frame: Frame) -> tuple[Any, ...]:
+    """Return the fields of a body that consists of these and nothing else."""
+    if len(frame.body) != layout.size:
+        raise _malformed(frame)
+    return layout.unpack(frame.body)
 
 
 class Stage(str, Enum):
@@ -82,7 +99,11 @@ class Task:
     @classmethod
     def unpack(cls, frame: Frame) -> Task:
         """Return the task in a frame."""
+        if len(frame.body) < _TASK.size:
+            raise _malformed(frame)
         sequence, epoch, step, num_released, num_retired = _TASK.unpack_from(frame.body)
+        if len(frame.body) != _TASK.size + (num_released + num_retired) * _SLOT.size:
+            raise _malformed(frame)
         slots = struct.unpack_from(f"<{num_released + num_retired}I", frame.body, _TASK.size)
         return cls(frame.generation, sequence, epoch, step, slots[:num_released], slots[num_released:])
 
@@ -101,7 +122,10 @@ class NewPlan:
     @classmethod
     def unpack(cls, frame: Frame) -> NewPlan:
         """Return the plan in a frame."""
-        return cls(frame.generation, pickle.loads(frame.body))
+        try:
+            return cls(frame.generation, pickle.loads(frame.body))
+        except Exception as error:  # pickle raises all sorts
+            raise _malformed(frame) from error
 
 
 @dataclass(slots=True)
@@ -139,6 +163,8 @@ class Batch:
     @classmethod
     def unpack(cls, frame: Frame) -> Batch:
         """Return the batch in a frame; `meta` is a view of the frame."""
+        if len(frame.body) < _BATCH.size:
+            raise _malformed(frame)
         sequence, slot, num_blocks, offset, nbytes, num_samples, *times = _BATCH.unpack_from(frame.body)
         meta = frame.body[_BATCH.size :]
         if len(meta) not in (0, nbytes):
@@ -162,7 +188,7 @@ class SegmentMade:
     @classmethod
     def unpack(cls, frame: Frame) -> SegmentMade:
         """Return the segment in a frame."""
-        return cls(*_SEGMENT.unpack(frame.body))
+        return cls(*_fields(_SEGMENT, frame))
 
 
 @dataclass(slots=True)
@@ -193,8 +219,11 @@ class Failure:
     @classmethod
     def unpack(cls, frame: Frame) -> Failure:
         """Return the failure in a frame."""
-        sequence, stage, *rest = pickle.loads(frame.body)
-        return cls(frame.generation, sequence, Stage[stage], *rest)
+        try:
+            sequence, stage, *rest = pickle.loads(frame.body)
+            return cls(frame.generation, sequence, Stage[stage], *rest)
+        except Exception as error:  # pickle raises all sorts
+            raise _malformed(frame) from error
 
 
 @dataclass(slots=True)
@@ -215,6 +244,8 @@ class SampleFailed:
     @classmethod
     def unpack(cls, frame: Frame) -> SampleFailed:
         """Return what a frame says."""
+        if len(frame.body) < _SAMPLE.size:
+            raise _malformed(frame)
         position, is_replaced, replaced_by = _SAMPLE.unpack_from(frame.body)
         failure = Failure.unpack(frame._replace(body=frame.body[_SAMPLE.size :]))
         return cls(position, replaced_by if is_replaced else None, failure)
@@ -238,7 +269,10 @@ class Built:
     @classmethod
     def unpack(cls, frame: Frame) -> Built:
         """Return what a frame says."""
-        return cls(*pickle.loads(frame.body))
+        try:
+            return cls(*pickle.loads(frame.body))
+        except Exception as error:  # pickle raises all sorts
+            raise _malformed(frame) from error
 
 
 @dataclass(slots=True)
@@ -251,12 +285,12 @@ class Fork:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(Kind.FORK, struct.pack("<I?", self.worker, self.in_place))
+        return pack_frame(Kind.FORK, _FORK.pack(self.worker, self.in_place))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Fork:
         """Return the request in a frame."""
-        return cls(*struct.unpack("<I?", frame.body))
+        return cls(*_fields(_FORK, frame))
 
 
 @dataclass(slots=True)
@@ -268,12 +302,12 @@ class Forked:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(Kind.FORKED, struct.pack("<II", self.worker, self.pid))
+        return pack_frame(Kind.FORKED, _FORKED.pack(self.worker, self.pid))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Forked:
         """Return what a frame says."""
-        return cls(*struct.unpack("<II", frame.body))
+        return cls(*_fields(_FORKED, frame))
 
 
 @dataclass(slots=True)
@@ -286,9 +320,9 @@ class Exited:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(Kind.EXITED, struct.pack("<Ii", self.worker, self.exit_code))
+        return pack_frame(Kind.EXITED, _EXITED.pack(self.worker, self.exit_code))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Exited:
         """Return what a frame says."""
-        return cls(*struct.unpack("<Ii", frame.body))
+        return cls(*_fields(_EXITED, frame))

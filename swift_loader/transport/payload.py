@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.errors import EncodeError
+from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import decode, encode
 from swift_loader.transport.definitions import Definitions
@@ -58,8 +58,16 @@ class PayloadLayout:
 
     @classmethod
     def unpack(cls, frame: Frame) -> PayloadLayout:
-        """Return the layout in a frame."""
-        return cls(*_LAYOUT.unpack(frame.body))
+        """Return the layout in a frame.
+
+        Raises:
+            ProtocolError: The parts are larger than the whole, or it isn't a layout at all.
+        """
+        if len(frame.body) == _LAYOUT.size:
+            layout = cls(*_LAYOUT.unpack(frame.body))
+            if layout.ends[-1] <= layout.total_nbytes:
+                return layout
+        raise ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
 
     @property
     def ends(self) -> tuple[int, int, int, int]:
