@@ -170,20 +170,6 @@ def test_batches_can_be_taken_by_a_thread_of_the_user() -> None:
     assert sorted(got) == list(range(100))
 
 
-def test_a_forked_child_can_not_disturb_the_loader() -> None:
-    with make_loader(datasets.Counting) as loader:
-        iterator = iter(loader)
-        first = next(iterator)["id"].tolist()
-        pid = os.fork()
-        if pid == 0:
-            loader.close()
-            del loader, iterator
-            gc.collect()
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert sorted(first + ids_of(iterator)) == list(range(100))
-
-
 def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:
     class Big(datasets.Counting):
         def __init__(self) -> None:

@@ -188,6 +188,20 @@ def test_a_resource_tracker_that_is_killed_too_changes_nothing(start_method: str
         kill_and_check(process, tmp_path, also=tuple(trackers))
 
 
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+def test_a_fork_of_the_trainer_that_lives_on_keeps_no_worker(start_method: str, tmp_path: Path) -> None:
+    """It has copies of the pipes, so the workers' ends are never closed."""
+    fork = "pid = os.fork()\nif pid == 0: os.setsid(); signal.pause()\nPath(marker + '.fork').write_text(str(pid))"
+    program = Program(COUNTING, f"iterator = iter(loader); next(iterator)\n{fork}\nPath(marker).touch()")
+    with trainer(program, start_method, tmp_path) as process:
+        fork_pid = int((tmp_path / "marker.fork").read_text())
+        try:
+            wait_until(lambda: os.getsid(fork_pid) == fork_pid, "a session of the fork's own")
+            kill_and_check(process, tmp_path)
+        finally:
+            os.kill(fork_pid, signal.SIGKILL)
+
+
 @NOT_YET
 def test_a_stopped_template_is_gone_with_the_trainer(tmp_path: Path) -> None:
     with trainer(STATES["idle"], "template", tmp_path) as process:
