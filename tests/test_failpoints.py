@@ -228,6 +228,7 @@ print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)))
     assert run(code, f"getitem=exit-7,once={tmp_path}/marker") == (0, f"{[0] * 7 + [7]}\n", "")
 
 
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize("point", [point for point in Failpoint if point is not Failpoint.GETITEM])
 def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processes of a loader that takes one epoch; what comes of it is another matter."""

@@ -149,30 +149,8 @@ def kill_and_check(trainer: psutil.Process, folder: Path, *, also: tuple[psutil.
     assert not [entry for entry in os.listdir("/dev/shm") if any(name in entry for name in names)]
 
 
-NOT_YET = pytest.mark.xfail(
-    strict=False,
-    reason="the kernel doesn't kill a template with its trainer: it has to notice by itself, and can't while it builds "
-    "the dataset, is stopped, or (having become a worker) runs C code that keeps the interpreter's lock",
-)
-OUTLIVE_THE_TRAINER = {
-    ("building", "template"),
-    ("building", "spawn"),
-    ("building without an end in C", "template"),
-    ("building without an end in C", "spawn"),
-    ("computing without an end in C", "spawn"),
-    ("stopped at start", "spawn"),
-    ("stopped in the midst", "spawn"),
-}
-
-
-@pytest.mark.parametrize(
-    ("state", "start_method"),
-    [
-        pytest.param(state, method, marks=[NOT_YET] if (state, method) in OUTLIVE_THE_TRAINER else [])
-        for state in STATES
-        for method in ("template", "spawn")
-    ],
-)
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("state", STATES)
 def test_when_the_trainer_is_killed_its_processes_are_gone(state: str, start_method: str, tmp_path: Path) -> None:
     with trainer(STATES[state], start_method, tmp_path) as process:
         wait_for_state(state, process, start_method)
@@ -202,7 +180,6 @@ def test_a_fork_of_the_trainer_that_lives_on_keeps_no_worker(start_method: str, 
             os.kill(fork_pid, signal.SIGKILL)
 
 
-@NOT_YET
 def test_a_stopped_template_is_gone_with_the_trainer(tmp_path: Path) -> None:
     with trainer(STATES["idle"], "template", tmp_path) as process:
         (template,) = process.children()

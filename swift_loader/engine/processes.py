@@ -181,10 +181,10 @@ class ProcessEngine:
                 if self._probed is not None:
                     probed, self._probed = self._probed, None  # and so the slot goes back
                     break
-                workers = self._pool.workers
-                if self._prober is None and workers:
-                    self._prober = min(workers)
-                    workers[self._prober].send(Assignment(self._prober, 0, 0, 0, 0), Kind.PROBE)
+                living = [worker for serial, worker in self._pool.workers.items() if serial not in self._left_at]
+                if self._prober is None and living:
+                    self._prober = living[0].serial
+                    living[0].send(Assignment(self._prober, 0, 0, 0, 0), Kind.PROBE)
             self._listen_or_look(listening, watch)
         if probed.error is not None:
             raise probed.error
@@ -454,7 +454,7 @@ class ProcessEngine:
 
     def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
         """Take note that a worker died, after `on_end`; return whether it is to be replaced."""
-        building = self._left_at.pop(worker.serial)
+        building = self._left_at[worker.serial]
         where = self._describe(*building) if building is not None else ""
         traces, stderr = worker.process.witness.last_traces(), worker.process.witness.last_lines()
         with self._lock:  # what it had is lost only now: a batch that is to blame must not get to another worker first
@@ -515,6 +515,7 @@ class ProcessEngine:
         self._duty.forget(worker)
         with self._dispatch_lock:  # nobody is sending it a task
             worker.close()
+        del self._left_at[worker.serial]
 
     def _break(self, error: BaseException) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from swift_loader.transport.messages import (
     Fork,
     Forked,
     NewPlan,
+    SampleFailed,
     SegmentMade,
     Stage,
     Task,
@@ -35,6 +36,7 @@ MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""
 
 A_PLAN = PlanSettings(OrderSettings.of(seed=1, shuffle=True, window=40, batch_size=8), 8, 1, 0, Uneven.PAD, False)
+FAILURE = Failure(1, 2, Stage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback")
 EXAMPLES: dict[Kind, Any] = {
     Kind.SETUP: PayloadLayout(4096, 100, 200, 300, 400, 5),
     Kind.BUILT: Built(100, False, True, "because"),
@@ -45,11 +47,12 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.TASK: Task(1, 2, 3, 4, (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
     Kind.BATCH: Batch(1, 2, 3, 4, b"structure", 0, 9, 8, 10, 11, 12),
-    Kind.FAILURE: Failure(1, 2, Stage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback"),
+    Kind.FAILURE: FAILURE,
+    Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),
 }
 BARE = [Kind.READY, Kind.SKIPPED]
-PICKLED = [Kind.BUILT, Kind.FAILURE, Kind.PLAN]
+PICKLED = [Kind.BUILT, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 
