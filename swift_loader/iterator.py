@@ -127,7 +127,10 @@ class EpochIterator:
     def _guard(self, step: Callable[[], Any]) -> Any:
         """Run a step whose errors are to stay; an interrupt is none."""
         try:
-            return step()
+            try:
+                return step()
+            except StopIteration as stop:  # of the user's code: a collate function, a decoder, a constructor
+                raise RuntimeError("the user's code raised StopIteration, which would end the epoch early") from stop
         except Exception as error:
             self._state = IteratorState.FAILED
             self._error = error

@@ -239,7 +239,13 @@ class SwiftLoader:
         try:
             dataset = self.dataset if not self._options.num_workers else None
             session = Session(self._options, plan, move, dataset=dataset, pool=self._take_pool(plan))
+            self._close = weakref.finalize(self, session.close)  # another thread may close it while it starts
+            if self._closed_meanwhile():
+                raise LoaderClosed("the loader was closed while it started")
+            session.start()
         except BaseException as error:
+            if self._close is not None:
+                self._close()
             report_failure(placement, error)
             raise
         try:
@@ -249,7 +255,6 @@ class SwiftLoader:
             session.close()
             raise
         self._session = session
-        self._close = weakref.finalize(self, session.close)
         if self._closed_meanwhile():
             self.close()
             raise LoaderClosed("the loader was closed while it started")

@@ -43,7 +43,7 @@ class Session:
         dataset: Any = None,
         pool: WorkerPool | None = None,
     ) -> None:
-        """Start the engine; blocks until it runs.
+        """Make the engine; from here on, it is to be closed.
 
         Args:
             options: Of the loader.
@@ -65,22 +65,24 @@ class Session:
         """From any thread, for the loop's to tell."""
         self._closing_lock = threading.RLock()
         self._owner_pid = os.getpid()
-        self._close_steps: list[Callable[[], None]] = [self._report, self._close_log]
+        self._close_steps: list[Callable[[], None]] = [self._close_log]
+        self._settings = plan
         self.engine: Engine
         if options.num_workers:
             pool = pool or WorkerPool(options.worker_setup(plan), options.process_settings())
             self.engine = ProcessEngine(pool, self.metrics, self._log, self._notices.append)
         else:
             self.engine = InlineEngine(options.worker_setup(plan), self.metrics, options.batch_decoder, dataset)
-        try:
-            self.engine.start()
-            self.plan = Plan.of(self.engine.num_samples, plan)
-            seed = plan.order.seed
-            self._log(f"rank {plan.rank} of {plan.world_size} started: {self.engine.num_samples} samples, seed {seed}")
-        except BaseException:
-            self.engine.close()
-            self._close_log()
-            raise
+
+    def start(self) -> None:
+        """Start the engine; blocks until it runs. Another thread may close the session meanwhile."""
+        plan = self._settings
+        self.engine.start()
+        self.plan = Plan.of(self.engine.num_samples, plan)
+        seed = plan.order.seed
+        self._log(f"rank {plan.rank} of {plan.world_size} started: {self.engine.num_samples} samples, seed {seed}")
+        with self._closing_lock:
+            self._close_steps.insert(0, self._report)
 
     def follow(self, order: OrderSettings) -> None:
         """Go through the dataset in another order, beginning with the next `aim`."""
@@ -132,5 +134,5 @@ class Session:
         self._log(f"rank {self.plan.settings.rank} closed")
 
     def __repr__(self) -> str:
-        settings = self.plan.settings
+        settings = self._settings
         return f"<Session rank {settings.rank} of {settings.world_size}, {self.engine!r}>"

@@ -354,7 +354,7 @@ class WorkerPool:
         return died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
-            "it builds the dataset and starts the workers",
+            template.reason or "it builds the dataset and starts the workers",
             traces=witness.last_traces(),
             stderr=witness.last_lines(),
         )
@@ -464,10 +464,10 @@ class WorkerPool:
 
     def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
         """Return the worker; None if the template is gone, or had to be killed because it hangs."""
-        if not self._pump_until(lambda: template.worker(serial) is not None or template.is_gone, FORK_LIMIT_S):
-            template.kill()
+        if not self._pump_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
+            template.end(f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed")
             self._pump_until(lambda: template.is_gone)
-        return template.worker(serial)
+        return template.claim(serial)
 
     def _convert(self, template: TemplateProcess, place: int) -> None:
         """Turn a template into a worker."""

@@ -306,6 +306,7 @@ class ProcessEngine:
         with self._lock:
             serials = self._ledger.awaited() if self._prober is None else [self._prober]
         workers = [worker for worker in map(self._pool.workers.get, serials) if worker is not None]
+        workers = [worker for worker in workers if worker.serial not in self._left_at]  # else it is being replaced
         for worker in workers:
             since_s = worker.busy_since_s
             step = watch.judge(since_s, now_s)
@@ -436,7 +437,7 @@ class ProcessEngine:
         assert self._duty is not None
         self._duty.forget(worker)  # by all who may be on duty next: an end comes once
         with self._lock:
-            if self._state is not EngineState.RUNNING:
+            if self._state is not EngineState.RUNNING or worker.serial in self._left_at:
                 return
             self._left_at[worker.serial] = self._ledger.building(worker.serial)
             if self._prober == worker.serial:

@@ -74,9 +74,13 @@ class TemplateProcess:
         self.witness = Witness()
         self.answer: Built | Failure | None = None
         """What became of the dataset."""
+        self.reason = ""
+        """Why it was killed, if it was by us."""
         self.is_gone = False
         """Whether it can't be told anything any more."""
         self._workers: dict[int, WorkerProcess] = {}
+        """Those that have handles of their own, by serial number."""
+        self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Witness] = {}
         self._channel, theirs = Channel.pair()
         folder = str(Path(swift_loader.__file__).parent.parent)
@@ -119,7 +123,7 @@ class TemplateProcess:
         self._send(layout.pack(), descriptor)
 
     def request_fork(self, serial: int, theirs: Channel, witness: Witness) -> None:
-        """Have a worker forked that serves the given end of a channel; `worker` has it, once it exists."""
+        """Have a worker forked that serves the given end of a channel; it can be claimed once it exists."""
         self._requested[serial] = witness
         self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *witness.their_ends)
 
@@ -130,9 +134,16 @@ class TemplateProcess:
         self._workers[serial] = process
         return process
 
-    def worker(self, serial: int) -> WorkerProcess | None:
-        """Return a worker that was asked for, if it exists by now."""
-        return self._workers.get(serial)
+    def has_forked(self, serial: int) -> bool:
+        """Return whether a worker that was asked for exists by now."""
+        return serial in self._unclaimed
+
+    def claim(self, serial: int) -> WorkerProcess | None:
+        """Return a worker that was asked for, which belongs to the caller now; None if it doesn't exist."""
+        process = self._unclaimed.pop(serial, None)
+        if process is not None:
+            self._workers[serial] = process
+        return process
 
     def take_in(self) -> None:
         """Read all that the template has said; it may turn out to be gone.
@@ -155,8 +166,9 @@ class TemplateProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def kill(self) -> None:
-        """End it at once."""
+    def end(self, reason: str) -> None:
+        """Kill it, for a reason that whoever asks for its death is told."""
+        self.reason = reason
         self._process.kill()
 
     def hang_up(self) -> None:
@@ -172,6 +184,8 @@ class TemplateProcess:
         self._channel.close()
         self._process.wait()
         self.witness.close()
+        for process in self._unclaimed.values():
+            process.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -193,11 +207,12 @@ class TemplateProcess:
         if frame.kind is Kind.FORKED and len(descriptors) == 1:
             forked = Forked.unpack(frame)
             witness = self._requested.pop(forked.worker)
-            self._workers[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, witness)
+            self._unclaimed[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, witness)
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
-            if exited.worker in self._workers:
-                self._workers[exited.worker].exit_code = exited.exit_code
+            process = self._workers.get(exited.worker) or self._unclaimed.get(exited.worker)
+            if process is not None:  # else it was replaced without waiting for this
+                process.exit_code = exited.exit_code
         elif frame.kind is Kind.BUILT:
             self.answer = Built.unpack(frame)
         elif frame.kind is Kind.FAILURE:
