@@ -379,6 +379,8 @@ class SwiftLoader:
     def note_end(self) -> None:
         """Take note that the loop has seen the end of the epoch. Called by the iterator."""
         self._run.progress.end()
+        assert self._session is not None
+        self._session.tell()
 
     def _supersede(self) -> None:
         previous = self._current() if self._current is not None else None

@@ -173,7 +173,9 @@ def test_a_worker_that_hangs_is_shown_killed_and_replaced(how: str, in_order: bo
     kwargs: dict[str, Any] = {"folder": str(tmp_path), "deed": deed}
     options: dict[str, Any] = {"kwargs": kwargs, "batch_size": 4, "shuffle": False, "in_order": in_order}
     with make_loader(datasets.FailsOnce, stall_warning=0.6, timeout=1.2, **options) as loader:
-        with pytest.warns(SwiftLoaderWarning, match=r"has been at batch 5 .*for 0\.\d s") as told:
+        with pytest.warns(
+            SwiftLoaderWarning, match=r"has been at batch 5 .*, at dataset index 21, for 0\.\d s"
+        ) as told:
             assert sorted(ids_of(loader)) == list(range(80))
         texts = [str(warning.message) for warning in told]
         warned = [text for text in texts if "was killed" not in text and "has been at" in text]
@@ -192,7 +194,7 @@ def test_past_the_budget_a_hung_worker_is_a_typed_error_with_its_stack(restarts:
         with pytest.raises(WorkerStalled, match=r"batch 3 of epoch 0 \(dataset indices 12, 13, 14, 15\)") as caught:
             got.extend(number for batch in loader for number in batch["id"].tolist())
         assert got == list(range(12))
-        assert "longer than timeout=0.3 s" in str(caught.value)
+        assert "at dataset index 13, for 0.3 s, longer than timeout=0.3 s" in str(caught.value)
         assert "in misbehave" in str(caught.value)
 
 

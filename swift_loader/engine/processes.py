@@ -39,7 +39,8 @@ from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, SampleFailed, Stage
+from swift_loader.transport.messages import Batch, Failure, Ready, SampleFailed, Stage
+from swift_loader.worker.build import NUM_PROBED_SAMPLES
 
 __all__ = ["ProcessEngine"]
 
@@ -340,7 +341,13 @@ class ProcessEngine:
     def _at(self, worker: WorkerHandle, busy_s: float) -> str:
         with self._lock:
             building = _TRIAL if worker.serial == self._prober else self._ledger.building(worker.serial)
-        where = self._describe(*building) if building else "a batch that isn't needed any more"
+        if building is None:
+            return f"has been at a batch that isn't needed any more for {busy_s:.1f} s"
+        position, where = worker.position_in_batch(), self._describe(*building)
+        indices = self._indices(*building)
+        if position is not None:
+            is_fetched = position >= len(indices)
+            where += ", whose samples are all there" if is_fetched else f", at dataset index {indices[position]},"
         return f"has been at {where} for {busy_s:.1f} s"
 
     # The listener's side ----------------------------------------------------------------------------------------------
@@ -425,6 +432,7 @@ class ProcessEngine:
     def _take_note(self, worker: WorkerHandle, frame: Frame) -> None:
         with self._lock:
             if frame.kind is Kind.READY:
+                worker.note_ready(Ready.unpack(frame))
                 self._ledger.add_worker(worker.serial)
             elif frame.kind is Kind.SKIPPED:
                 self._ledger.skip(worker.serial, frame.generation)
@@ -529,10 +537,16 @@ class ProcessEngine:
         return worker.describe(self._settings.num_workers, self._setup.plan.rank)
 
     def _describe(self, epoch: int, step: int) -> str:
-        assert self._plan is not None
         if (epoch, step) == _TRIAL:
             return "the trial batch of the dataset's first samples"
-        return describe_batch(epoch, step, self._plan.batch(epoch, step).indices.tolist())
+        return describe_batch(epoch, step, self._indices(epoch, step))
+
+    def _indices(self, epoch: int, step: int) -> list[int]:
+        assert self._plan is not None
+        if (epoch, step) == _TRIAL:
+            return list(range(min(NUM_PROBED_SAMPLES, self.num_samples)))
+        indices: list[int] = self._plan.batch(epoch, step).indices.tolist()
+        return indices
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 

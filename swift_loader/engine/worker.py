@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +26,16 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind
-from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch, NewPlan, SegmentMade, Task
+from swift_loader.transport.messages import (
+    MAX_SLOTS_PER_TASK,
+    NO_SLOT,
+    UNKNOWN_ADDRESS,
+    Batch,
+    NewPlan,
+    Ready,
+    SegmentMade,
+    Task,
+)
 from swift_loader.transport.segments import Segment
 
 __all__ = ["BatchReader", "WorkerHandle"]
@@ -74,6 +85,7 @@ class WorkerHandle:
         self._sent_s: deque[float] = deque()
         """When the tasks were sent that aren't answered yet."""
         self._answered_s = 0.0
+        self._addresses: Ready | None = None
 
     @property
     def busy_since_s(self) -> float:
@@ -89,6 +101,30 @@ class WorkerHandle:
         self._answered_s = time.monotonic()
         if self._sent_s:
             self._sent_s.popleft()
+
+    def note_ready(self, ready: Ready) -> None:
+        """Take note of where it keeps how far it is."""
+        self._addresses = ready
+
+    def position_in_batch(self) -> int | None:
+        """Return the place, in the batch as planned, of the sample that it fetches; None if that can't be found out.
+
+        After the last sample, it is the number of samples. Read from the worker's memory, where the kernel allows it.
+        """
+        if self._addresses is None or UNKNOWN_ADDRESS in (
+            self._addresses.length_address,
+            self._addresses.left_out_address,
+        ):
+            return None
+        try:
+            with open(f"/proc/{self.process.pid}/mem", "rb", buffering=0) as memory:
+                length, left_out = (
+                    int.from_bytes(os.pread(memory.fileno(), 8, address), sys.byteorder, signed=True)
+                    for address in (self._addresses.length_address, self._addresses.left_out_address)
+                )
+        except OSError:
+            return None
+        return length + left_out if left_out >= 0 else None
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> None:
         """Map memory that the worker announced."""

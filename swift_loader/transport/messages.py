@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_INLINE_BYTES",
     "NO_SLOT",
+    "UNKNOWN_ADDRESS",
     "Batch",
     "Built",
     "Exited",
@@ -31,6 +32,7 @@ __all__ = [
     "Fork",
     "Forked",
     "NewPlan",
+    "Ready",
     "SampleFailed",
     "SegmentMade",
     "Stage",
@@ -39,6 +41,9 @@ __all__ = [
 
 NO_SLOT = 0xFFFFFFFF
 """Stands for the slot of a batch without bulk data."""
+
+UNKNOWN_ADDRESS = 0
+"""Of a word in a worker's memory that the trainer can't look up."""
 
 MAX_INLINE_BYTES = 16 * 1024
 """A batch's structure up to this size travels in the message, a larger one in the slot."""
@@ -50,6 +55,7 @@ _TASK = struct.Struct("<QqqII")
 _SLOT = struct.Struct("<I")
 _BATCH = struct.Struct("<QIIQIIQQQ")
 _SEGMENT = struct.Struct("<IQ")
+_READY = struct.Struct("<QQ")
 _SAMPLE = struct.Struct("<I?q")
 _FORK = struct.Struct("<I?")
 _FORKED = struct.Struct("<II")
@@ -172,6 +178,25 @@ class Batch:
                 f"a batch of {num_blocks} buffers comes with {len(meta)} of {nbytes} bytes of structure"
             )
         return cls(frame.generation, sequence, slot, num_blocks, meta, offset, nbytes, num_samples, *times)
+
+
+@dataclass(slots=True)
+class Ready:
+    """The worker takes tasks; it says where in its memory it keeps how far it is with its batch."""
+
+    length_address: int
+    """Of the number of samples that are there, 64 bits."""
+    left_out_address: int
+    """Of the number of samples that were left out, 64 bits; negative while nobody knows the sample."""
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.READY, _READY.pack(self.length_address, self.left_out_address))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Ready:
+        """Return what a frame says."""
+        return cls(*_fields(_READY, frame))
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from swift_loader.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Ready, SampleFailed, Stage
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
@@ -60,6 +60,10 @@ class BatchBuilder:
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that the batch built last does without."""
+
+    def ready(self) -> Ready:
+        """Return the message that says that batches can be built."""
+        return self._fetcher.locator.ready()
 
     def follow(self, plan: PlanSettings) -> None:
         """Build the batches of another plan from now on."""
@@ -124,7 +128,8 @@ class BatchBuilder:
                 store.give(slot)
             raise
         self._sizes.append(arena.used)
-        self.failures = fetched.failures
+        self.failures, num_samples = fetched.failures, len(fetched.samples)
+        fetched.samples.clear()  # they may be large, and the next batch far
         return Batch(
             generation,
             sequence,
@@ -133,7 +138,7 @@ class BatchBuilder:
             inline,
             meta_offset,
             len(encoded.meta),
-            len(fetched.samples),
+            num_samples,
             lap.fetched - lap.start,
             lap.collated - lap.fetched,
             time.perf_counter_ns() - lap.collated,

@@ -17,6 +17,7 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.transport.walk import type_name
 from swift_loader.worker.failure import BuildError, describe_failure
+from swift_loader.worker.locator import Locator
 from swift_loader.worker.seeding import Fetching, Seeding
 
 __all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError"]
@@ -42,6 +43,7 @@ class Fetched(NamedTuple):
     """What a batch is to be made of."""
 
     samples: list[Any]
+    """Until the next batch is fetched: it is always the same list."""
     failures: Sequence[SampleFailed]
     """In the order of the batch; their messages are yet to be addressed."""
 
@@ -52,6 +54,7 @@ class Fetcher:
     def __init__(
         self, dataset: Any, num_samples: int, on_error: OnError, seeding: Seeding, definitions: Definitions
     ) -> None:
+        self.locator = Locator()
         self._num_samples = num_samples
         self._on_error = on_error
         self._seeding = seeding
@@ -68,10 +71,10 @@ class Fetcher:
         Raises:
             BuildError: A sample failed, and nothing can be done without it; the cause says what.
         """
-        samples: list[Any] = []  # the same list all the time: its length tells the sample
         seeding = self._seeding
         get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items
         in_bulk = get_items is not None and self._gives_single_samples
+        samples = self.locator.begin(in_bulk=get_items is not None)
         fetching = Fetching(seed, epoch, indices, samples, in_bulk=in_bulk)
         seeding.begin(fetching)
         if get_items is not None and self._fetch_in_bulk(fetching, get_items):
@@ -93,6 +96,7 @@ class Fetcher:
             if self._on_error is OnError.RAISE:
                 raise BuildError(Stage.FETCH) from _harmless(error)  # nobody knows which one
             fetching.fetch_one_by_one()
+            self.locator.fetch_one_by_one()
             return False
         return True
 
@@ -121,6 +125,7 @@ class Fetcher:
         else:
             position += len(failures)  # all of them were left out
             self._seeding.leave_out(fetching)
+            self.locator.leave_out()
         failure = describe_failure(error, Stage.FETCH, self._definitions, index=index)
         failures.append(SampleFailed(position, replaced_by, failure))
         if not fetching.indices:

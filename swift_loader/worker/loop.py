@@ -39,7 +39,7 @@ def run_worker(channel: Channel, dataset: object, setup: WorkerSetup, definition
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone: nobody is left to be told
         builder = BatchBuilder(dataset, length_of(dataset), setup, definitions)
-        channel.send(pack_frame(Kind.READY))
+        channel.send(builder.ready().pack())
         _Worker(channel, builder, definitions).serve()
     failpoint(Failpoint.WORKER_STOP)
 

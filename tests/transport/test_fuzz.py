@@ -25,6 +25,7 @@ from swift_loader.transport.messages import (
     Fork,
     Forked,
     NewPlan,
+    Ready,
     SampleFailed,
     SegmentMade,
     Stage,
@@ -43,6 +44,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.FORK: Fork(3, False),
     Kind.FORKED: Forked(3, 1234),
     Kind.EXITED: Exited(3, -9),
+    Kind.READY: Ready(4096, 8192),
     Kind.PROBE: Task(0, 0, 0, 0),
     Kind.TASK: Task(1, 2, 3, 4, (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
@@ -51,7 +53,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),
 }
-BARE = [Kind.READY, Kind.SKIPPED]
+BARE = [Kind.SKIPPED]
 PICKLED = [Kind.BUILT, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
