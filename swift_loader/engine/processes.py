@@ -39,7 +39,7 @@ from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, Ready, SampleFailed, Stage
+from swift_loader.transport.messages import Batch, Failure, SampleFailed, Stage
 from swift_loader.worker.build import NUM_PROBED_SAMPLES
 
 __all__ = ["ProcessEngine"]
@@ -358,6 +358,11 @@ class ProcessEngine:
         if frame.kind is Kind.SEGMENT:
             worker.add_segment(frame, received.descriptors)
             return
+        if frame.kind is Kind.READY:
+            worker.note_ready(frame, received.descriptors)
+            with self._lock:
+                self._ledger.add_worker(worker.serial)
+            return
         if frame.kind is Kind.BATCH:
             self._take_batch(worker, Batch.unpack(frame))
         elif frame.kind is Kind.SAMPLE_FAILED:
@@ -431,10 +436,7 @@ class ProcessEngine:
 
     def _take_note(self, worker: WorkerHandle, frame: Frame) -> None:
         with self._lock:
-            if frame.kind is Kind.READY:
-                worker.note_ready(Ready.unpack(frame))
-                self._ledger.add_worker(worker.serial)
-            elif frame.kind is Kind.SKIPPED:
+            if frame.kind is Kind.SKIPPED:
                 self._ledger.skip(worker.serial, frame.generation)
                 worker.note_answer()
             else:
@@ -447,9 +449,11 @@ class ProcessEngine:
         with self._lock:
             if self._state is not EngineState.RUNNING or worker.serial in self._left_at:
                 return
-            self._left_at[worker.serial] = self._ledger.building(worker.serial)
+            building = self._ledger.building(worker.serial)
             if self._prober == worker.serial:
-                self._left_at[worker.serial], self._prober = _TRIAL, None
+                building, self._prober = _TRIAL, None
+            # It may have died with the task still in its pipe, and then the batch has nothing to do with that.
+            self._left_at[worker.serial] = building if worker.is_at_work else None
         if error is not None:
             self._break(error)
         else:

@@ -22,6 +22,7 @@ from swift_loader.engine.ledger import Assignment
 from swift_loader.engine.template import WorkerProcess
 from swift_loader.errors import ProtocolError
 from swift_loader.plan import PlanSettings
+from swift_loader.transport.board import Board, Word
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
@@ -85,7 +86,9 @@ class WorkerHandle:
         self._sent_s: deque[float] = deque()
         """When the tasks were sent that aren't answered yet."""
         self._answered_s = 0.0
-        self._addresses: Ready | None = None
+        self._num_answered = 0
+        self._length_address = UNKNOWN_ADDRESS
+        self._board: Board | None = None
 
     @property
     def busy_since_s(self) -> float:
@@ -99,32 +102,36 @@ class WorkerHandle:
     def note_answer(self) -> None:
         """Take note that it is through with its oldest task."""
         self._answered_s = time.monotonic()
+        self._num_answered += 1
         if self._sent_s:
             self._sent_s.popleft()
 
-    def note_ready(self, ready: Ready) -> None:
-        """Take note of where it keeps how far it is."""
-        self._addresses = ready
+    def note_ready(self, frame: Frame, descriptors: list[int]) -> None:
+        """Take note that it takes tasks, and of where it shows how far it is."""
+        self._length_address = Ready.unpack(frame).length_address
+        if len(descriptors) != 1:
+            raise ProtocolError(f"a board was announced with {len(descriptors)} descriptors")
+        self._board = Board.attach(descriptors[0])
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has begun its oldest task; true also after its death."""
+        return self._board is not None and self._board.words[Word.NUM_BEGUN] > self._num_answered
 
     def position_in_batch(self) -> int | None:
         """Return the place, in the batch as planned, of the sample that it fetches; None if that can't be found out.
 
         After the last sample, it is the number of samples. Read from the worker's memory, where the kernel allows it.
         """
-        if self._addresses is None or UNKNOWN_ADDRESS in (
-            self._addresses.length_address,
-            self._addresses.left_out_address,
-        ):
+        num_left_out = -1 if self._board is None else self._board.words[Word.NUM_LEFT_OUT]
+        if num_left_out < 0 or self._length_address == UNKNOWN_ADDRESS:
             return None
         try:
             with open(f"/proc/{self.process.pid}/mem", "rb", buffering=0) as memory:
-                length, left_out = (
-                    int.from_bytes(os.pread(memory.fileno(), 8, address), sys.byteorder, signed=True)
-                    for address in (self._addresses.length_address, self._addresses.left_out_address)
-                )
+                length = int.from_bytes(os.pread(memory.fileno(), 8, self._length_address), sys.byteorder)
         except OSError:
             return None
-        return length + left_out if left_out >= 0 else None
+        return length + num_left_out
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> None:
         """Map memory that the worker announced."""

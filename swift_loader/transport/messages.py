@@ -55,7 +55,7 @@ _TASK = struct.Struct("<QqqII")
 _SLOT = struct.Struct("<I")
 _BATCH = struct.Struct("<QIIQIIQQQ")
 _SEGMENT = struct.Struct("<IQ")
-_READY = struct.Struct("<QQ")
+_READY = struct.Struct("<Q")
 _SAMPLE = struct.Struct("<I?q")
 _FORK = struct.Struct("<I?")
 _FORKED = struct.Struct("<II")
@@ -182,16 +182,14 @@ class Batch:
 
 @dataclass(slots=True)
 class Ready:
-    """The worker takes tasks; it says where in its memory it keeps how far it is with its batch."""
+    """The worker takes tasks; the descriptor of its board is attached."""
 
     length_address: int
-    """Of the number of samples that are there, 64 bits."""
-    left_out_address: int
-    """Of the number of samples that were left out, 64 bits; negative while nobody knows the sample."""
+    """Where in its memory the number of samples is that it has fetched of its batch, 64 bits."""
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(Kind.READY, _READY.pack(self.length_address, self.left_out_address))
+        return pack_frame(Kind.READY, _READY.pack(self.length_address))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Ready:

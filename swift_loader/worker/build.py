@@ -19,6 +19,7 @@ from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
+from swift_loader.transport.board import Board
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Ready, SampleFailed, Stage
@@ -50,20 +51,23 @@ class _Lap:
 class BatchBuilder:
     """Builds batches of one dataset. Not thread-safe."""
 
-    def __init__(self, dataset: Any, num_samples: int, setup: WorkerSetup, definitions: Definitions) -> None:
+    def __init__(
+        self, dataset: Any, num_samples: int, setup: WorkerSetup, definitions: Definitions, board: Board | None = None
+    ) -> None:
+        """Get ready; `board` is where a worker shows how far it is."""
         self._num_samples = num_samples
         self._setup = setup
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
         self._seeding = Seeding(setup.rng)
-        self._fetcher = Fetcher(dataset, num_samples, setup.on_error, self._seeding, definitions)
+        self._fetcher = Fetcher(dataset, num_samples, setup.on_error, self._seeding, definitions, board or Board())
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that the batch built last does without."""
 
     def ready(self) -> Ready:
         """Return the message that says that batches can be built."""
-        return self._fetcher.locator.ready()
+        return Ready(self._fetcher.locator.address())
 
     def follow(self, plan: PlanSettings) -> None:
         """Build the batches of another plan from now on."""

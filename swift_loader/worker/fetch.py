@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from swift_loader.errors import TooManyErrors
 from swift_loader.permutation import Purpose, derive_key
+from swift_loader.transport.board import Board
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.transport.walk import type_name
@@ -52,9 +53,15 @@ class Fetcher:
     """Fetches the samples of one dataset. Not thread-safe."""
 
     def __init__(
-        self, dataset: Any, num_samples: int, on_error: OnError, seeding: Seeding, definitions: Definitions
+        self,
+        dataset: Any,
+        num_samples: int,
+        on_error: OnError,
+        seeding: Seeding,
+        definitions: Definitions,
+        board: Board,
     ) -> None:
-        self.locator = Locator()
+        self.locator = Locator(board)
         self._num_samples = num_samples
         self._on_error = on_error
         self._seeding = seeding

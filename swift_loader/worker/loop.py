@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
+from swift_loader.transport.board import Board, Word
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
@@ -38,17 +39,20 @@ def run_worker(channel: Channel, dataset: object, setup: WorkerSetup, definition
         SystemExit: Out of the user's code: the worker is to end, and the trainer to notice.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone: nobody is left to be told
-        builder = BatchBuilder(dataset, length_of(dataset), setup, definitions)
-        channel.send(builder.ready().pack())
-        _Worker(channel, builder, definitions).serve()
+        board, descriptor = Board.create()
+        builder = BatchBuilder(dataset, length_of(dataset), setup, definitions, board)
+        channel.send(builder.ready().pack(), [descriptor])
+        os.close(descriptor)
+        _Worker(channel, builder, definitions, board).serve()
     failpoint(Failpoint.WORKER_STOP)
 
 
 class _Worker:
     """The tasks of one worker, and the slots it writes to."""
 
-    def __init__(self, channel: Channel, builder: BatchBuilder, definitions: Definitions) -> None:
+    def __init__(self, channel: Channel, builder: BatchBuilder, definitions: Definitions, board: Board) -> None:
         self._channel = channel
+        self._words = board.words
         self._builder = builder
         self._definitions = definitions
         self._store = SegmentStore(channel)
@@ -60,6 +64,7 @@ class _Worker:
         """Answer each task, in the order received, with a batch, a failure, or a note that it was skipped."""
         while self._refill():
             kind, task = self._queue.popleft()
+            self._words[Word.NUM_BEGUN] += 1
             newest = self._queue[-1][1].generation if self._queue else task.generation
             if task.generation < newest:
                 self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))

@@ -44,7 +44,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.FORK: Fork(3, False),
     Kind.FORKED: Forked(3, 1234),
     Kind.EXITED: Exited(3, -9),
-    Kind.READY: Ready(4096, 8192),
+    Kind.READY: Ready(4096),
     Kind.PROBE: Task(0, 0, 0, 0),
     Kind.TASK: Task(1, 2, 3, 4, (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
