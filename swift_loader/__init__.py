@@ -6,14 +6,17 @@ The life of a batch, and who has it when:
     ledger        which worker builds it, and which batch is delivered next                 trainer
     task pipe     a few dozen bytes: (generation, sequence, epoch, step)                    trainer -> worker
     worker        fetches the samples, collates them straight into a slot of shared memory  worker
+    board         how many tasks it has begun, to be seen also after its death              worker -> trainer
     result pipe   a few hundred bytes: where in the slot what lies                          worker -> trainer
     receiver      makes arrays and tensors that are views of the slot, no copy              trainer, own thread
     delivery      puts batches back in order                                                trainer, own thread
     device        moves the batch, if a device was given                                    trainer, loop's thread
     lease         the last view of the batch dies: the slot goes back to its worker         trainer, any thread
 
-Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. A worker's death is
-the end of its pipe; the trainer's death ends the template, and with it the workers. Nothing is shared between workers.
+Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Nothing is shared
+between workers. A worker's death is the end of its pipe: its batches go back to the ledger, which has others build them,
+and the *pool*, a thread of the trainer, forks another worker in its place, unless the *coroner* says that it can't go on
+like that. The kernel ends the template with the trainer, and the workers with the template, whatever they are doing.
 
 A run can be stopped after any batch: `state` is what is saved of it, `progress` how far the loop has got, and `plan`
 how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
