@@ -1,0 +1,30 @@
+"""Loaders use up nothing, whatever happens to them. See soak.py for longer runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.figures import slope
+from tests.soak import Soak
+
+
+def test_everything_at_once_for_a_while_uses_up_nothing() -> None:
+    soak = Soak(seed=1)
+    soak.run(20)
+    assert soak.counts["batches"] >= 200, soak.table()
+    assert soak.kills.total() >= 5, soak.table()
+    assert soak.counts["breaks"]
+
+
+def test_a_leak_is_caught() -> None:
+    soak = Soak(seed=2)
+    for number in range(40):
+        soak.figures.closed_mb.append((number, 100.0 + 1.5 * number))
+    with pytest.raises(AssertionError, match=r"trainer without a loader, USS: 1\.50 MB more after each epoch"):
+        soak.figures.check()
+
+
+def test_slopes_are_common_to_groups_of_different_levels() -> None:
+    points = [(x, x % 3, 100.0 * (x % 3) + 0.5 * x) for x in range(30)]
+    assert slope(points) == pytest.approx(0.5)
+    assert slope([(1, 0, 5.0), (2, 1, 50.0)]) == 0
