@@ -15,7 +15,7 @@ import pytest
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
 from tests import datasets
-from tests.helpers import ids_of, make_loader
+from tests.helpers import ids_of, make_loader, wait_until
 
 ONCE = ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exit-0", "exit-7", "system-exit"]
 
@@ -73,6 +73,19 @@ def test_idle_processes_that_are_killed_are_replaced(victims: str) -> None:
         new_template, new_workers = processes(loader)
         assert (new_template.pid == template.pid) == (victims == "all workers")
         assert not {worker.pid for worker in new_workers} & {worker.pid for worker in workers}
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("multithread", [True, False])
+def test_who_dies_between_two_epochs_is_replaced_before_the_loop_is_back(multithread: bool) -> None:
+    options: dict[str, Any] = {"kwargs": {"num_samples": 1000}, "shuffle": False, "multithread": multithread}
+    with make_loader(datasets.Counting, **options) as loader:
+        for _ in range(3):
+            assert ids_of(loader) == list(range(1000))  # a loop that is back at once, until it has the last batch
+            template, workers = processes(loader)
+            workers[0].kill()
+            workers[0].wait()
+            wait_until(lambda: len(template.children()) == 2, "the worker is replaced")  # noqa: B023
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")

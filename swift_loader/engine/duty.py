@@ -57,12 +57,15 @@ class Duty:
         """Whether the loop waits, with nothing taken in halfway."""
         return self._loop_listens and self._listening.is_resting
 
-    def leave(self, entered_ns: int, left_ns: int) -> None:
-        """Take note that the loop has its batch; the threads listen now, unless it is likely to be back at once."""
+    def leave(self, entered_ns: int, left_ns: int, *, is_epoch_over: bool) -> None:
+        """Take note that the loop has its batch; the threads listen now, unless it is likely to be back at once.
+
+        After the last batch of an epoch it isn't, however quick it was until then.
+        """
         absence_ns = max(0, entered_ns - self._left_ns)
         self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
         self._left_ns = left_ns
-        if self._absence_ns > SHORT_ABSENCE_NS:
+        if is_epoch_over or self._absence_ns > SHORT_ABSENCE_NS:
             self.hand_back()
 
     def hand_back(self) -> None:

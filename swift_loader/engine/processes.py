@@ -219,7 +219,7 @@ class ProcessEngine:
                 self._dispatch()
                 left_ns = time.perf_counter_ns()
                 assert self._duty is not None
-                self._duty.leave(entered_ns, left_ns)
+                self._duty.leave(entered_ns, left_ns, is_epoch_over=self._is_epoch_over())
             except Exception:
                 raise
             except BaseException as interrupt:
@@ -269,6 +269,10 @@ class ProcessEngine:
             if self._error is not None:
                 raise self._error
             return num_ready, None
+
+    def _is_epoch_over(self) -> bool:
+        with self._lock:
+            return self._ledger.position[1] == 0
 
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return at once."""
