@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -58,9 +59,9 @@ class Row:
     """Loaders of the same kind, with the same number of workers, are expected to need as much memory."""
     measured: Measured
     trainer_mb: float
-    """USS: what nobody else has."""
+    """Without what it shares with workers."""
     family_mb: float
-    """PSS of the trainer and all its children: a page that n processes share counts once."""
+    """The trainer and all its children."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Figures:
 
     rows: list[Row] = field(default_factory=list)
     closed_mb: list[tuple[int, float]] = field(default_factory=list)
-    """(number of passes, USS of the trainer) after each loader was closed."""
+    """(number of passes, MB of the trainer) after each loader was closed."""
 
     def note_pass(self, workers: int, kind: str, fresh: Measured) -> None:
         """Measure after a pass; fail unless, within a moment, as much is open as when the loader had just started."""
@@ -88,9 +89,9 @@ class Figures:
         half = len(self.rows) // 2
         rows = list(enumerate(self.rows))[half:]
         return {
-            "trainer, USS": slope([(number, (row.workers, row.kind), row.trainer_mb) for number, row in rows]),
-            "family, PSS": slope([(number, (row.workers, row.kind), row.family_mb) for number, row in rows]),
-            "trainer without a loader, USS": slope([(number, 0, mb) for number, mb in self.closed_mb if number > half]),
+            "trainer": slope([(number, (row.workers, row.kind), row.trainer_mb) for number, row in rows]),
+            "trainer and workers": slope([(number, (row.workers, row.kind), row.family_mb) for number, row in rows]),
+            "trainer without a loader": slope([(number, 0, mb) for number, mb in self.closed_mb if number > half]),
         }
 
     def check(self) -> None:
@@ -100,12 +101,12 @@ class Figures:
 
     def table(self) -> str:
         """Return some of the rows, and the slopes."""
-        lines = [" epoch  workers  descriptors  threads  children  trainer USS  family PSS (MB)"]
+        lines = [" epoch  workers  descriptors  threads  children  trainer MB  with workers MB"]
         for number in range(0, len(self.rows), max(1, len(self.rows) // _NUM_ROWS)):
             row, open_now = self.rows[number], self.rows[number].measured
             lines.append(
                 f"{number:6}{row.workers:9}{open_now.descriptors:13}{open_now.threads:9}{open_now.children:10}"
-                f"{row.trainer_mb:13.1f}{row.family_mb:12.1f}"
+                f"{row.trainer_mb:12.1f}{row.family_mb:17.1f}"
             )
         lines += [f"{mb_per_pass:8.3f} MB per epoch: {name}" for name, mb_per_pass in self.slopes().items()]
         return "\n".join(lines)
@@ -120,12 +121,26 @@ def settled(expected: Measured) -> Measured:
 
 
 def memory() -> tuple[float, float]:
-    """Return the USS of this process and the PSS of it and its children, in MB."""
+    """Return what this process, and what it and its children have in memory, in MB.
+
+    A page that n processes share counts as 1/n in each. Pages of files don't count: how many others have mapped the
+    same library is not our doing.
+    """
     gc.collect()
     trainer = psutil.Process()
-    own = trainer.memory_full_info()
-    family = own.pss + sum(child.memory_full_info().pss for child in trainer.children(recursive=True))
-    return own.uss / _MEGABYTE, family / _MEGABYTE
+    own = _memory_of(trainer.pid)
+    family = sum(own) + sum(sum(_memory_of(child.pid)) for child in trainer.children(recursive=True))
+    return own[0] / 1024, family / 1024
+
+
+def _memory_of(pid: int) -> tuple[int, int]:
+    """Return KB of ordinary and of shared memory, both proportional."""
+    fields = dict.fromkeys(("Pss_Anon", "Pss_Shmem"), 0)
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in fields:
+            fields[name] = int(rest.split()[0])
+    return fields["Pss_Anon"], fields["Pss_Shmem"]
 
 
 def slope(points: Sequence[tuple[float, Hashable, float]]) -> float:

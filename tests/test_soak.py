@@ -20,7 +20,7 @@ def test_a_leak_is_caught() -> None:
     soak = Soak(seed=2)
     for number in range(40):
         soak.figures.closed_mb.append((number, 100.0 + 1.5 * number))
-    with pytest.raises(AssertionError, match=r"trainer without a loader, USS: 1\.50 MB more after each epoch"):
+    with pytest.raises(AssertionError, match=r"trainer without a loader: 1\.50 MB more after each epoch"):
         soak.figures.check()
 
 
