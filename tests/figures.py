@@ -136,7 +136,11 @@ def memory() -> tuple[float, float]:
 def _memory_of(pid: int) -> tuple[int, int]:
     """Return KB of ordinary and of shared memory, both proportional."""
     fields = dict.fromkeys(("Pss_Anon", "Pss_Shmem"), 0)
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it hung, and its killing took until now
+        return 0, 0
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
         if name in fields:
             fields[name] = int(rest.split()[0])

@@ -64,6 +64,8 @@ class Killer:
         self._stop = threading.Event()
         self._is_done = threading.Event()
         self._error: BaseException | None = None
+        self._struck: set[int] = set()
+        """Serial numbers of those that were killed, whether that has been dealt with or not."""
         self._thread = threading.Thread(target=self._run, name="killer")
         self.kills: Counter[Aim] = Counter()
         """How many processes were killed; of a template and its workers, the template counts."""
@@ -72,6 +74,11 @@ class Killer:
     def is_done(self) -> bool:
         """Whether all kills that were asked for have been carried out and dealt with."""
         return self._is_done.is_set()
+
+    @property
+    def is_dealt_with(self) -> bool:
+        """Whether all that were killed have been replaced."""
+        return not self._num_missing() and self._struck.isdisjoint(self._pool.workers)
 
     def __enter__(self) -> Killer:
         self._thread.start()
@@ -168,6 +175,7 @@ class Killer:
         return [ledger.locate(sequence) for generation, sequence in tasks if generation == ledger.generation]
 
     def _kill(self, victims: list[WorkerHandle]) -> list[WorkerHandle]:
+        self._struck.update(victim.serial for victim in victims)
         for victim in victims:
             self._signal(victim, signal.SIGKILL)
         return victims
@@ -207,6 +215,7 @@ class Killer:
             num_in_a_row = self._engine._coroner._casualties.num_in_a_row(TEMPLATE)
             if not candidates or not self._pool._forks or num_in_a_row > 1:
                 return []
+            self._struck.update(self._pool.workers)
             template = self._pool._templates[0]
             signal.pidfd_send_signal(template.pidfd, signal.SIGKILL)
             return list(self._pool.workers.values())

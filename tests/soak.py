@@ -22,7 +22,7 @@ from swift_loader import SwiftLoader, SwiftLoaderWarning
 from swift_loader.engine.processes import ProcessEngine
 from tests.checked import Checked, Reference, check_batch, collate_flat, digest
 from tests.figures import Figures, Measured
-from tests.helpers import make_loader
+from tests.helpers import make_loader, wait_until
 from tests.killer import Aim, Killer
 
 __all__ = ["Soak"]
@@ -145,7 +145,6 @@ class Soak:
                 end = self._run_pass(loader, leg, reference, place, may_break=leg.in_order or not is_last)
                 # A new pass after `break` is the next epoch's; a state goes on where the loop stopped.
                 place = end if is_last or not end[1] else (end[0] + 1, 0)
-                _have_somebody_listen(loader)
                 self.figures.note_pass(leg.workers, f"{leg.start_method}, big batch: {journey.has_big_batch}", fresh)
             return loader.state_dict(), place
 
@@ -167,8 +166,10 @@ class Soak:
                 if len(got) == limit:
                     break
             hoard.drop_all()
-        killer.check()
         del batch
+        killer.check()
+        _have_somebody_listen(loader)
+        wait_until(lambda: killer.is_dealt_with, "those that were killed are replaced")
         reference.compare(got, epoch, begin=begin, in_order=leg.in_order, is_whole=limit is None)
         self.kills += killer.kills
         self.counts["batches"] += len(got)
@@ -187,7 +188,7 @@ class Soak:
 
 
 def _have_somebody_listen(loader: SwiftLoader) -> None:
-    """Have deaths noticed while the loop is away: after a quick one, nobody listens until it is back."""
+    """Have deaths noticed while the loop is away: after a quick one that broke off, nobody listens."""
     assert loader._session is not None
     engine = loader._session.engine
     assert isinstance(engine, ProcessEngine)
