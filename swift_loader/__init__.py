@@ -14,9 +14,10 @@ The life of a batch, and who has it when:
     lease         the last view of the batch dies: the slot goes back to its worker         trainer, any thread
 
 Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Nothing is shared
-between workers. A worker's death is the end of its pipe: its batches go back to the ledger, which has others build them,
-and the *pool*, a thread of the trainer, forks another worker in its place, unless the *coroner* says that it can't go on
-like that. The kernel ends the template with the trainer, and the workers with the template, whatever they are doing.
+between workers. A worker's death is the end of its pipe: its batches go back to the ledger, which has others build
+them, and the *pool*, a thread of the trainer, forks another worker in its place, unless the *coroner* says that it
+can't go on like that. The kernel ends the template with the trainer, and the workers with the template, whatever they
+are doing.
 
 A run can be stopped after any batch: `state` is what is saved of it, `progress` how far the loop has got, and `plan`
 how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
