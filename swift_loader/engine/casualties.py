@@ -41,12 +41,16 @@ class Casualties:
         self._by_batch: dict[Hashable, int] = {}
         """batch -> workers that died while building it"""
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether there were deaths since the last batch; until then, no batch need be noted."""
+        return bool(self._in_a_row or self._by_batch)
+
     def note_batch(self, place: int, batch: Hashable) -> None:
         """Take note that a worker has built a batch."""
-        if self._in_a_row or self._by_batch:
-            self._in_a_row.pop(place, None)
-            self._in_a_row.pop(TEMPLATE, None)
-            self._by_batch.pop(batch, None)
+        self._in_a_row.pop(place, None)
+        self._in_a_row.pop(TEMPLATE, None)
+        self._by_batch.pop(batch, None)
 
     def note_death(self, place: int, batch: Hashable | None) -> Verdict:
         """Take note that a worker died, at this batch if any, and decide."""

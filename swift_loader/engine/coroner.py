@@ -51,6 +51,11 @@ class Coroner:
         self._max_restarts = max_restarts
         self._casualties = Casualties(max_restarts)
 
+    @property
+    def has_open_cases(self) -> bool:
+        """Whether there are deaths that a batch may make up for; saves the caller to say which batches come."""
+        return self._casualties.is_counting
+
     def note_batch(self, place: int, batch: Hashable) -> None:
         """Take note that a worker has built a batch."""
         self._casualties.note_batch(place, batch)

@@ -113,6 +113,12 @@ class Ledger(Generic[Outcome]):
         return self._next_deliverable() is not None
 
     @property
+    def is_between_epochs(self) -> bool:
+        """Whether the last batch of an epoch is the one that was delivered last. Called after each batch: cheap."""
+        beyond_first = self._num_delivered - self._num_first
+        return beyond_first >= 0 and (not self._num_later or beyond_first % self._num_later == 0)
+
+    @property
     def generation(self) -> int:
         """Of the batches that count."""
         return self._generation

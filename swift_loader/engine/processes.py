@@ -219,7 +219,7 @@ class ProcessEngine:
                 self._dispatch()
                 left_ns = time.perf_counter_ns()
                 assert self._duty is not None
-                self._duty.leave(entered_ns, left_ns, is_epoch_over=self._is_epoch_over())
+                self._duty.leave(entered_ns, left_ns, is_epoch_over=self._ledger.is_between_epochs)
             except Exception:
                 raise
             except BaseException as interrupt:
@@ -270,10 +270,6 @@ class ProcessEngine:
                 raise self._error
             return num_ready, None
 
-    def _is_epoch_over(self) -> bool:
-        with self._lock:
-            return self._ledger.position[1] == 0
-
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return at once."""
         with self._lock:
@@ -300,9 +296,10 @@ class ProcessEngine:
 
     def _listen_or_look(self, listening: Listening, watch: StallWatch) -> None:
         """Listen, or, if that has gone on for too long, look what the loop waits for."""
-        left_s = watch.check_at_s - time.monotonic()
-        if left_s > 0:
-            listening.listen(left_s if left_s < math.inf else None)
+        if watch.check_at_s == math.inf:
+            listening.listen()
+        elif (left_s := watch.check_at_s - time.monotonic()) > 0:
+            listening.listen(left_s)
         else:
             self._look_for_stall(watch)
 
@@ -435,7 +432,9 @@ class ProcessEngine:
             if generation == 0:
                 self._probed, self._prober = outcome, None
                 self._coroner.note_batch(worker.place, _TRIAL)
-            elif self._ledger.complete(worker.serial, generation, sequence, outcome, build_s):
+                return
+            is_wanted = self._ledger.complete(worker.serial, generation, sequence, outcome, build_s)
+            if is_wanted and self._coroner.has_open_cases:
                 self._coroner.note_batch(worker.place, self._ledger.locate(sequence))
 
     def _take_note(self, worker: WorkerHandle, frame: Frame) -> None:

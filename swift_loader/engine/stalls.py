@@ -31,7 +31,7 @@ class StallWatch:
         self._limit_s = math.inf if limit_s is None else limit_s
         self._began_s = now_s
         self._period_s = min(self._warn_after_s, self._limit_s)
-        self._warned: set[float] = set()
+        self._warned: tuple[float, ...] = ()
         self.check_at_s = now_s + self._period_s
         """When to look again."""
 
@@ -40,7 +40,7 @@ class StallWatch:
         if min(now_s - since_s, now_s - self._began_s) >= self._limit_s:
             return Step.GIVE_UP
         if now_s - since_s >= self._warn_after_s and since_s not in self._warned:
-            self._warned.add(since_s)
+            self._warned = (*self._warned, since_s)
             return Step.WARN
         return Step.NOTHING
 

@@ -22,7 +22,7 @@ from swift_loader.engine.ledger import Assignment
 from swift_loader.engine.template import WorkerProcess
 from swift_loader.errors import ProtocolError
 from swift_loader.plan import PlanSettings
-from swift_loader.transport.board import Board, Word
+from swift_loader.transport.board import NUM_BEGUN, NUM_LEFT_OUT, Board
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
@@ -116,14 +116,14 @@ class WorkerHandle:
     @property
     def is_at_work(self) -> bool:
         """Whether it has begun its oldest task; true also after its death."""
-        return self._board is not None and self._board.words[Word.NUM_BEGUN] > self._num_answered
+        return self._board is not None and self._board.words[NUM_BEGUN] > self._num_answered
 
     def position_in_batch(self) -> int | None:
         """Return the place, in the batch as planned, of the sample that it fetches; None if that can't be found out.
 
         After the last sample, it is the number of samples. Read from the worker's memory, where the kernel allows it.
         """
-        num_left_out = -1 if self._board is None else self._board.words[Word.NUM_LEFT_OUT]
+        num_left_out = -1 if self._board is None else self._board.words[NUM_LEFT_OUT]
         if num_left_out < 0 or self._length_address == UNKNOWN_ADDRESS:
             return None
         try:

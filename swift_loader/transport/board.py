@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from enum import IntEnum
 
 from swift_loader.transport.segments import Segment
 
-__all__ = ["Board", "Word"]
+__all__ = ["NUM_BEGUN", "NUM_LEFT_OUT", "Board"]
 
 
-class Word(IntEnum):
-    """Which of the page's 64-bit words is what."""
+NUM_BEGUN = 0
+"""The word that counts the tasks that the worker has begun."""
 
-    NUM_BEGUN = 0
-    """Tasks that the worker has begun, since it started."""
-    NUM_LEFT_OUT = 1
-    """Samples that the batch it is at goes on without; negative while all samples are asked for at once."""
+NUM_LEFT_OUT = 1
+"""The word that counts samples that the batch it is at goes on without; negative while all are asked for at once."""
+
+_NUM_WORDS = 2
+"""Of 64 bits."""
 
 
 class Board:
@@ -30,7 +30,7 @@ class Board:
         """Make one on the heap, for a process that nobody looks into; or use a mapping."""
         self._segment = segment
         """Kept mapped."""
-        self.words = memoryview(array("q", [0] * len(Word))) if segment is None else segment.memory.cast("q")
+        self.words = memoryview(array("q", [0] * _NUM_WORDS)) if segment is None else segment.memory.cast("q")
 
     @classmethod
     def create(cls) -> tuple[Board, int]:
@@ -48,4 +48,4 @@ class Board:
         return cls(Segment.attach(descriptor, mmap.PAGESIZE))
 
     def __repr__(self) -> str:
-        return f"<Board {', '.join(f'{word.name} {self.words[word]}' for word in Word)}>"
+        return f"<Board {self.words[NUM_BEGUN]} begun, {self.words[NUM_LEFT_OUT]} left out>"

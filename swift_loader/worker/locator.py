@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from swift_loader.transport.board import Board, Word
+from swift_loader.transport.board import NUM_LEFT_OUT, Board
 from swift_loader.transport.messages import UNKNOWN_ADDRESS
 
 __all__ = ["Locator"]
@@ -30,16 +30,16 @@ class Locator:
     def begin(self, *, in_bulk: bool) -> list[Any]:
         """Return the list, empty, for the samples of another batch."""
         self.samples.clear()
-        self._words[Word.NUM_LEFT_OUT] = _IN_BULK if in_bulk else 0
+        self._words[NUM_LEFT_OUT] = _IN_BULK if in_bulk else 0
         return self.samples
 
     def fetch_one_by_one(self) -> None:
         """Take note that the samples are asked for one by one after all."""
-        self._words[Word.NUM_LEFT_OUT] = 0
+        self._words[NUM_LEFT_OUT] = 0
 
     def leave_out(self) -> None:
         """Take note that the batch goes on without a sample."""
-        self._words[Word.NUM_LEFT_OUT] += 1
+        self._words[NUM_LEFT_OUT] += 1
 
     def address(self) -> int:
         """Return where in this process's memory the length of the list is, in 64 bits."""

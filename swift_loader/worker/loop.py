@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
-from swift_loader.transport.board import Board, Word
+from swift_loader.transport.board import NUM_BEGUN, Board
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
@@ -64,7 +64,7 @@ class _Worker:
         """Answer each task, in the order received, with a batch, a failure, or a note that it was skipped."""
         while self._refill():
             kind, task = self._queue.popleft()
-            self._words[Word.NUM_BEGUN] += 1
+            self._words[NUM_BEGUN] += 1
             newest = self._queue[-1][1].generation if self._queue else task.generation
             if task.generation < newest:
                 self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))

@@ -215,6 +215,8 @@ class LedgerModel(RuleBasedStateMachine):
             return
         assert self.ledger.position == self.position
         assert self.ledger.num_ready == len(self.ready)
+        if self.num_delivered:
+            assert self.ledger.is_between_epochs == (self.position[1] == 0)
         for index, queue in self.queues.items():
             due = queue[0] if queue and queue[0][0] == self.generation else None
             assert self.ledger.building(index) == (self.ledger.locate(due[1]) if due else None)
