@@ -269,9 +269,11 @@ class SwiftLoader:
         self._state = LoaderState.CLOSED
         if self._close is not None:
             self._close()
-        if self._session is not None:
-            self._session.tell()
-        self.warn_of_failures()
+        try:
+            if self._session is not None:
+                self._session.tell()
+        finally:
+            self.warn_of_failures()
 
     def __enter__(self) -> SwiftLoader:
         return self

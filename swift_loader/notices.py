@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ from swift_loader.errors import SwiftLoaderWarning
 
 __all__ = ["warn"]
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def warn(text: str) -> None:

@@ -21,6 +21,7 @@ from swift_loader.engine.base import Delivery, Engine
 from swift_loader.engine.inline import InlineEngine
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.processes import ProcessEngine
+from swift_loader.errors import SwiftLoaderError
 from swift_loader.iterator import OpenEpoch
 from swift_loader.log import open_log
 from swift_loader.metrics import Metrics
@@ -123,7 +124,11 @@ class Session:
 
     def _pull(self) -> Delivery:
         self.tell()
-        return self.engine.next_batch()
+        try:
+            return self.engine.next_batch()
+        except SwiftLoaderError:
+            self.tell()  # what led to it
+            raise
 
     def _report(self) -> None:
         report = self.metrics.report()

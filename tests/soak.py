@@ -27,7 +27,7 @@ from tests.killer import Aim, Killer
 
 __all__ = ["Soak"]
 
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 2.0
 _NBYTES = 2000
 _BATCH_SIZE = 4
 

@@ -23,7 +23,8 @@ ENDS_AT_ONCE_WITHIN_S = 1.0
 CTRL_C = b"\x03"
 
 PROGRAM = """
-import fcntl, sys, termios, time
+import fcntl, signal, sys, termios, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in the background
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from pathlib import Path
 from swift_loader import SwiftLoader

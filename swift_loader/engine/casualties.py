@@ -52,6 +52,10 @@ class Casualties:
         self._in_a_row.pop(TEMPLATE, None)
         self._by_batch.pop(batch, None)
 
+    def forget_batches(self) -> None:
+        """Blame no batch for what happened so far."""
+        self._by_batch.clear()
+
     def note_death(self, place: int, batch: Hashable | None) -> Verdict:
         """Take note that a worker died, at this batch if any, and decide."""
         self._in_a_row[place] = self._in_a_row.get(place, 0) + 1

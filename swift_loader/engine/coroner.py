@@ -60,6 +60,10 @@ class Coroner:
         """Take note that a worker has built a batch."""
         self._casualties.note_batch(place, batch)
 
+    def forget_batches(self) -> None:
+        """Blame no batch for what happened so far: with another plan, they are other batches."""
+        self._casualties.forget_batches()
+
     def examine(self, case: Case) -> Finding:
         """Decide about a worker."""
         verdict = self._casualties.note_death(case.place, case.batch)
@@ -69,7 +73,8 @@ class Coroner:
             count = f"{self._casualties.num_in_a_row(case.place)} of worker_restarts={self._max_restarts} in a row"
             left = attached(traces=case.traces, stderr=case.stderr)
             return Finding(None, f"{case.who} {how}{at_work}. It is replaced ({count}), and nothing is lost{left}")
-        lost = f"{case.num_lost} batches in its hands are lost. {self._reason(verdict, case.place)}"
+        batches = "batch" if case.num_lost == 1 else "batches"
+        lost = f"{case.num_lost} {batches} in its hands lost. {self._reason(verdict, case.place)}"
         if case.stall:
             left = attached(traces=case.traces, stderr=case.stderr)
             return Finding(WorkerStalled(f"{case.who} {how}; {lost}{left}"), "")
@@ -81,7 +86,7 @@ class Coroner:
         verdict = self._casualties.note_death(TEMPLATE, None)
         if verdict is Verdict.REPLACE:
             count = f"{self._casualties.num_in_a_row(TEMPLATE)} of worker_restarts={self._max_restarts} in a row"
-            return Finding(None, f"{error}\nIt is replaced ({count}), and the workers with it; nothing is lost")
+            return Finding(None, f"{error}\nIt is replaced ({count}), as are its workers, and nothing is lost")
         return Finding(error, "")
 
     def _reason(self, verdict: Verdict, place: int) -> str:
@@ -90,7 +95,8 @@ class Coroner:
         if not self._max_restarts:
             return "With worker_restarts=0, no worker is replaced"
         number = self._casualties.num_in_a_row(place)
-        return f"It is the {number}th worker in a row that ends without a batch (worker_restarts={self._max_restarts})"
+        limit = f"(worker_restarts={self._max_restarts})"
+        return f"{number} workers in a row have ended in this place without a batch {limit}"
 
     def __repr__(self) -> str:
         return f"<Coroner {self._casualties!r}>"

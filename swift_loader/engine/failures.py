@@ -84,7 +84,7 @@ def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "",
     if exit_code == -signal.SIGKILL:
         hint = ". The kernel sends SIGKILL when memory runs out: see dmesg, and use fewer workers or smaller batches"
     elif exit_code is not None and exit_code < 0:
-        hint = ". Look at what the code, or a library that it uses, does there"
+        hint = ". The code, or a library that it uses, crashed there"
     elif exit_code is not None:
         hint = ". Something in the dataset ends the process: look for sys.exit and os._exit"
     return WorkerDied(f"{who} {how_it_ended(exit_code)}; {consequence}{hint}{attached(traces=traces, stderr=stderr)}")

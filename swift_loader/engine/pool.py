@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from typing import Protocol, TypeVar
 
 from swift_loader.engine.failures import died, rebuild
 from swift_loader.engine.ladder import stop_processes
+from swift_loader.engine.pump import Pump
 from swift_loader.engine.settings import ProcessSettings, StartMethod
 from swift_loader.engine.template import TemplateProcess, WorkerProcess
 from swift_loader.engine.witness import Witness
@@ -42,6 +42,8 @@ SPARE_SEGMENTS = 8
 
 FORK_LIMIT_S = 30.0
 """A template that doesn't fork within this time hangs, and is replaced."""
+
+JOIN_LIMIT_S = 2.0
 
 EXIT_LIMIT_S = 0.5
 """How long a worker's exit status may lag behind the end of its stream."""
@@ -100,6 +102,8 @@ class WorkerPool:
         """The second is a descriptor, kept so that a later template gets what the first one got."""
         self._built: Built | None = None
         """What the first template said of the dataset."""
+        self.build_s = 0.0
+        """How long that took, with the start of the interpreter."""
         self.definitions = Definitions()
         """What travels by value, as the processes number it."""
         self._templates: tuple[TemplateProcess, ...] = ()
@@ -108,10 +112,7 @@ class WorkerPool:
         """By serial number; changed by the pool's thread only, and replaced as a whole."""
         self._num_started = 0
         self._orders: deque[Callable[[], None]] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._sources: dict[int, Callable[[], None]] = {}
-        self._poll = select.poll()
-        self._watch(self._wake, self._read_wake)
+        self._pump = Pump()
         self._state = PoolState.OPEN
         self._lock = threading.RLock()
         """Guards the beginning of processes against the end of the pool."""
@@ -134,7 +135,9 @@ class WorkerPool:
             if self._payload is None:
                 layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
                 self._payload = layout, descriptor
+            began_s = time.monotonic()
             self._built = self._order(self._build_first, on_wait, patience_s)
+            self.build_s = time.monotonic() - began_s
         return self._built.num_samples
 
     @property
@@ -177,17 +180,20 @@ class WorkerPool:
         with self._lock:
             self._state = PoolState.STOPPING
             workers, templates = self.workers, self._templates
-        self._poke()
-        for worker in workers.values():
-            worker.channel.shutdown()
-        stop_processes(worker.process.pidfd for worker in workers.values() if worker.process.pidfd >= 0)
-        for template in templates:
-            template.hang_up()
-        stop_processes(template.pidfd for template in templates)
-        self._state = PoolState.STOPPED
-        self._poke()
+        self._pump.poke()
+        try:
+            for worker in workers.values():
+                worker.channel.shutdown()
+            stop_processes(worker.process.pidfd for worker in workers.values())
+            for template in templates:
+                template.hang_up()
+            stop_processes(template.pidfd for template in templates)
+        finally:
+            self._state = PoolState.STOPPED
+            self._pump.poke()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            # Not for ever: whoever closes may hold a lock that the thread waits for, if a signal's handler does it.
+            self._thread.join(JOIN_LIMIT_S)
 
     def close_processes(self) -> None:
         """Give back what belongs to them; they must have ended, and nobody listen to them any more. Idempotent."""
@@ -198,13 +204,11 @@ class WorkerPool:
         if self._payload is not None:
             os.close(self._payload[1])
             self._payload = None
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+        self._pump.close()
 
     def close(self) -> None:
         """End all processes and give everything back, if nobody has begun to listen to them. Idempotent."""
-        if self.is_ours and self._wake >= 0:
+        if self.is_ours and not self._pump.is_closed:
             self.stop()
             self.close_processes()
 
@@ -240,15 +244,8 @@ class WorkerPool:
             if self._state is not PoolState.OPEN:
                 return False
             self._orders.append(order)
-        self._poke()
+        self._pump.poke()
         return True
-
-    def _read_wake(self) -> None:
-        os.eventfd_read(self._wake)
-
-    def _poke(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
 
     # The pool's thread: waiting ---------------------------------------------------------------------------------------
 
@@ -258,7 +255,7 @@ class WorkerPool:
                 self._carry_out_orders()
                 self._look_after_template()
                 if not self._orders:  # some may have come in while the template was being replaced
-                    self._pump(None)
+                    self._pump.run_once()
         except _Stopped:
             pass
         except BaseException as error:
@@ -266,7 +263,7 @@ class WorkerPool:
                 self._owner.on_failure(error)
         # The kernel kills the processes when this thread ends, and so it stays until they have ended by themselves.
         while self._state is not PoolState.STOPPED:
-            self._pump(None)
+            self._pump.run_once()
         with contextlib.suppress(_Stopped):
             self._carry_out_orders()  # whoever waits for one of them is told that it won't be
 
@@ -274,48 +271,28 @@ class WorkerPool:
         while self._orders:
             self._orders.popleft()()
 
-    def _pump(self, timeout_s: float | None) -> None:
-        """Wait for something to happen, and take it in."""
-        for descriptor, _ in self._poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
-            source = self._sources.get(descriptor)
-            if source is not None:
-                source()
-
-    def _pump_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
+    def _run_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Go on taking in until something is done; return False if it isn't in time.
 
         Raises:
             _Stopped: The pool is being closed.
         """
-        deadline_s = None if limit_s is None else time.monotonic() + limit_s
-        while not is_done():
-            self._check_open()
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return False
-            self._pump(left_s)
-        return True
+        done_in_time = self._pump.run_until(lambda: is_done() or self._state is not PoolState.OPEN, limit_s)
+        self._check_open()
+        return done_in_time
 
     def _check_open(self) -> None:
         if self._state is not PoolState.OPEN:
             raise _Stopped
-
-    def _watch(self, descriptor: int, source: Callable[[], None]) -> None:
-        self._sources[descriptor] = source
-        self._poll.register(descriptor, select.POLLIN)
-
-    def _unwatch(self, descriptor: int) -> None:
-        if self._sources.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
 
     def _watch_witness(self, witness: Witness) -> None:
         descriptor = witness.fileno()
 
         def forward() -> None:
             if not witness.forward():
-                self._unwatch(descriptor)
+                self._pump.unwatch(descriptor)
 
-        self._watch(descriptor, forward)
+        self._pump.watch(descriptor, forward)
 
     # The pool's thread: templates -------------------------------------------------------------------------------------
 
@@ -331,7 +308,7 @@ class WorkerPool:
             self._templates = (*self._templates, template)
         self._watch_witness(template.witness)
         for descriptor in (template.fileno(), template.pidfd):
-            self._watch(descriptor, lambda: self._listen_to(template))
+            self._pump.watch(descriptor, lambda: self._listen_to(template))
         template.send_setup(*self._payload)
         return template
 
@@ -339,10 +316,10 @@ class WorkerPool:
         template.take_in()
         if template.is_gone:
             for descriptor in (template.fileno(), template.pidfd):
-                self._unwatch(descriptor)
+                self._pump.unwatch(descriptor)
 
     def _wait_built(self, template: TemplateProcess) -> Built:
-        self._pump_until(lambda: template.answer is not None or template.is_gone)
+        self._run_until(lambda: template.answer is not None or template.is_gone)
         if isinstance(template.answer, Failure):
             raise rebuild(template.answer, f"the template process (pid {template.pid})", self.definitions)
         if template.answer is None:
@@ -367,23 +344,17 @@ class WorkerPool:
     def _living_template(self) -> TemplateProcess:
         """Return the template that workers are forked from, replaced if need be."""
         while self._templates[0].is_gone:
-            old = self._templates[0]
-            error = self._death_of(old)
-            if self._owner is None or not self._owner.on_template_death(error):
-                raise error
-            self._templates = ()
-            old.close()
+            self._bury(self._templates[0])
             self._build_again()
         return self._templates[0]
 
     def _build_again(self) -> TemplateProcess:
+        """Return a new template, which may turn out to be gone."""
         template = self._add_template()
         try:
             built = self._wait_built(template)
         except WorkerDied:
-            if not self._forks:
-                raise
-            return template  # its caller sees that it is gone
+            return template
         if self._built is not None and (built.num_samples, built.forkable) != (
             self._built.num_samples,
             self._built.forkable,
@@ -394,6 +365,28 @@ class WorkerPool:
                 f"change while the loader runs"
             )
         return template
+
+    def _build_replacement(self) -> TemplateProcess:
+        """Return a template that is to become a worker."""
+        while (template := self._build_again()).is_gone:
+            self._bury(template)
+        return template
+
+    def _bury(self, template: TemplateProcess) -> None:
+        """Close a template that is gone; raises if it isn't to be replaced."""
+        error = self._death_of(template)
+        if self._owner is None or not self._owner.on_template_death(error):
+            raise error
+        self._retire(template)
+
+    def _retire(self, template: TemplateProcess) -> None:
+        """Close a template that is gone, and forget it."""
+        for descriptor in (template.fileno(), template.pidfd, template.witness.fileno()):
+            self._pump.unwatch(descriptor)
+        with self._lock:  # whoever stops the pool has seen it, and closes it, or doesn't see it any more
+            self._check_open()
+            self._templates = tuple(other for other in self._templates if other is not template)
+        template.close()
 
     # The pool's thread: workers ---------------------------------------------------------------------------------------
 
@@ -420,7 +413,10 @@ class WorkerPool:
         assert self._owner is not None
         process = worker.process
         template = process.template
-        self._pump_until(lambda: process.exit_code is not None or template.is_gone, EXIT_LIMIT_S)
+        if process.pid == template.pid:
+            process.exit_code = template.wait_exit_code()
+        else:
+            self._run_until(lambda: process.exit_code is not None or template.is_gone, EXIT_LIMIT_S)
         died_with_template = process.exit_code is None and template.is_gone and process.pid != template.pid
         if not self._owner.on_worker_death(worker, died_with_template=died_with_template):
             return
@@ -428,23 +424,24 @@ class WorkerPool:
         if self._forks:
             self._fork(self._living_template(), worker.place)
         else:
-            self._convert(self._build_again(), worker.place)
+            self._convert(self._build_replacement(), worker.place)
 
     def _let_go(self, worker: WorkerHandle) -> None:
         assert self._owner is not None
         template = worker.process.template
-        self._unwatch(worker.process.witness.fileno())
-        self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
+        self._pump.unwatch(worker.process.witness.fileno())
+        with self._lock:  # as in `_retire`
+            self._check_open()
+            self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
         template.forget(worker.serial)
         self._owner.on_worker_gone(worker)
         if template.pid == worker.process.pid:
-            self._templates = tuple(other for other in self._templates if other is not template)
-            template.close()
+            self._retire(template)
 
     def _fork(self, template: TemplateProcess, place: int) -> None:
         while True:
-            serial, witness = self._num_started, Witness()
             ours, theirs = Channel.pair()
+            serial, witness = self._num_started, Witness()
             try:
                 template.request_fork(serial, theirs, witness)
                 theirs.close()
@@ -464,9 +461,9 @@ class WorkerPool:
 
     def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
         """Return the worker; None if the template is gone, or had to be killed because it hangs."""
-        if not self._pump_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
+        if not self._run_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
             template.end(f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed")
-            self._pump_until(lambda: template.is_gone)
+            self._run_until(lambda: template.is_gone)
         return template.claim(serial)
 
     def _convert(self, template: TemplateProcess, place: int) -> None:

@@ -48,6 +48,10 @@ _TRIAL = (-1, -1)
 """Stands for the (epoch, step) of the trial batch."""
 
 
+_GRACE_BUILDS = 3
+"""How many times as long as at first it may take to build the dataset again, when nobody has the batch."""
+
+
 class EngineState(Enum):
     """NEW ─► STARTING ─► RUNNING ─► BROKEN; any of them ─► CLOSED."""
 
@@ -112,16 +116,16 @@ class ProcessEngine:
         self._plan: Plan | None = None
         self._duty: Duty | None = None
         self._coroner = Coroner(settings.max_restarts)
-        self._left_at: dict[int, tuple[int, int] | None] = {}
-        """By serial number, of workers that have ended: the (epoch, step) that they were at."""
+        self._left_at: dict[int, tuple[tuple[int, int] | None, str]] = {}
+        """By serial number, of workers that have ended: the (epoch, step) that they were at, and the same in words."""
         self._stalls: dict[int, _Stall] = {}
         """By serial number, of workers that are being killed."""
         self._probed: _Outcome | None = None
         self._prober: int | None = None
         """The worker that is building the trial batch."""
-        self._failed: dict[tuple[int, int], dict[int, SampleFailed]] = {}
-        """Samples of batches that aren't here yet, by generation and sequence, then by position: a batch that is built
-        again reports them again."""
+        self._failed: dict[tuple[int, int, int], dict[int, SampleFailed]] = {}
+        """Samples of batches that aren't here yet, by worker, generation and sequence, then by position. What a worker
+        reports that dies says nothing of the batch that another one builds in its stead."""
 
     @property
     def num_samples(self) -> int:
@@ -168,6 +172,8 @@ class ProcessEngine:
         self._duty = Duty(groups, self._wake, self)
         with self._lock:
             self._check_open()
+            if self._error is not None:
+                raise self._error
             self._state = EngineState.RUNNING
         self._duty.begin()
 
@@ -183,6 +189,7 @@ class ProcessEngine:
                     probed, self._probed = self._probed, None  # and so the slot goes back
                     break
                 living = [worker for serial, worker in self._pool.workers.items() if serial not in self._left_at]
+                living = [worker for worker in living if worker.is_ready]  # the time of a batch, not of a start
                 if self._prober is None and living:
                     self._prober = living[0].serial
                     living[0].send(Assignment(self._prober, 0, 0, 0, 0), Kind.PROBE)
@@ -200,9 +207,10 @@ class ProcessEngine:
                 is_new_plan = plan != self._plan.settings
                 if is_new_plan:
                     self._plan = Plan.of(self.num_samples, plan)
+                    self._coroner.forget_batches()
                 dropped = self._ledger.seek(epoch, step, self._plan.num_batches, is_new_plan=is_new_plan)
                 generation = self._ledger.generation
-                self._failed = {key: failed for key, failed in self._failed.items() if key[0] == generation}
+                self._failed = {key: failed for key, failed in self._failed.items() if key[1] == generation}
             for worker in self._pool.workers.values() if is_new_plan else ():
                 worker.follow(generation, plan)
         del dropped  # outside the locks: the user's objects may have finalisers
@@ -318,17 +326,19 @@ class ProcessEngine:
             elif step is Step.WARN:
                 who, what = self._who(worker), self._at(worker, now_s - since_s)
                 warn(f"{who} {what}{attached(traces=worker.ask_for_stacks())}")
+        grace_s = _GRACE_BUILDS * self._pool.build_s
         if not workers:
-            step = watch.judge_itself(now_s)
+            step = watch.judge_itself(now_s, grace_s)
             text = f"no worker is ready to build {self._describe(*self._ledger.position)}"
             if step is Step.GIVE_UP:
                 raise WorkerStalled(
-                    f"{text}, for longer than timeout={self._settings.timeout_s:g} s. Raise timeout if workers take so "
+                    f"{text}, for longer than timeout={self._settings.timeout_s:g} s and {_GRACE_BUILDS} times the "
+                    f"{self._pool.build_s:.1f} s that it took to build the dataset. Raise timeout if workers take so "
                     f"long to start, else look at what building the dataset waits for"
                 )
             if step is Step.WARN:
                 warn(f"{text}, for {self._settings.stall_warning_s:g} s now")
-        watch.plan_next_check([worker.busy_since_s for worker in workers], now_s)
+        watch.plan_next_check([worker.busy_since_s for worker in workers], now_s, grace_s)
 
     def _give_up(self, worker: WorkerHandle, busy_s: float) -> None:
         """Kill a worker that hangs; if it can't be killed, go on without it."""
@@ -336,7 +346,7 @@ class ProcessEngine:
             self.on_end(worker, None)
             return
         text = f"{self._at(worker, busy_s)}, longer than timeout={self._settings.timeout_s:g} s, and was killed"
-        self._stalls[worker.serial] = _Stall(text, worker.ask_for_stacks())
+        self._stalls[worker.serial] = _Stall(text, worker.ask_for_stacks(by_force=True))
         worker.process.send_signal(signal.SIGKILL)
 
     def _at(self, worker: WorkerHandle, busy_s: float) -> str:
@@ -367,7 +377,7 @@ class ProcessEngine:
         if frame.kind is Kind.BATCH:
             self._take_batch(worker, Batch.unpack(frame))
         elif frame.kind is Kind.SAMPLE_FAILED:
-            self._note_failed(SampleFailed.unpack(frame))
+            self._note_failed(worker, SampleFailed.unpack(frame))
         elif frame.kind is Kind.FAILURE:
             self._take_failure(worker, Failure.unpack(frame))
         else:
@@ -377,16 +387,16 @@ class ProcessEngine:
         """Send out tasks, after a receiver thread has taken in what was there."""
         self._dispatch()
 
-    def _note_failed(self, failed: SampleFailed) -> None:
-        key = (failed.failure.generation, failed.failure.sequence)
+    def _note_failed(self, worker: WorkerHandle, failed: SampleFailed) -> None:
+        key = (worker.serial, failed.failure.generation, failed.failure.sequence)
         with self._lock:
-            if key[0] == self._ledger.generation:
+            if failed.failure.generation == self._ledger.generation:
                 self._failed.setdefault(key, {})[failed.position] = failed
 
     def _take_failed(self, worker: WorkerHandle, generation: int, sequence: int) -> tuple[SampleFailure, ...]:
         """Return the samples that a batch, which is here now, does without."""
         with self._lock:
-            failed = self._failed.pop((generation, sequence), None)
+            failed = self._failed.pop((worker.serial, generation, sequence), None)
             if not failed or generation != self._ledger.generation:
                 return ()
             epoch, step = self._ledger.locate(sequence)
@@ -456,7 +466,9 @@ class ProcessEngine:
             if self._prober == worker.serial:
                 building, self._prober = _TRIAL, None
             # It may have died with the task still in its pipe, and then the batch has nothing to do with that.
-            self._left_at[worker.serial] = building if worker.is_at_work else None
+            if not worker.is_at_work:
+                building = None
+            self._left_at[worker.serial] = building, self._describe(*building) if building is not None else ""
         if error is not None:
             self._break(error)
         else:
@@ -470,8 +482,7 @@ class ProcessEngine:
 
     def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
         """Take note that a worker died, after `on_end`; return whether it is to be replaced."""
-        building = self._left_at[worker.serial]
-        where = self._describe(*building) if building is not None else ""
+        building, where = self._left_at[worker.serial]
         traces, stderr = worker.process.witness.last_traces(), worker.process.witness.last_lines()
         with self._lock:  # what it had is lost only now: a batch that is to blame must not get to another worker first
             if self._state is not EngineState.RUNNING:
@@ -535,7 +546,7 @@ class ProcessEngine:
 
     def _break(self, error: BaseException) -> None:
         with self._lock:
-            if self._state is EngineState.RUNNING:
+            if self._state in (EngineState.STARTING, EngineState.RUNNING):
                 self._state = EngineState.BROKEN
                 self._error = error
         os.eventfd_write(self._wake, 1)

@@ -37,26 +37,30 @@ class StallWatch:
 
     def judge(self, since_s: float, now_s: float) -> Step:
         """Return what to do about a task that was begun at a time; a warning is asked for once."""
-        if min(now_s - since_s, now_s - self._began_s) >= self._limit_s:
+        if now_s >= max(since_s, self._began_s) + self._limit_s:
             return Step.GIVE_UP
-        if now_s - since_s >= self._warn_after_s and since_s not in self._warned:
+        if now_s >= since_s + self._warn_after_s and since_s not in self._warned:
             self._warned = (*self._warned, since_s)
             return Step.WARN
         return Step.NOTHING
 
-    def judge_itself(self, now_s: float) -> Step:
-        """Return what to do when nobody has the batch."""
-        return self.judge(self._began_s, now_s)
+    def judge_itself(self, now_s: float, grace_s: float) -> Step:
+        """Return what to do when nobody has the batch; replacing a process may take `grace_s` besides."""
+        step = self.judge(self._began_s, now_s)
+        is_early = now_s < self._began_s + self._limit_s + grace_s
+        return Step.NOTHING if step is Step.GIVE_UP and is_early else step
 
     def start_over(self, now_s: float) -> None:
         """Wait anew: whoever was waited for was given up."""
         self._began_s = now_s
 
-    def plan_next_check(self, since_s: list[float], now_s: float) -> None:
+    def plan_next_check(self, since_s: list[float], now_s: float, grace_s: float) -> None:
         """Set `check_at_s`, given when the tasks were begun that the loop waits for."""
         due = [now_s + self._period_s]
         for start_s in since_s or [self._began_s]:
             due += [start_s + self._warn_after_s, max(start_s, self._began_s) + self._limit_s]
+        if not since_s:
+            due.append(self._began_s + self._limit_s + grace_s)
         self.check_at_s = min(time_s for time_s in due if time_s > now_s)
 
     def __repr__(self) -> str:

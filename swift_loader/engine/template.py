@@ -1,7 +1,7 @@
 """The trainer's handle on a template process: start it, ask it for workers, learn how they ended.
 
 Belongs to the pool's thread, which also starts it: the kernel kills a template when the thread that started it ends.
-Nothing here waits; `take_in` reads what the template has said, and the state tells what that was. See
+`take_in` doesn't wait: it reads what the template has said, and the state tells what that was. See
 `swift_loader.worker.template` for the other side.
 """
 
@@ -71,18 +71,18 @@ class TemplateProcess:
     """A fresh interpreter that holds the dataset."""
 
     def __init__(self) -> None:
+        self._channel, theirs = Channel.pair()
         self.witness = Witness()
         self.answer: Built | Failure | None = None
         """What became of the dataset."""
         self.reason = ""
         """Why it was killed, if it was by us."""
         self.is_gone = False
-        """Whether it can't be told anything any more."""
+        """Whether it can't be told anything any more: it has ended, or become a worker."""
         self._workers: dict[int, WorkerProcess] = {}
         """Those that have handles of their own, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Witness] = {}
-        self._channel, theirs = Channel.pair()
         folder = str(Path(swift_loader.__file__).parent.parent)
         # Private, but what multiprocessing uses for the same purpose: -W, -X, -O and the like.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
@@ -182,7 +182,8 @@ class TemplateProcess:
     def close(self) -> None:
         """Give everything back but the workers, which have handles of their own; the process must have ended."""
         self._channel.close()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel, and will end when that lets it
+            self._process.wait(_EXIT_WAIT_S)
         self.witness.close()
         for process in self._unclaimed.values():
             process.close()
@@ -198,9 +199,6 @@ class TemplateProcess:
 
     def _note_end(self) -> None:
         self.is_gone = True
-        for process in self._workers.values():
-            if process.pid == self.pid:  # it was the worker itself
-                process.exit_code = self.wait_exit_code()
 
     def _note(self, received: Received) -> None:
         frame, descriptors = unpack_frame(received.data), received.descriptors

@@ -6,9 +6,11 @@ read without waiting: `forward` by the pool's thread, the stacks by whoever asks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import socket
 from collections import deque
 from pathlib import Path
 
@@ -28,6 +30,9 @@ _READ_BYTES = 65536
 _ANSWER_S = 0.5
 """How long a process that isn't blocked in the kernel needs at most to begin to answer the signal."""
 
+_UNREAD_MS = 200
+"""How long the trainer's stderr may be full."""
+
 _QUIET_MS = 50
 """A process that writes its stacks doesn't pause so long."""
 
@@ -46,10 +51,11 @@ class Witness:
 
     def __init__(self) -> None:
         self._stderr, their_stderr = os.pipe()
-        self._traces, their_traces = os.pipe()
-        self.their_ends = [their_stderr, their_traces]
+        traces, their_traces = socket.socketpair()
+        self._traces, self._their_traces = traces.detach(), their_traces.detach()
+        self.their_ends = [their_stderr, self._their_traces]
         """To be passed on; ours to close."""
-        for descriptor in (self._stderr, self._traces, their_traces):
+        for descriptor in (self._stderr, self._traces, self._their_traces):
             os.set_blocking(descriptor, False)
         self._tail: deque[bytes] = deque()
         self._num_kept = 0
@@ -87,13 +93,29 @@ class Witness:
         data = _read(self._traces, _READ_BYTES) if self._traces >= 0 else None
         return _readable(_of_the_user((data or b"")[:MAX_TRACE_BYTES].splitlines()))
 
-    def ask_for_stacks(self, pid: int, pidfd: int) -> str:
-        """Return the Python stacks of all its threads, or why there are none; blocks for half a second at most."""
+    def ask_for_stacks(self, pid: int, pidfd: int, *, by_force: bool = False) -> str:
+        """Return the Python stacks of all its threads, or why there are none; blocks for half a second at most, or one.
+
+        Args:
+            pid: Of the process.
+            pidfd: Of the process.
+            by_force: Whether system calls of C code may be interrupted, because it is to be killed anyway.
+        """
         self.last_traces()
-        try:
-            signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
-        except ProcessLookupError:
-            return "(none: it has ended)"
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(self._traces, b"?")
+        collected = self._collect()
+        if not collected and by_force:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
+            collected = self._collect()
+        if not collected:
+            silent = "it runs C code that keeps the interpreter's lock" if _state(pid) in ("R", "S") else "it is gone"
+            return f"(none: {_STATES.get(_state(pid), silent)})"
+        return _readable(_of_the_user(collected.splitlines()))
+
+    def _collect(self) -> bytes:
+        """Return what arrives until there is a pause."""
         poll = select.poll()
         poll.register(self._traces, select.POLLIN)
         wait_ms, collected = _ANSWER_S * 1000, b""
@@ -102,9 +124,7 @@ class Witness:
             if not data:
                 break
             collected, wait_ms = collected + data, _QUIET_MS
-        if not collected:
-            return f"(none: {_STATES.get(_state(pid), 'it does not answer')})"
-        return _readable(_of_the_user(collected[:MAX_TRACE_BYTES].splitlines()))
+        return collected[:MAX_TRACE_BYTES]
 
     def close(self) -> None:
         """Pass on the rest, and give up the descriptors. Idempotent."""
@@ -125,14 +145,20 @@ def _read(descriptor: int, at_most: int) -> bytes | None:
         return os.read(descriptor, at_most)
     except BlockingIOError:
         return None
+    except ConnectionResetError:  # it has ended without reading what it was asked
+        return b""
 
 
 def _write_all(data: bytes) -> None:
-    """Write to the stderr that this process inherited, as its workers would; also if `sys.stderr` is something else."""
-    view = memoryview(data)
-    while view:
+    """Write to the stderr that this process inherited, as its workers would; also if `sys.stderr` is something else.
+
+    What nobody reads is dropped: the thread has other things to do.
+    """
+    view, poll = memoryview(data), select.poll()
+    poll.register(2, select.POLLOUT)
+    while view and poll.poll(_UNREAD_MS):
         try:
-            view = view[os.write(2, view) :]
+            view = view[os.write(2, view[: select.PIPE_BUF]) :]
         except OSError:  # closed, or nobody reads it
             return
 

@@ -106,6 +106,11 @@ class WorkerHandle:
         if self._sent_s:
             self._sent_s.popleft()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said that it takes tasks."""
+        return self._board is not None
+
     def note_ready(self, frame: Frame, descriptors: list[int]) -> None:
         """Take note that it takes tasks, and of where it shows how far it is."""
         self._length_address = Ready.unpack(frame).length_address
@@ -185,15 +190,16 @@ class WorkerHandle:
             if error.errno not in _GONE:
                 raise
 
-    def ask_for_stacks(self) -> str:
-        """Return the Python stacks of all its threads, or why there are none; blocks for half a second at most."""
-        return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd)
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:
+        """Return the Python stacks of all its threads, or why there are none; see `Witness.ask_for_stacks`."""
+        return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd, by_force=by_force)
 
     def close(self) -> None:
         """Give everything back; the process must have ended. Batches the user still has stay valid. Idempotent."""
         self.channel.close()
         self.process.close()
         self._segments.clear()
+        self._board = None
 
     def describe(self, num_workers: int, rank: int) -> str:
         """Return who this is, for an error."""

@@ -33,7 +33,7 @@ from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.setup import WorkerSetup, length_of
-from swift_loader.worker.traces import install_traces
+from swift_loader.worker.traces import Traces
 
 __all__ = ["main", "serve_template"]
 
@@ -51,16 +51,15 @@ def main() -> NoReturn:
     _die_with_parent(trainer_pid)
     for descriptor in (channel, traces):
         os.set_inheritable(descriptor, False)
-    install_traces(traces)
-    serve_template(Channel.from_descriptor(channel))
+    serve_template(Channel.from_descriptor(channel), Traces(traces))
 
 
-def serve_template(channel: Channel) -> NoReturn:
+def serve_template(channel: Channel, traces: Traces) -> NoReturn:
     """Be the template on this channel; never returns."""
     exit_code = 1
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)
-        _set_up(channel)
+        _set_up(channel, traces)
         exit_code = 0
     except (BrokenPipeError, ConnectionResetError):
         exit_code = 0  # the trainer is gone
@@ -72,7 +71,7 @@ def serve_template(channel: Channel) -> NoReturn:
         _exit(exit_code)
 
 
-def _set_up(channel: Channel) -> None:
+def _set_up(channel: Channel, traces: Traces) -> None:
     received = channel.receive()
     if received is None:
         return
@@ -84,6 +83,7 @@ def _set_up(channel: Channel) -> None:
     environment = read_environment(layout, segment)
     sys.path[:], sys.argv[:] = environment.sys_path, environment.argv
     content = _Content(layout, segment)
+    traces.start()
     before = _Holdings.now()
     failpoint(Failpoint.TEMPLATE_SET_UP)
     try:
@@ -92,13 +92,14 @@ def _set_up(channel: Channel) -> None:
         channel.send(describe_failure(error, Stage.BUILD, content.definitions).pack())
         return
     built = _examine(content, num_samples, before)
+    traces.stop()  # no thread but this one may be there when workers are forked
     failpoint(Failpoint.TEMPLATE_BUILT)
     channel.send(built.pack())
     _hold_torch_to_one_thread()
     gc.collect()
     gc.freeze()  # a collection in a worker would write to every object, and so copy the pages it shares
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer hung up while something was reported to it
-        _Template(channel, content).serve()
+        _Template(channel, content, traces).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
 
 
@@ -186,8 +187,9 @@ class _Holdings:
 class _Template:
     """Forks workers on request, reaps them, and reports how they ended."""
 
-    def __init__(self, channel: Channel, content: _Content) -> None:
+    def __init__(self, channel: Channel, content: _Content, traces: Traces) -> None:
         self._channel = channel
+        self._traces = traces
         self._content = content
         self._children: dict[int, tuple[int, int]] = {}
         """pidfd -> (worker, pid)"""
@@ -215,7 +217,7 @@ class _Template:
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads behind, which no fork may inherit
             self._drop_own_descriptors()
-            _run_and_exit(request.worker, channel, self._content)
+            _run_and_exit(request.worker, channel, self._content, self._traces)
         stderr, traces = received.descriptors[1:]
         self._fork(request.worker, channel, stderr, traces)
         channel.close()  # only the worker may hold it: its death must be the end of the stream
@@ -231,8 +233,7 @@ class _Template:
             self._drop_own_descriptors()
             os.dup2(stderr, 2)
             os.close(stderr)
-            install_traces(traces)
-            _run_and_exit(worker, channel, self._content)
+            _run_and_exit(worker, channel, self._content, Traces(traces))
         pidfd = os.pidfd_open(pid)
         failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
@@ -254,11 +255,12 @@ class _Template:
         self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
-def _run_and_exit(worker: int, channel: Channel, content: _Content) -> NoReturn:
+def _run_and_exit(worker: int, channel: Channel, content: _Content, traces: Traces) -> NoReturn:
     exit_code = 1
     try:
         identify(worker)
         failpoint(Failpoint.WORKER_BOOT)
+        traces.start()
         content.run_worker(worker, channel)
         exit_code = 0
     except SystemExit as request:

@@ -1,25 +1,56 @@
 """Python stacks on demand: what a process that hangs or crashes can still tell about itself.
 
-The interpreter's fault handler writes them from within the signal's handler, without the GIL, also while the main
-thread is blocked in C code; it can't where the process is stopped or waits in the kernel uninterruptibly.
+A thread writes them when the trainer asks: a signal could do so, too, but it would interrupt system calls of C code
+that isn't prepared for it, and so make samples fail that are just slow. It is for processes that are to be killed
+anyway, and gets through also where C code keeps the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
+import select
 import signal
+import threading
 
-__all__ = ["DUMP_SIGNAL", "install_traces"]
+__all__ = ["DUMP_SIGNAL", "Traces"]
 
 DUMP_SIGNAL = signal.SIGURG
 """Ignored by default: it does no harm to a process that isn't ready for it."""
 
 
-def install_traces(descriptor: int) -> None:
-    """Have stacks written to a pipe: of all threads at a `DUMP_SIGNAL`, and when a fatal signal ends the process.
+class Traces:
+    """Writes the stacks of all threads to a socket: when a byte comes in, at a `DUMP_SIGNAL`, and at a fatal signal."""
 
-    Args:
-        descriptor: Must stay open. Made non-blocking by the trainer, so that a full pipe never holds up the process.
-    """
-    faulthandler.enable(file=descriptor)
-    faulthandler.register(DUMP_SIGNAL, file=descriptor)
+    def __init__(self, descriptor: int) -> None:
+        """Get ready to answer signals.
+
+        Args:
+            descriptor: Must stay open. Made non-blocking by the trainer, so that it never holds up the process.
+        """
+        self._descriptor = descriptor
+        self._stop = -1
+        self._thread: threading.Thread | None = None
+        faulthandler.enable(file=descriptor)
+        faulthandler.register(DUMP_SIGNAL, file=descriptor)
+
+    def start(self) -> None:
+        """Begin to answer what the trainer asks, on a thread."""
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, name="swift_loader-traces", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: before the process is forked."""
+        if self._thread is not None:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
+            os.close(self._stop)
+            self._thread = None
+
+    def _serve(self) -> None:
+        while True:
+            readable, _, _ = select.select([self._descriptor, self._stop], [], [])
+            if self._stop in readable or not os.read(self._descriptor, 1):
+                return
+            faulthandler.dump_traceback(file=self._descriptor)

@@ -1,0 +1,73 @@
+"""What a thread of ours waits for: descriptors, and what is to be done when they are readable.
+
+Belongs to one thread, which `poke` wakes from any other.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+
+__all__ = ["Pump"]
+
+
+class Pump:
+    """Waits in poll(2), and calls what belongs to the descriptors that are readable."""
+
+    def __init__(self) -> None:
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._sources: dict[int, Callable[[], None]] = {}
+        self._poll = select.poll()
+        self.watch(self._wake, self._read_wake)
+
+    def watch(self, descriptor: int, source: Callable[[], None]) -> None:
+        """Call `source` whenever the descriptor is readable, or at its end."""
+        self._sources[descriptor] = source
+        self._poll.register(descriptor, select.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Forget a descriptor, before it is closed. Idempotent."""
+        if self._sources.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def run_once(self, timeout_s: float | None = None) -> None:
+        """Wait for something to happen, and take it in."""
+        for descriptor, _ in self._poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
+            source = self._sources.get(descriptor)
+            if source is not None:
+                source()
+
+    def run_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Go on until something is done; return False if it isn't in time."""
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        while not is_done():
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            self.run_once(left_s)
+        return True
+
+    def poke(self) -> None:
+        """Wake the thread that waits, so that it looks whether it is done. Any thread; does nothing once closed."""
+        if not self.is_closed:
+            os.eventfd_write(self._wake, 1)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._wake < 0
+
+    def close(self) -> None:
+        """Give up what is ours; the thread must have ended. Idempotent."""
+        if not self.is_closed:
+            self.unwatch(self._wake)
+            os.close(self._wake)
+            self._wake = -1
+
+    def _read_wake(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def __repr__(self) -> str:
+        return f"<Pump of {len(self._sources)} descriptors>"
