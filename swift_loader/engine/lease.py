@@ -51,12 +51,15 @@ class LeaseBook:
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         """slot -> nbytes"""
+        self._largest = 0
+        """Bytes of the largest slot so far."""
         self._ended: deque[int] = deque()
 
     def begin(self, slot: int, segment: Segment) -> NDArray[np.uint8]:
         """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists."""
         lease = _Lease((segment.nbytes,), np.uint8, buffer=segment.memory)
         self._held[slot] = segment.nbytes
+        self._largest = max(self._largest, segment.nbytes)
         lease.bind(self, slot, segment)
         memory: NDArray[np.uint8] = lease
         return memory
@@ -76,7 +79,10 @@ class LeaseBook:
     @property
     def is_full(self) -> bool:
         """Whether the user keeps so much that batches should be copied instead."""
-        return len(self._held) >= MAX_HELD_SLOTS or sum(list(self._held.values())) >= MAX_HELD_BYTES
+        num_held = len(self._held)
+        if num_held * self._largest < MAX_HELD_BYTES:  # nearly always, and then there is nothing to sum up
+            return num_held >= MAX_HELD_SLOTS
+        return num_held >= MAX_HELD_SLOTS or sum(list(self._held.values())) >= MAX_HELD_BYTES
 
     def __repr__(self) -> str:
         return f"<LeaseBook {len(self._held)} slots in use, {len(self._ended)} to give back>"

@@ -68,6 +68,8 @@ class Limits:
 
 @dataclass(slots=True)
 class _Worker(Generic[Outcome]):
+    max_tasks: int
+    """How many tasks of the current generation it should have, by the time that it takes to build a batch."""
     tasks: deque[tuple[int, int]] = field(default_factory=deque)
     """(generation, sequence) sent and not answered, in the order sent."""
     num_current: int = 0
@@ -164,7 +166,7 @@ class Ledger(Generic[Outcome]):
 
     def add_worker(self, worker: int) -> None:
         """Count on a worker from now on."""
-        self._workers[worker] = _Worker()
+        self._workers[worker] = _Worker(self._task_limit(math.inf))
 
     def assign(self) -> list[Assignment]:
         """Return the tasks to be sent now, in order; they count as sent."""
@@ -195,6 +197,7 @@ class Ledger(Generic[Outcome]):
         """
         worker = self._pop_task(index, (generation, sequence))
         worker.build_s = build_s if math.isinf(worker.build_s) else 0.8 * worker.build_s + 0.2 * build_s
+        worker.max_tasks = self._task_limit(worker.build_s)
         if generation != self._generation:
             return False
         worker.num_current -= 1
@@ -249,13 +252,13 @@ class Ledger(Generic[Outcome]):
             (len(worker.tasks), worker.num_ready, index)
             for index, worker in self._workers.items()
             if worker.num_ready < max_ready
-            and worker.num_current < self._task_limit(worker)
+            and worker.num_current < worker.max_tasks
             and len(worker.tasks) < 2 * MAX_TASKS
         ]
         return min(candidates)[2] if candidates else None
 
-    def _task_limit(self, worker: _Worker[Outcome]) -> int:
-        lookahead = 1 + math.ceil(LOOKAHEAD_S / worker.build_s) if worker.build_s > 0 else MAX_TASKS
+    def _task_limit(self, build_s: float) -> int:
+        lookahead = 1 + math.ceil(LOOKAHEAD_S / build_s) if build_s > 0 else MAX_TASKS
         return min(max(MIN_TASKS, lookahead), self._limits.max_tasks, MAX_TASKS)
 
     def _next_deliverable(self) -> int | None:

@@ -366,16 +366,14 @@ class ProcessEngine:
     def on_message(self, worker: WorkerHandle, received: Received) -> None:
         """Take in one message. Runs on the thread that listens."""
         frame = unpack_frame(received.data)
-        if frame.kind is Kind.SEGMENT:
+        if frame.kind is Kind.BATCH:
+            self._take_batch(worker, Batch.unpack(frame))
+        elif frame.kind is Kind.SEGMENT:
             worker.add_segment(frame, received.descriptors)
-            return
-        if frame.kind is Kind.READY:
+        elif frame.kind is Kind.READY:
             worker.note_ready(frame, received.descriptors)
             with self._lock:
                 self._ledger.add_worker(worker.serial)
-            return
-        if frame.kind is Kind.BATCH:
-            self._take_batch(worker, Batch.unpack(frame))
         elif frame.kind is Kind.SAMPLE_FAILED:
             self._note_failed(worker, SampleFailed.unpack(frame))
         elif frame.kind is Kind.FAILURE:

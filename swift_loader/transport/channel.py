@@ -21,6 +21,10 @@ _MAX_DESCRIPTORS = 3
 """Those of a fork: the channel, stderr, and the pipe for traces."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
+# Plain numbers: to combine enum members takes as long as to receive.
+_WAIT = int(socket.MSG_CMSG_CLOEXEC)
+_DONT_WAIT = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+
 
 class Received(NamedTuple):
     """A message; `data` is valid until the next `receive` on the same channel."""
@@ -67,7 +71,7 @@ class Channel:
         Raises:
             BlockingIOError: `wait` is False and no message is here.
         """
-        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        flags = _WAIT if wait else _DONT_WAIT
         while True:
             try:
                 count, ancillary, _, _ = self._socket.recvmsg_into([self._view], _ANCILLARY_BYTES, flags)

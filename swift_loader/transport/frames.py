@@ -40,6 +40,9 @@ class Kind(IntEnum):
     SAMPLE_FAILED = 18  # worker -> trainer: the batch that comes next does without this sample
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Frame(NamedTuple):
     """A message that passed its checks."""
 
@@ -72,7 +75,7 @@ def unpack_frame(data: memoryview) -> Frame:
         raise ProtocolError(f"a message begins with {magic!r} instead of {_MAGIC!r}")
     if length != len(body) or checksum != _checksum(kind, generation, body):
         raise ProtocolError(f"a message of kind {kind} with a body of {len(body)} bytes fails its length or checksum")
-    try:
-        return Frame(Kind(kind), generation, body)
-    except ValueError:
-        raise ProtocolError(f"a message has the unknown kind {kind}") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"a message has the unknown kind {kind}")
+    return Frame(known, generation, body)
