@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchMemory", "HeapMemory", "default_collate", "refill_mapping"]
+__all__ = ["BatchMemory", "Collate", "HeapMemory", "collate_into", "default_collate", "refill_mapping"]
 
 
 class BatchMemory(Protocol):
@@ -48,6 +49,27 @@ class HeapMemory:
         import torch
 
         return torch.empty(shape, dtype=dtype)
+
+
+Collate = Callable[[Sequence[Any], BatchMemory], Any]
+"""Samples to a batch, in the memory given."""
+
+
+def collate_into(collate_fn: Callable[..., Any] | None) -> Collate:
+    """Return a collate function in the form that the loader calls; None is the default collate.
+
+    One that has a parameter named `memory`, as `default_collate` does, is given the memory that batches are sent in:
+    what it makes there isn't copied any more. Any other is given the samples alone, in a list.
+    """
+    if collate_fn is None:
+        return default_collate
+    try:
+        takes_memory = "memory" in inspect.signature(collate_fn).parameters
+    except (TypeError, ValueError):  # some callables of C code don't tell
+        takes_memory = False
+    if takes_memory:
+        return lambda samples, memory: collate_fn(list(samples), memory=memory)
+    return lambda samples, memory: collate_fn(list(samples))  # noqa: ARG005 - this one has no use for it
 
 
 _ARRAY_TYPES = (np.ndarray, np.memmap)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from swift_loader.collate import BatchMemory, HeapMemory, default_collate
+from swift_loader.collate import BatchMemory, HeapMemory, collate_into, default_collate
 from swift_loader.transport.arena import Arena
 
 
@@ -384,3 +384,31 @@ def test_samples_that_differ_are_named_by_path_and_number(samples: list[Any], te
 def test_a_batch_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         default_collate([])
+
+
+def with_memory(samples: list[Any], memory: BatchMemory) -> NDArray[Any]:
+    batch = memory.empty((len(samples),), np.int64)
+    batch[:] = samples
+    return batch
+
+
+class CallableCollate:
+    """One that is an object."""
+
+    def __call__(self, samples: list[Any], memory: BatchMemory | None = None) -> NDArray[Any]:
+        assert memory is not None
+        return with_memory(samples, memory)
+
+
+@pytest.mark.parametrize("collate_fn", [None, with_memory, CallableCollate(), default_collate])
+def test_a_collate_function_that_takes_memory_writes_into_it(collate_fn: Callable[..., Any] | None) -> None:
+    slot = np.zeros(4096, np.uint8)
+    batch = collate_into(collate_fn)([1, 2, 3], Arena(slot))
+    assert batch.tolist() == [1, 2, 3]
+    assert np.shares_memory(batch, slot)
+
+
+@pytest.mark.parametrize("collate_fn", [list, lambda samples: samples, tuple])
+def test_one_that_does_not_gets_the_samples_alone_in_a_list(collate_fn: Callable[..., Any]) -> None:
+    assert list(collate_into(collate_fn)((1, 2), HeapMemory())) == [1, 2]
+    assert type(collate_into(lambda samples: samples)((1, 2), HeapMemory())) is list

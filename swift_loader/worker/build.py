@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.collate import default_collate
+from swift_loader.collate import collate_into
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.plan import Plan, PlanReader, PlanSettings
@@ -57,6 +57,7 @@ class BatchBuilder:
         """Get ready; `board` is where a worker shows how far it is."""
         self._num_samples = num_samples
         self._setup = setup
+        self._collate = collate_into(setup.collate_fn)
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
         self._seeding = Seeding(setup.rng)
@@ -149,11 +150,11 @@ class BatchBuilder:
         )
 
     def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
-        collate_fn, batch_encoder = self._setup.collate_fn, self._setup.batch_encoder
+        batch_encoder = self._setup.batch_encoder
         if self._seeding.by_sample:
             self._seeding.begin_collate()
         try:
-            batch = default_collate(samples, arena) if collate_fn is None else collate_fn(list(samples))
+            batch = self._collate(samples, arena)
         except Exception as error:
             raise BuildError(Stage.COLLATE) from error
         lap.collated = time.perf_counter_ns()
