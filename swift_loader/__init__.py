@@ -10,7 +10,8 @@ The life of a batch, and who has it when:
     result pipe   a few hundred bytes: where in the slot what lies                          worker -> trainer
     receiver      makes arrays and tensors that are views of the slot, no copy              trainer, own thread
     delivery      puts batches back in order                                                trainer, own thread
-    device        moves the batch, if a device was given                                    trainer, loop's thread
+    device        copies the batch on a side stream, if a device was given, and keeps the   trainer, loop's thread
+                  host's until the copy is over
     lease         the last view of the batch dies: the slot goes back to its worker         trainer, any thread
 
 Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Nothing is shared
@@ -24,8 +25,8 @@ how it goes on with other batches. What a sample draws at random depends on the 
 
 Where to look: `loader` is the API; `run` what outlives it; `placement` and `agreement` are about the other ranks;
 `bad_samples` what is known of those that failed; `collate` is the default collate; `engine` the trainer's side of the
-processes; `worker` the other side; `transport` what lies between; `device` what comes after; `integrations` what
-frameworks need besides.
+processes; `worker` the other side; `transport` what lies between; `device` what comes after, for this loader and, with
+`DevicePrefetcher`, for any other; `integrations` what frameworks need besides.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swift_loader.bad_samples import SampleFailure
     from swift_loader.collate import default_collate
+    from swift_loader.device.keys import batch_key
+    from swift_loader.device.move import to_device
+    from swift_loader.device.prefetcher import DevicePrefetcher
     from swift_loader.errors import (
         EncodeError,
         LoaderClosed,
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from swift_loader.worker.seeding import sample_rng
 
 __all__ = [
+    "DevicePrefetcher",
     "EncodeError",
     "LoaderClosed",
     "ProtocolError",
@@ -68,17 +73,22 @@ __all__ = [
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
+    "batch_key",
     "default_collate",
     "sample_rng",
+    "to_device",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DevicePrefetcher": "swift_loader.device.prefetcher",
     "SampleFailure": "swift_loader.bad_samples",
     "SwiftLoader": "swift_loader.loader",
+    "batch_key": "swift_loader.device.keys",
     "default_collate": "swift_loader.collate",
     "sample_rng": "swift_loader.worker.seeding",
+    "to_device": "swift_loader.device.move",
 }
 
 

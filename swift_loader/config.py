@@ -22,7 +22,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
 
-__all__ = ["Options", "check_epoch", "check_rank", "make_options", "unknown_option"]
+__all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_rank", "make_options", "unknown_option"]
 
 DEFAULT_WINDOW_BATCHES = 5
 """`nearby_shuffle`, in batches."""
@@ -65,6 +65,7 @@ class Options:
     validate: bool
     thread_per_worker: bool
     max_on_device: int
+    pin_memory: bool
     timeout_s: float | None
     stall_warning_s: float | None
     max_restarts: int
@@ -153,6 +154,7 @@ def make_options(
     validate: bool,
     multithread: bool,
     max_nb_batch_on_device: int,
+    pin_memory: bool,
     timeout: float | None,
     stall_warning: float | None,
     worker_restarts: int,
@@ -165,12 +167,12 @@ def make_options(
         TypeError: An argument of the wrong type, or two that exclude each other.
         ValueError: A value outside its range; the message names value, rule and remedy.
     """
-    batch_size = _integer("batch_size", batch_size, 1)
-    num_workers = _integer("worker_per_consumer", worker_per_consumer, 0)
-    in_flight = _integer("data_queue_size", data_queue_size, 1)
+    batch_size = check_integer("batch_size", batch_size, 1)
+    num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0)
+    in_flight = check_integer("data_queue_size", data_queue_size, 1)
     window = DEFAULT_WINDOW_BATCHES * batch_size if nearby_shuffle is None else nearby_shuffle
     per_worker = max(2, in_flight // max(1, num_workers)) if max_buffer_size is None else max_buffer_size
-    _callable("collate_fn", collate_fn)
+    check_collate(collate_fn)
     _callable("batch_encoder", batch_encoder)
     _callable("batch_decoder", batch_decoder)
     if (batch_encoder is None) != (batch_decoder is None):
@@ -180,10 +182,10 @@ def make_options(
     return Options(
         source=_source(dataset_class, dataset_kwargs, dataset),
         batch_size=batch_size,
-        world_size=None if nb_consumer is None else _integer("nb_consumer", nb_consumer, 1),
+        world_size=None if nb_consumer is None else check_integer("nb_consumer", nb_consumer, 1),
         num_workers=num_workers,
         shuffle=_flag("shuffle", shuffle),
-        seed=time.time_ns() // 1_000_000 if seed is None else _integer("seed", seed, 0),
+        seed=time.time_ns() // 1_000_000 if seed is None else check_integer("seed", seed, 0),
         chosen=frozenset(
             {"shuffle"}
             | ({"seed"} if seed is not None else set())
@@ -192,14 +194,14 @@ def make_options(
         made_in_pid=os.getpid(),
         drop_last=_flag("drop_last", drop_last),
         uneven=_choice("uneven", uneven, Uneven),
-        window=_integer("nearby_shuffle", window, 0),
+        window=check_integer("nearby_shuffle", window, 0),
         rng=_choice("rng", "none" if rng is None else rng, Rng),
         on_error=_choice("on_error", on_error, OnError),
         max_errors=_max_errors(max_errors, on_error),
         limits=Limits(
             max_in_flight=in_flight,
-            max_ready_per_worker=_integer("max_buffer_size", per_worker, 1),
-            max_tasks=_integer("message_queue_size", message_queue_size, 1),
+            max_ready_per_worker=check_integer("max_buffer_size", per_worker, 1),
+            max_tasks=check_integer("message_queue_size", message_queue_size, 1),
             in_order=_flag("in_order", in_order),
         ),
         collate_fn=collate_fn,
@@ -210,10 +212,11 @@ def make_options(
         benchmark_file=_path("benchmark_file", benchmark_file),
         validate=_flag("validate", validate),
         thread_per_worker=_flag("multithread", multithread),
-        max_on_device=_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1),
+        max_on_device=check_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1),
+        pin_memory=_flag("pin_memory", pin_memory),
         timeout_s=_seconds("timeout", timeout),
         stall_warning_s=_seconds("stall_warning", stall_warning),
-        max_restarts=_integer("worker_restarts", worker_restarts, 0),
+        max_restarts=check_integer("worker_restarts", worker_restarts, 0),
         start_method=_choice("start_method", start_method, StartMethod),
         dataset_per_worker=_flag("dataset_per_worker", dataset_per_worker),
     )
@@ -230,9 +233,15 @@ def unknown_option(name: str, known: list[str]) -> NoReturn:
     raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
 
 
+def check_collate(collate_fn: Any) -> Any:
+    """Return a collate function, if it can be called, or None."""
+    _callable("collate_fn", collate_fn)
+    return collate_fn
+
+
 def check_epoch(epoch: Any) -> int:
     """Return an epoch as an integer, if it is one that can be planned."""
-    checked = _integer("epoch", epoch, 0)
+    checked = check_integer("epoch", epoch, 0)
     if checked > MAX_EPOCH:
         raise ValueError(f"epoch={checked} is too large; it must be at most {MAX_EPOCH}")
     return checked
@@ -240,7 +249,7 @@ def check_epoch(epoch: Any) -> int:
 
 def check_rank(rank: Any) -> int | None:
     """Return a rank, if one was given, as an integer of at least 0."""
-    return None if rank is None else _integer("consumer_index", rank, 0)
+    return None if rank is None else check_integer("consumer_index", rank, 0)
 
 
 def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSource:
@@ -263,7 +272,8 @@ def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSou
     return DatasetSource(factory=dataset_class, kwargs=dict(dataset_kwargs or {}))
 
 
-def _integer(name: str, value: Any, at_least: int) -> int:
+def check_integer(name: str, value: Any, at_least: int) -> int:
+    """Return a value as an integer, if it is one of at least so much."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer")
     try:
@@ -279,7 +289,7 @@ def _max_errors(value: Any, on_error: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, float):
-        checked: float = _integer("max_errors", value, 0)
+        checked: float = check_integer("max_errors", value, 0)
     elif 0 < value < 1:
         checked = float(value)
     else:

@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
-from swift_loader.config import check_epoch, check_rank, make_options, unknown_option
-from swift_loader.device.move import mover
+from swift_loader.config import check_collate, check_epoch, check_rank, make_options, unknown_option
+from swift_loader.device.destination import find_destination
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
 from swift_loader.iterator import EpochIterator, OpenEpoch
@@ -86,6 +87,7 @@ class SwiftLoader:
         validate: bool = True,
         multithread: bool = True,
         max_nb_batch_on_device: int = 1,
+        pin_memory: bool = False,
         start_method: str = "template",
         dataset_per_worker: bool = False,
         **unknown: Any,
@@ -127,7 +129,9 @@ class SwiftLoader:
             max_errors: How many samples may fail in an epoch of this rank before `TooManyErrors` is raised: an integer
                 counts samples, a float between 0 and 1 is a fraction of the rank's samples; None is no limit. Counted
                 from the epoch's beginning, or from where a resumed run goes on.
-            collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`.
+            collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`. If it has a
+                parameter `memory`, it gets the `BatchMemory` that batches are sent in, and what it makes there isn't
+                copied any more.
             batch_encoder: Makes bytes of a batch, in the worker.
             batch_decoder: Makes a batch of these bytes, in the trainer.
             logger: Prefix of a log file, or a dict with `path`, `stdout` and `level`.
@@ -136,6 +140,9 @@ class SwiftLoader:
             validate: Have a worker build a trial batch before `start()` returns.
             multithread: Listen to each worker on a thread of its own; False: one thread for all.
             max_nb_batch_on_device: Batches on the device ahead of the loop.
+            pin_memory: Without a device, copy batches into memory that torch has page-locked, for a loop that moves
+                them by itself; numeric arrays become tensors. With a device, batches are read from page-locked memory
+                in any case.
             start_method: `"template"` forks workers from a fresh interpreter; `"spawn"` starts an interpreter for each.
             dataset_per_worker: Have each worker build its own dataset instead of sharing the template's.
             unknown: Refused.
@@ -179,6 +186,7 @@ class SwiftLoader:
             validate=validate,
             multithread=multithread,
             max_nb_batch_on_device=max_nb_batch_on_device,
+            pin_memory=pin_memory,
             timeout=timeout,
             stall_warning=stall_warning,
             worker_restarts=worker_restarts,
@@ -207,6 +215,7 @@ class SwiftLoader:
         consumer_index: int | None = None,
         device: torch.device | str | int | None = None,
         to_device: Callable[..., Any] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Start the workers of one consumer; they begin to build batches at once.
 
@@ -216,8 +225,11 @@ class SwiftLoader:
             consumer_index: Which part of the dataset is this process's: its rank, below `nb_consumer`. By default what
                 torch.distributed says, else the launcher's environment.
             device: Where batches are to be moved, all numeric arrays as tensors, also with `"cpu"`; None leaves batches
-                as the collate made them.
-            to_device: `to_device(batch, device)` moves a batch instead of the default.
+                as the collate made them. On a GPU, batches arrive `max_nb_batch_on_device` ahead of the loop, copied on
+                a stream of their own from memory that is page-locked once.
+            to_device: `to_device(batch, device)` moves a batch instead of the default, once; what it does on the
+                current stream runs beside the loop's work. Random numbers it draws can be keyed by `batch_key()`.
+            dtype: What floating-point tensors are converted to on the device.
 
         Raises:
             RuntimeError: It is running already; or there are several consumers, and nobody says which one this is.
@@ -232,13 +244,13 @@ class SwiftLoader:
         if self._state is LoaderState.STARTED:
             raise RuntimeError("the loader runs already; call start() once, before the first iteration, or not at all")
         placement = find_placement(check_rank(consumer_index), self._options.world_size)
-        move = mover(device, to_device)
+        destination = find_destination(device, to_device, dtype, pin_memory=self._options.pin_memory)
         is_made_here = self._options.made_in_pid == os.getpid()
         agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
         plan = self._options.plan_settings(self._run.order, placement)
         try:
             dataset = self.dataset if not self._options.num_workers else None
-            session = Session(self._options, plan, move, dataset=dataset, pool=self._take_pool(plan))
+            session = Session(self._options, plan, destination, dataset=dataset, pool=self._take_pool(plan))
             self._close = weakref.finalize(self, session.close)  # another thread may close it while it starts
             if self._closed_meanwhile():
                 raise LoaderClosed("the loader was closed while it started")
@@ -274,6 +286,18 @@ class SwiftLoader:
                 self._session.tell()
         finally:
             self.warn_of_failures()
+
+    def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
+        """Close this loader, and return one that goes on where it was, at the next pass, with another `collate_fn`.
+
+        What was prefetched with the old one is dropped. The new loader hasn't started.
+        """
+        successor = SwiftLoader.__new__(SwiftLoader)
+        successor._options = replace(self._options, collate_fn=check_collate(collate_fn))  # noqa: SLF001 - of this class
+        successor._reset()  # noqa: SLF001
+        successor._run, successor._dataset = self._run, self._dataset  # noqa: SLF001
+        self.close()
+        return successor
 
     def __enter__(self) -> SwiftLoader:
         return self

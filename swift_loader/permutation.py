@@ -59,6 +59,7 @@ class Purpose(int, Enum):
     GENERATOR = 7
     WORKER = 8
     REPLACEMENT = 9
+    DEVICE = 10
 
 
 def derive_key(*parts: int) -> int:

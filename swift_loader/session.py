@@ -12,11 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swift_loader.config import Options
 from swift_loader.device.ahead import DirectSource, MovingSource
+from swift_loader.device.copies import Copies
+from swift_loader.device.destination import Destination
+from swift_loader.device.keys import keyed_by
 from swift_loader.engine.base import Delivery, Engine
 from swift_loader.engine.inline import InlineEngine
 from swift_loader.engine.pool import WorkerPool
@@ -27,6 +31,7 @@ from swift_loader.log import open_log
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.order import OrderSettings
+from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import Plan, PlanSettings, Position
 
 __all__ = ["Session"]
@@ -39,7 +44,7 @@ class Session:
         self,
         options: Options,
         plan: PlanSettings,
-        move: Callable[[Any], Any] | None,
+        destination: Destination | None,
         *,
         dataset: Any = None,
         pool: WorkerPool | None = None,
@@ -49,12 +54,14 @@ class Session:
         Args:
             options: Of the loader.
             plan: Which batches to build.
-            move: What moves a batch to the device, if one was given.
+            destination: Where batches go, if they don't stay as they are.
             dataset: For the engine without workers.
             pool: A template that holds the dataset already, if there is one; taken over.
         """
         self._options = options
-        self._move = move
+        self._destination = destination
+        self._copies: Copies | None = None
+        """Once there is something to copy."""
         self.metrics = Metrics(enabled=options.benchmark)
         try:
             self._log, self._close_log = open_log(options.log, plan.rank)
@@ -71,7 +78,9 @@ class Session:
         self.engine: Engine
         if options.num_workers:
             pool = pool or WorkerPool(options.worker_setup(plan), options.process_settings())
-            self.engine = ProcessEngine(pool, self.metrics, self._log, self._notices.append)
+            make_page_lock = destination.make_page_lock if destination is not None else None
+            on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
+            self.engine = ProcessEngine(pool, self.metrics, self._log, self._notices.append, on_segment)
         else:
             self.engine = InlineEngine(options.worker_setup(plan), self.metrics, options.batch_decoder, dataset)
 
@@ -100,17 +109,24 @@ class Session:
         """Send the engine to this position; return what is left of the epoch there."""
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
-        if self._move is None:
+        if self._destination is None:
             return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull))
+        if self._copies is None:
+            self._copies = Copies(self._destination.make_stream())
         num_left, depth = num_batches - first_step, self._options.max_on_device
-        moving = MovingSource(self._pull, self.engine.is_ready, self._move, depth, num_left)
+        moving = MovingSource(self._pull, self.engine.is_ready, self._move, self._copies, depth, num_left)
         return OpenEpoch(position.epoch, first_step, num_batches, moving)
 
     def close(self) -> None:
-        """Stop the engine, then write the figures to where they should go. Idempotent, from any thread."""
+        """Stop the engine, then write the figures to where they should go. Idempotent, from any thread.
+
+        Copies to the device that are under way are waited for: they read memory that is given back here.
+        """
         if os.getpid() != self._owner_pid:  # a fork of the trainer: all of this is the parent's
             return
         self.engine.close()
+        if self._copies is not None:
+            self._copies.finish()
         with self._closing_lock:
             steps, self._close_steps = self._close_steps, []
         with contextlib.ExitStack() as stack:  # each step is taken, also if the one before fails
@@ -129,6 +145,15 @@ class Session:
         except SwiftLoaderError:
             self.tell()  # what led to it
             raise
+
+    def _move(self, delivery: Delivery) -> Any:
+        assert self._destination is not None
+        with keyed_by(partial(self._key, delivery.epoch, delivery.step)):
+            return self._destination.move(delivery.batch)
+
+    def _key(self, epoch: int, step: int) -> int:
+        settings, position = self.plan.settings, self.plan.position_after(epoch, step)
+        return derive_key(settings.order.seed, Purpose.DEVICE.value, epoch, position.num_samples, settings.rank)
 
     def _report(self) -> None:
         report = self.metrics.report()

@@ -64,6 +64,7 @@ def is_within(module: str, *packages: str) -> bool:
 
 def test_the_public_names_are_these() -> None:
     assert swift_loader.__all__ == [
+        "DevicePrefetcher",
         "EncodeError",
         "LoaderClosed",
         "ProtocolError",
@@ -78,8 +79,10 @@ def test_the_public_names_are_these() -> None:
         "WorkerDied",
         "WorkerError",
         "WorkerStalled",
+        "batch_key",
         "default_collate",
         "sample_rng",
+        "to_device",
     ]
     assert dir(swift_loader) == swift_loader.__all__
     assert all(getattr(swift_loader, name).__name__ == name for name in swift_loader.__all__)

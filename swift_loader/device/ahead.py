@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from swift_loader.device.copies import Copies
+from swift_loader.device.streams import Event
 from swift_loader.engine.base import Delivery
 
 __all__ = ["DirectSource", "MovingSource", "Source"]
@@ -34,21 +36,34 @@ class MovingSource:
         self,
         pull: Callable[[], Delivery],
         is_ready: Callable[[], bool],
-        move: Callable[[Any], Any],
+        move: Callable[[Delivery], Any],
+        copies: Copies,
         depth: int,
         num_batches: int,
     ) -> None:
+        """Begin a pass.
+
+        Args:
+            pull: Returns the next batch on the host; may block.
+            is_ready: Whether it would return at once.
+            move: Returns that batch on the device.
+            copies: Those under way, of all passes.
+            depth: How many batches may be on the device ahead of the loop.
+            num_batches: How many to pull.
+        """
         self._pull = pull
         self._is_ready = is_ready
         self._move = move
+        self._copies = copies
         self._depth = depth
         self._num_left = num_batches
         self._pulled: Delivery | None = None
         """What a Ctrl-C kept from being moved."""
-        self._ahead: deque[Delivery | Exception] = deque()
+        self._ahead: deque[tuple[Delivery, Event] | Exception] = deque()
 
     def take(self) -> Delivery:
         """Return the next batch, on the device; an error comes where its batch would have come."""
+        self._copies.let_go()
         if not self._ahead:
             self._fetch()
         while len(self._ahead) <= self._depth and self._can_fetch():
@@ -56,7 +71,9 @@ class MovingSource:
         first = self._ahead.popleft()
         if isinstance(first, Exception):
             raise first
-        return first
+        delivery, event = first
+        self._copies.hand_over(delivery.batch, event)
+        return delivery
 
     def _can_fetch(self) -> bool:
         return self._pulled is not None or (self._num_left > 0 and self._is_ready())
@@ -66,8 +83,8 @@ class MovingSource:
             if self._pulled is None:
                 self._pulled = self._pull()
                 self._num_left -= 1
-            moved = self._move(self._pulled.batch)
-            self._ahead.append(replace(self._pulled, batch=moved))
+            moved, event = self._copies.issue(self._move, self._pulled)
+            self._ahead.append((replace(self._pulled, batch=moved), event))
         except Exception as error:
             self._ahead.append(error)
             self._num_left = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,63 +15,73 @@ from swift_loader.collate import refill_mapping
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["mover", "to_device"]
+__all__ = ["pin", "to_device"]
 
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
 
 
-def mover(device: Any, custom: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
-    """Return what moves a batch to `device`, by `custom(batch, device)` if given; None if batches stay.
-
-    Raises:
-        TypeError: `custom` can't be called, or comes without a device.
-    """
-    if custom is not None and not callable(custom):
-        raise TypeError(f"to_device is a {type(custom).__name__}, which can't be called; give a function, or None")
-    if device is None:
-        if custom is not None:
-            raise TypeError("to_device was given without a device; give both, or neither")
-        return None
-    import torch
-
-    return functools.partial(_apply, custom or to_device, torch.device(device))
-
-
-def _apply(move: Callable[[Any, Any], Any], device: Any, batch: Any) -> Any:
-    return move(batch, device)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype | None = None) -> Any:
     """Return the batch with all tensors and numeric arrays as tensors on `device`, everything else as it was.
 
     list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth; an object with a `.to()` method
-    is asked to move itself.
+    is asked to move itself. Doesn't wait for copies from page-locked memory.
+
+    Args:
+        batch: What to move.
+        device: Where to.
+        dtype: What floating-point tensors are converted to there, as by `Module.to`; others keep theirs.
     """
     import torch
 
-    if type(batch) in (np.ndarray, np.memmap):
-        if batch.dtype.kind not in _TENSOR_KINDS or not batch.dtype.isnative or batch.dtype.char in "gG":
-            return batch  # "gG": long doubles
-        return torch.from_numpy(_plain(batch)).to(device, non_blocking=True)
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, type):
-        return batch
-    if callable(getattr(batch, "to", None)):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return refill_mapping(batch, {key: to_device(part, device) for key, part in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(part, device) for part in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(part, device) for part in batch)
-    if dataclasses.is_dataclass(batch):
-        result = copy.copy(batch)
-        for field in dataclasses.fields(batch):
-            object.__setattr__(result, field.name, to_device(getattr(batch, field.name), device))
-        return result
-    return batch
+    target = torch.device(device)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.to(target, non_blocking=True)
+        # In two steps: in one, the conversion would run on the CPU, before the copy.
+        return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+
+    return _convert(batch, move, lambda movable: movable.to(target), "to")
+
+
+def pin(batch: Any) -> Any:
+    """Return the batch with all tensors and numeric arrays as tensors in memory that torch has page-locked.
+
+    Copies them there. That memory, unlike a slot, isn't written again before copies to a device that torch has issued
+    from it are over, so the user may drop the batch at any time.
+    """
+    return _convert(batch, lambda tensor: tensor.pin_memory(), lambda pinnable: pinnable.pin_memory(), "pin_memory")
+
+
+def _convert(batch: Any, on_tensor: Callable[[torch.Tensor], Any], on_object: Callable[[Any], Any], method: str) -> Any:
+    """Return the batch with its tensors, and objects that have such a method, replaced."""
+    import torch
+
+    def convert(part: Any) -> Any:
+        if type(part) in (np.ndarray, np.memmap):
+            if part.dtype.kind not in _TENSOR_KINDS or not part.dtype.isnative or part.dtype.char in "gG":
+                return part  # "gG": long doubles
+            return on_tensor(torch.from_numpy(_plain(part)))
+        if isinstance(part, torch.Tensor):
+            return on_tensor(part)
+        if isinstance(part, type):
+            return part
+        if callable(getattr(part, method, None)):
+            return on_object(part)
+        if isinstance(part, Mapping):
+            return refill_mapping(part, {key: convert(value) for key, value in part.items()})
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*map(convert, part))
+        if isinstance(part, (list, tuple)):
+            return type(part)(map(convert, part))
+        if dataclasses.is_dataclass(part):
+            result = copy.copy(part)
+            for field in dataclasses.fields(part):
+                object.__setattr__(result, field.name, convert(getattr(part, field.name)))
+            return result
+        return part
+
+    return convert(batch)
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

@@ -40,6 +40,7 @@ from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, SampleFailed, Stage
+from swift_loader.transport.segments import Segment
 from swift_loader.worker.build import NUM_PROBED_SAMPLES
 
 __all__ = ["ProcessEngine"]
@@ -85,7 +86,12 @@ class ProcessEngine:
     """Batches from worker processes."""
 
     def __init__(
-        self, pool: WorkerPool, metrics: Metrics, log: Callable[[str], None], notify: Callable[[str], None]
+        self,
+        pool: WorkerPool,
+        metrics: Metrics,
+        log: Callable[[str], None],
+        notify: Callable[[str], None],
+        on_segment: Callable[[Segment], None] | None = None,
     ) -> None:
         """Get ready.
 
@@ -94,6 +100,7 @@ class ProcessEngine:
             metrics: Where the stages are counted.
             log: Takes a line for the log; from any thread.
             notify: Takes what the user is to be told when it fits; from any thread.
+            on_segment: Takes memory that batches will lie in, before the first one does; from any thread.
         """
         self._pool = pool
         self._setup = pool.setup
@@ -101,6 +108,7 @@ class ProcessEngine:
         self._metrics = metrics
         self._log = log
         self._notify = notify
+        self._on_segment = on_segment
         self._owner_pid = os.getpid()
         self._state = EngineState.NEW
         self._error: BaseException | None = None
@@ -369,7 +377,9 @@ class ProcessEngine:
         if frame.kind is Kind.BATCH:
             self._take_batch(worker, Batch.unpack(frame))
         elif frame.kind is Kind.SEGMENT:
-            worker.add_segment(frame, received.descriptors)
+            segment = worker.add_segment(frame, received.descriptors)
+            if self._on_segment is not None:
+                self._on_segment(segment)
         elif frame.kind is Kind.READY:
             worker.note_ready(frame, received.descriptors)
             with self._lock:

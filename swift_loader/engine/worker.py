@@ -138,12 +138,13 @@ class WorkerHandle:
             return None
         return length + num_left_out
 
-    def add_segment(self, frame: Frame, descriptors: list[int]) -> None:
-        """Map memory that the worker announced."""
+    def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
+        """Map memory that the worker announced, and return it."""
         made = SegmentMade.unpack(frame)
         if len(descriptors) != 1:
             raise ProtocolError(f"a segment was announced with {len(descriptors)} descriptors")
-        self._segments[made.slot] = Segment.attach(descriptors[0], made.nbytes)
+        segment = self._segments[made.slot] = Segment.attach(descriptors[0], made.nbytes)
+        return segment
 
     def read(self, batch: Batch) -> Any:
         """Return a batch as the user gets it: views of the slot, which is in use for as long as they exist."""

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def capacity_for(nbytes: int) -> int:
 class Segment:
     """A mapping of shared memory in this process; unmapped when the last reference to it goes."""
 
-    __slots__ = ("__weakref__", "_address", "_memory", "nbytes")
+    __slots__ = ("__weakref__", "_address", "_before_unmapping", "_memory", "nbytes")
 
     def __init__(self, descriptor: int, nbytes: int, flags: int) -> None:
         address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
@@ -47,6 +48,7 @@ class Segment:
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
         self._address: int = address
+        self._before_unmapping: Callable[[], None] | None = None
         self._memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         self.nbytes = nbytes
 
@@ -84,6 +86,15 @@ class Segment:
             os.close(descriptor)
 
     @property
+    def address(self) -> int:
+        """Where it begins in this process; a multiple of the page size, as its length is if `capacity_for` chose it."""
+        return self._address
+
+    def before_unmapping(self, step: Callable[[], None]) -> None:
+        """Have something done when the last reference goes, on whichever thread that is; it must not raise."""
+        self._before_unmapping = step
+
+    @property
     def memory(self) -> memoryview:
         """The bytes, as a buffer that doesn't keep the segment alive: whoever exports it holds the segment, too."""
         return self._memory
@@ -95,6 +106,8 @@ class Segment:
     def __del__(self, _munmap: Any = _libc.munmap) -> None:  # bound here: at exit, the module's names may be gone
         address = getattr(self, "_address", None)
         if address is not None:
+            if self._before_unmapping is not None:
+                self._before_unmapping()
             _munmap(address, self.nbytes)
 
     def __repr__(self) -> str:

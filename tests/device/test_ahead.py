@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from swift_loader.device.ahead import MovingSource
+from swift_loader.device.copies import Copies
+from swift_loader.device.streams import NoStream
 from swift_loader.engine.base import Delivery
 
 
@@ -22,17 +24,18 @@ class Engine:
 
 
 def move_with(outcomes: deque[BaseException | None]) -> Any:
-    def move(batch: Any) -> Any:
+    def move(delivery: Delivery) -> Any:
         outcome = outcomes.popleft() if outcomes else None
         if outcome is not None:
             raise outcome
-        return -batch
+        return -delivery.batch
 
     return move
 
 
 def source_of(engine: Engine, *outcomes: BaseException | None, depth: int = 1, num_batches: int = 6) -> MovingSource:
-    return MovingSource(engine.pull, lambda: engine.is_ready, move_with(deque(outcomes)), depth, num_batches)
+    move, copies = move_with(deque(outcomes)), Copies(NoStream())
+    return MovingSource(engine.pull, lambda: engine.is_ready, move, copies, depth, num_batches)
 
 
 def take_all(source: MovingSource, count: int) -> list[Any]:

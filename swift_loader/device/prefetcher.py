@@ -1,0 +1,312 @@
+"""Batches of any iterable on the device, ahead of the loop. All of it runs in the loop's thread.
+
+    the source ──next──► host batch ──copy on a side stream──► ahead, `depth` of them ──► the loop
+
+A batch is asked for before the one in front of it is handed out, as there is nobody else to ask for it; the work that
+the loop queues on a GPU goes on meanwhile. A SwiftLoader needs none of this: `loader.start(device=...)` takes what is
+ready and never waits to get ahead.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from swift_loader.config import check_integer
+from swift_loader.device.copies import Copies
+from swift_loader.device.destination import default_device, device_of, mover
+from swift_loader.device.keys import keyed_by
+from swift_loader.device.streams import Event, copy_stream
+from swift_loader.errors import StateMismatch
+from swift_loader.permutation import Purpose, derive_key
+from swift_loader.placement import expected_placement
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DevicePrefetcher"]
+
+
+class DevicePrefetcher:
+    """Moves the batches of an iterable to a device, ahead of the loop.
+
+    Of any iterable: a torch DataLoader, a list, a generator, a loader of FFCV or DALI. Each `iter` begins a pass over
+    the source; if the source is its own iterator, as a generator is, it goes on with what is left, and nothing that was
+    moved ahead is lost.
+
+    `len`, `set_epoch`, `state_dict`, `load_state_dict` and `reset` are the source's. A state is that of the batch the
+    loop was given last, not of the one the source gave last: the source is asked for one after each batch.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        device: torch.device | str | int | None = None,
+        to_device: Callable[..., Any] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        max_nb_batch_on_device: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        """Get ready; takes nothing from the source yet.
+
+        Args:
+            iterable: The source.
+            device: Where to; by default the current accelerator, else the CPU.
+            to_device: `to_device(batch, device)` moves a batch instead of the default, once; what it does on the
+                current stream runs beside the loop's work. Random numbers it draws can be keyed by `batch_key()`.
+            dtype: What floating-point tensors are converted to on the device.
+            max_nb_batch_on_device: Batches on the device ahead of the loop.
+            seed: Base of `batch_key()`; by default that of torch's generator, `torch.initial_seed()`.
+
+        Raises:
+            TypeError: An argument of the wrong type.
+            ValueError: One out of its range.
+        """
+        if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+            raise TypeError(f"a {type(iterable).__name__} can't be iterated over; give an iterable of batches")
+        self.device = default_device() if device is None else device_of(device)
+        self._source = iterable
+        self._move = mover(self.device, to_device, dtype)
+        self._depth = check_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1)
+        self._seed = None if seed is None else check_integer("seed", seed, 0)
+        self._copies: Copies | None = None
+        """Once there is something to copy."""
+        self._ahead: _Ahead | None = None
+        """Of the pass that began last."""
+        self._next_epoch = 0
+        self._state: Any = None
+        """Of the source, after the batch that the loop was given last."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over a pass, which begins with its first `next`. After an error, each `next` raises it."""
+        return _Pass(self)
+
+    def __len__(self) -> int:
+        """The source's length; a TypeError if it has none."""
+        return len(self._source)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next pass is: of the source, or of its sampler, whichever takes it."""
+        self._next_epoch = check_integer("epoch", epoch, 0)
+        sampler, batch_sampler = getattr(self._source, "sampler", None), getattr(self._source, "batch_sampler", None)
+        for taker in (self._source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
+            if callable(getattr(taker, "set_epoch", None)):
+                taker.set_epoch(epoch)  # type: ignore[union-attr]
+                return
+
+    def state_dict(self) -> Any:
+        """Return the source's state as it was after the batch that the loop was given last; {} if it has none.
+
+        The source's is taken after each of its batches, since it can't be had later.
+        """
+        return _snapshot(self._source) if self._state is None else copy.deepcopy(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the source go on where this state was taken, with the next pass; an iterator in use can't go on.
+
+        Raises:
+            StateMismatch: The source takes no state.
+        """
+        load = getattr(self._source, "load_state_dict", None)
+        if callable(load):
+            load(state)
+        elif state:
+            raise StateMismatch(f"a {type(self._source).__name__} has no load_state_dict() to take this state")
+        self._abandon("load_state_dict()")
+
+    def reset(self) -> None:
+        """Reset the source, as DALI's iterators want it between passes; what was moved ahead is dropped.
+
+        Raises:
+            TypeError: The source has no `reset()`.
+        """
+        reset = getattr(self._source, "reset", None)
+        if not callable(reset):
+            raise TypeError(f"a {type(self._source).__name__} has no reset(); begin a new pass with iter()")
+        reset()
+        self._abandon("reset()")
+
+    @property
+    def source(self) -> Any:
+        """The iterable that the batches are of."""
+        return self._source
+
+    @property
+    def dataset(self) -> Any:
+        """The source's."""
+        return self._source.dataset  # type: ignore[attr-defined]
+
+    @property
+    def sampler(self) -> Any:
+        """The source's."""
+        return self._source.sampler  # type: ignore[attr-defined]
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The source's."""
+        return self._source.batch_sampler  # type: ignore[attr-defined]
+
+    @property
+    def batch_size(self) -> Any:
+        """The source's."""
+        return self._source.batch_size  # type: ignore[attr-defined]
+
+    def open_pass(self) -> _Ahead:
+        """Begin a pass over the source, or go on with it if the source can't begin one. Called by the iterator."""
+        batches = iter(self._source)
+        ahead = self._ahead
+        if ahead is not None and ahead.batches is batches and not ahead.is_over:
+            return ahead
+        if self._copies is None:
+            self._copies = Copies(copy_stream(self.device))
+            weakref.finalize(self, self._copies.finish)
+        self._state = _snapshot(self._source) or None
+        move = partial(_move_keyed, self._move, self._make_key(self._next_epoch))
+        self._ahead = _Ahead(batches, move, partial(_snapshot, self._source), self._copies, self._depth)
+        self._next_epoch += 1
+        return self._ahead
+
+    def note_state(self, ahead: _Ahead, state: Any) -> None:
+        """Take note of the source's state at what the loop is given now. Called by the iterator."""
+        if ahead is self._ahead:
+            self._state = state
+
+    def _make_key(self, epoch: int) -> Callable[[int], int]:
+        """Return what gives the key of each step of a pass."""
+        import torch
+
+        seed, rank = torch.initial_seed() if self._seed is None else self._seed, expected_placement(None).rank
+        return lambda step: derive_key(seed, Purpose.DEVICE.value, epoch, step, rank)
+
+    def _abandon(self, what: str) -> None:
+        if self._ahead is not None:
+            self._ahead.abandon(what)
+        self._ahead = self._state = None
+
+    def __repr__(self) -> str:
+        return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._ahead!r}>"
+
+
+# These know the source and not the prefetcher, which has the pass: a cycle would keep the source's processes alive.
+
+
+def _snapshot(source: Any) -> Any:
+    """Return the source's state, which nothing changes any more; {} if it has none."""
+    take = getattr(source, "state_dict", None)
+    return copy.deepcopy(take()) if callable(take) else {}
+
+
+def _move_keyed(move: Callable[[Any], Any], key: Callable[[int], int], step: int, batch: Any) -> Any:
+    with keyed_by(partial(key, step)):
+        return move(batch)
+
+
+class _Pass:
+    """What `iter(prefetcher)` returns."""
+
+    def __init__(self, owner: DevicePrefetcher) -> None:
+        self._owner = owner
+        self._ahead: _Ahead | None = None
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead is None:
+            self._ahead = self._owner.open_pass()
+        taken = self._ahead.take()
+        self._owner.note_state(self._ahead, taken.state)
+        if isinstance(taken, _End):
+            raise StopIteration
+        return taken.batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A batch on the device."""
+
+    batch: Any
+    event: Event
+    state: Any
+    """Of the source, after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of the source."""
+
+    state: Any
+
+
+class _Ahead:
+    """What one iterator of the source gave, moved, and not taken yet; an error or the end stays there."""
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        move: Callable[[int, Any], Any],
+        snapshot: Callable[[], Any],
+        copies: Copies,
+        depth: int,
+    ) -> None:
+        self.batches = batches
+        self._move = move
+        self._snapshot = snapshot
+        self._copies = copies
+        self._depth = depth
+        self._num_pulled = 0
+        self._pulled: tuple[Any, Any] | None = None
+        """A batch and the state after it, that a Ctrl-C kept from being moved."""
+        self._queue: deque[_Moved | _End | Exception] = deque()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to take."""
+        return bool(self._queue) and not isinstance(self._queue[0], _Moved)
+
+    def take(self) -> _Moved | _End:
+        """Return the next batch, or that there is none; an error comes where its batch would have come."""
+        self._copies.let_go()
+        while len(self._queue) <= self._depth and (not self._queue or isinstance(self._queue[-1], _Moved)):
+            self._queue.append(self._fetch())
+        first = self._queue[0]
+        if isinstance(first, Exception):
+            raise first
+        if isinstance(first, _Moved):
+            self._queue.popleft()
+            self._copies.hand_over(first.batch, first.event)
+        return first
+
+    def abandon(self, what: str) -> None:
+        """Drop what is there; what comes next is an error."""
+        self._queue.clear()
+        self._queue.append(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
+
+    def _fetch(self) -> _Moved | _End | Exception:
+        try:
+            if self._pulled is None:
+                try:
+                    batch = next(self.batches)
+                except StopIteration:
+                    return _End(self._snapshot())
+                self._pulled = batch, self._snapshot()
+                self._num_pulled += 1
+            batch, state = self._pulled
+            moved, event = self._copies.issue(partial(self._move, self._num_pulled - 1), batch)
+            fetched: _Moved | Exception = _Moved(moved, event, state)
+        except StopIteration as stop:
+            fetched = RuntimeError("to_device raised StopIteration, which would end the pass early")
+            fetched.__cause__ = stop
+        except Exception as error:
+            fetched = error
+        self._pulled = None  # not after a Ctrl-C: then it is moved next time
+        return fetched
+
+    def __repr__(self) -> str:
+        return f"{len(self._queue)} ahead"

@@ -1,0 +1,60 @@
+"""The tensors in a batch, whatever its structure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["tensors_in"]
+
+
+def tensors_in(batch: Any) -> Iterator[Any]:
+    """Yield all strided tensors of a batch, and objects that have a `record_stream` of their own.
+
+    Looks into list, tuple, set, Mapping and dataclass, at any depth, and into the attributes of objects that can be
+    moved with `.to()`. A sparse tensor is yielded as the tensors it consists of.
+    """
+    yield from _tensors_in(batch, set())
+
+
+def _tensors_in(batch: Any, seen: set[int]) -> Iterator[Any]:
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        yield from _parts(batch)
+        return
+    if batch is None or isinstance(batch, (str, bytes, int, float, type)) or id(batch) in seen:
+        return
+    seen.add(id(batch))
+    if callable(getattr(batch, "record_stream", None)):
+        yield batch
+        return
+    for part in _children(batch):
+        yield from _tensors_in(part, seen)
+
+
+def _children(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        yield from batch.values()
+    elif isinstance(batch, (list, tuple, set, frozenset)):
+        yield from batch
+    elif dataclasses.is_dataclass(batch):
+        yield from (getattr(batch, field.name, None) for field in dataclasses.fields(batch))
+    elif callable(getattr(batch, "to", None)):
+        yield from getattr(batch, "__dict__", {}).values()
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    import torch
+
+    if tensor.layout is torch.strided:
+        yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - torch's names; the public ones need a coalesced one
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:  # a nested tensor of the jagged layout, which does it itself
+        yield tensor

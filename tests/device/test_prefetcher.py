@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from swift_loader import DevicePrefetcher, StateMismatch, SwiftLoader, batch_key
+from tests.datasets import Counting
+from tests.device.fake import FakeDevice
+from tests.helpers import make_loader
+
+NUM_BATCHES = 6
+
+
+def arrays() -> list[Any]:
+    return [np.full(4, number) for number in range(NUM_BATCHES)]
+
+
+class Counted:
+    """A sized source that counts what it was asked for, and has a state."""
+
+    def __init__(self) -> None:
+        self.num_given = 0
+        self.first = 0
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return NUM_BATCHES
+
+    def __iter__(self) -> Iterator[Any]:
+        first, self.first = self.first, 0
+        for number in range(first, NUM_BATCHES):
+            self.num_given = number + 1
+            yield torch.tensor(number)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"nested": {"given": self.num_given}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first = self.num_given = state["nested"]["given"]
+
+
+class LikeDali:
+    """Its own iterator, of lists of dicts; has to be reset between passes."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> LikeDali:
+        return self
+
+    def __next__(self) -> list[dict[str, torch.Tensor]]:
+        if self.number == NUM_BATCHES:
+            raise StopIteration
+        self.number += 1
+        return [{"data": torch.tensor([self.number - 1])}]
+
+    def reset(self) -> None:
+        self.number = 0
+
+
+class LikeFfcv:
+    """Sized, of tuples of tensors."""
+
+    def __len__(self) -> int:
+        return NUM_BATCHES
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return iter([(torch.tensor([number]), torch.tensor([-number])) for number in range(NUM_BATCHES)])
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        (lambda: [torch.tensor(number) for number in range(NUM_BATCHES)], int),
+        (lambda: (torch.tensor(number) for number in range(NUM_BATCHES)), int),
+        (lambda: DataLoader(range(NUM_BATCHES), batch_size=1), int),  # type: ignore[arg-type]
+        (LikeFfcv, lambda batch: int(batch[0])),
+        (LikeDali, lambda batch: int(batch[0]["data"])),
+    ],
+)
+def test_the_batches_of_any_source_come_in_order(
+    make: Callable[[], Any], read: Callable[[Any], int], depth: int
+) -> None:
+    prefetcher = DevicePrefetcher(make(), "cpu", max_nb_batch_on_device=depth)
+    assert [read(batch) for batch in prefetcher] == list(range(NUM_BATCHES))
+
+
+def test_a_swift_loader_is_a_source_too() -> None:
+    with make_loader(Counting, workers=2, shuffle=False) as loader:
+        batches = list(DevicePrefetcher(loader, "cpu"))
+    assert torch.cat([batch["id"] for batch in batches]).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_source_is_asked_for_so_many_ahead_and_for_none_before_the_first(depth: int) -> None:
+    source = Counted()
+    prefetcher = DevicePrefetcher(source, "cpu", max_nb_batch_on_device=depth)
+    batches = iter(prefetcher)
+    assert source.num_given == 0
+    next(batches)
+    assert source.num_given == 1 + depth
+    assert repr(prefetcher) == f"<DevicePrefetcher of Counted to cpu, {depth} ahead>"
+
+
+def test_copies_are_issued_recorded_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(lag=2)
+    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
+    prefetcher = DevicePrefetcher(arrays(), "cpu", lambda batch, _: device.copy(batch))
+    moved = list(prefetcher)
+    device.run()
+    assert [int(batch[0]) for batch in moved] == list(range(NUM_BATCHES))
+    for number in range(NUM_BATCHES):
+        places = [device.log.index(f"{what} {number}") for what in ("copy", "event", "hand over")]
+        assert places == sorted(places)
+
+
+def test_what_is_dropped_with_copies_under_way_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, moved = FakeDevice(lag=9), []
+    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
+
+    def move(batch: Any, _: Any) -> Any:
+        moved.append(device.copy(batch))
+        return moved[-1]
+
+    prefetcher = DevicePrefetcher((np.full(1000, number) for number in range(3)), "cpu", move)
+    next(iter(prefetcher))
+    assert device.num_passed == 0
+    del prefetcher
+    gc.collect()
+    assert [int(batch[0]) for batch in moved] == [0, 1]
+
+
+def test_dropping_it_drops_the_source_at_once() -> None:
+    source = Counted()
+    prefetcher = DevicePrefetcher(source, "cpu")
+    batches = iter(prefetcher)
+    next(batches)
+    gone = weakref.ref(source)
+    gc.disable()
+    try:
+        del source, prefetcher, batches
+        assert gone() is None, "a cycle keeps it, and the processes it may have"
+    finally:
+        gc.enable()
+
+
+def test_a_source_that_is_its_own_iterator_goes_on_after_a_break() -> None:
+    prefetcher = DevicePrefetcher((torch.tensor(number) for number in range(NUM_BATCHES)), "cpu")
+    assert int(next(iter(prefetcher))) == 0
+    assert int(next(iter(prefetcher))) == 1
+    assert numbers(prefetcher) == [2, 3, 4, 5]
+    assert numbers(prefetcher) == []
+
+
+def test_other_sources_begin_anew_each_time_and_side_by_side() -> None:
+    prefetcher = DevicePrefetcher([torch.tensor(number) for number in range(3)], "cpu")
+    assert [(int(a), int(b)) for a, b in zip(prefetcher, prefetcher, strict=True)] == [(0, 0), (1, 1), (2, 2)]
+    assert int(next(iter(prefetcher))) == 0
+    assert numbers(prefetcher) == [0, 1, 2]
+
+
+def test_reset_is_passed_on_and_drops_what_was_ahead() -> None:
+    prefetcher = DevicePrefetcher(LikeDali(), "cpu")
+    for _ in range(2):
+        assert [int(batch[0]["data"]) for batch in prefetcher] == list(range(NUM_BATCHES))
+        prefetcher.reset()
+    batches = iter(prefetcher)
+    next(batches)
+    prefetcher.reset()
+    with pytest.raises(RuntimeError, match=r"ended by reset\(\)"):
+        next(batches)
+    assert len(list(prefetcher)) == NUM_BATCHES
+    with pytest.raises(TypeError, match="a list has no reset"):
+        DevicePrefetcher([], "cpu").reset()
+
+
+def test_the_state_is_that_of_the_batch_the_loop_has() -> None:
+    prefetcher = DevicePrefetcher(Counted(), "cpu", max_nb_batch_on_device=2)
+    assert prefetcher.state_dict() == {"nested": {"given": 0}}
+    batches, states = iter(prefetcher), []
+    assert prefetcher.state_dict() == {"nested": {"given": 0}}
+    for number, _ in enumerate(batches):
+        states.append(prefetcher.state_dict())
+        assert states[-1] == {"nested": {"given": number + 1}}
+    for given, state in enumerate(states, 1):
+        other = DevicePrefetcher(Counted(), "cpu")
+        other.load_state_dict(state)
+        assert numbers(other) == list(range(given, NUM_BATCHES))
+        assert numbers(other) == list(range(NUM_BATCHES))
+
+
+@pytest.mark.parametrize("num_seen", [1, 7, 13])
+def test_a_swift_loader_behind_it_resumes_exactly(num_seen: int) -> None:
+    def ids(batches: Any) -> list[list[int]]:
+        return [batch["id"].tolist() for batch in batches]
+
+    with make_loader(Counting, workers=0) as whole:
+        expected = ids(whole) + ids(whole)
+    with make_loader(Counting, workers=1) as first:
+        prefetcher = DevicePrefetcher(first, "cpu", max_nb_batch_on_device=3)
+        batches = iter(prefetcher)
+        seen = ids(next(batches) for _ in range(num_seen))
+        state = prefetcher.state_dict()
+    with make_loader(Counting, workers=2) as second:
+        resumed = DevicePrefetcher(second, "cpu")
+        resumed.load_state_dict(state)
+        seen += ids(resumed)
+        while len(seen) < len(expected):
+            seen += ids(resumed)
+    assert seen == expected
+
+
+def test_loading_a_state_ends_the_iterator_in_use() -> None:
+    prefetcher = DevicePrefetcher(Counted(), "cpu")
+    batches = iter(prefetcher)
+    next(batches)
+    prefetcher.load_state_dict({"nested": {"given": 4}})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"ended by load_state_dict\(\)"):
+            next(batches)
+    assert prefetcher.state_dict() == {"nested": {"given": 4}}
+    assert numbers(prefetcher) == [4, 5]
+
+
+def test_a_source_without_a_state_has_an_empty_one() -> None:
+    prefetcher = DevicePrefetcher([torch.tensor(1)], "cpu")
+    assert prefetcher.state_dict() == {}
+    prefetcher.load_state_dict({})
+    with pytest.raises(StateMismatch, match="a list has no load_state_dict"):
+        prefetcher.load_state_dict({"position": 3})
+
+
+def test_the_epoch_is_passed_on_to_whoever_takes_it() -> None:
+    source = Counted()
+    DevicePrefetcher(source, "cpu").set_epoch(3)
+    assert source.epochs == [3]
+    data = list(range(8))
+    sampler: Any = DistributedSampler(data, num_replicas=2, rank=0)  # type: ignore[arg-type]
+    prefetcher = DevicePrefetcher(DataLoader(data, 2, sampler=sampler), "cpu")  # type: ignore[arg-type]
+    prefetcher.set_epoch(5)
+    assert sampler.epoch == 5
+    DevicePrefetcher([], "cpu").set_epoch(1)
+    with pytest.raises(ValueError, match="epoch=-1"):
+        prefetcher.set_epoch(-1)
+
+
+def test_what_frameworks_ask_for_is_the_source_s() -> None:
+    loader: Any = DataLoader(list(range(8)), 2)  # type: ignore[arg-type]
+    prefetcher = DevicePrefetcher(loader, "cpu")
+    assert len(prefetcher) == 4
+    for name in ("dataset", "sampler", "batch_sampler", "batch_size"):
+        assert getattr(prefetcher, name) is getattr(loader, name)
+    assert prefetcher.source is loader
+    bare = DevicePrefetcher(iter([]), "cpu")
+    with pytest.raises(TypeError, match="has no len"):
+        len(bare)
+    assert not hasattr(bare, "sampler")
+    assert list(bare) == []
+
+
+def test_an_error_comes_where_its_batch_would_have_come_and_stays() -> None:
+    def source() -> Iterator[Any]:
+        yield from (torch.tensor(0), torch.tensor(1))
+        raise ValueError("the disk is gone")
+
+    batches = iter(DevicePrefetcher(source(), "cpu", max_nb_batch_on_device=5))
+    assert [int(next(batches)), int(next(batches))] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the disk is gone"):
+            next(batches)
+
+    def move(batch: Any, _: Any) -> Any:
+        if int(batch) == 2:
+            raise StopIteration
+        return batch
+
+    batches = iter(DevicePrefetcher([torch.tensor(number) for number in range(4)], "cpu", move))
+    assert [int(next(batches)), int(next(batches))] == [0, 1]
+    with pytest.raises(RuntimeError, match="to_device raised StopIteration"):
+        next(batches)
+
+
+def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing() -> None:
+    interrupts = [1, 3]
+
+    def move(batch: Any, _: Any) -> Any:
+        if interrupts and int(batch) == interrupts[0]:
+            interrupts.pop(0)
+            raise KeyboardInterrupt
+        return batch
+
+    batches = iter(DevicePrefetcher([torch.tensor(number) for number in range(5)], "cpu", move))
+    found: list[int] = []
+    while len(found) < 5:
+        try:
+            found.append(int(next(batches)))
+        except KeyboardInterrupt:
+            continue
+    assert found == list(range(5))
+    assert not interrupts
+
+
+def test_keys_follow_from_seed_epoch_and_step() -> None:
+    def keys(seed: int | None, epoch: int | None = None) -> list[int]:
+        prefetcher = DevicePrefetcher(arrays(), "cpu", lambda *_: batch_key(), seed=seed)
+        if epoch is not None:
+            prefetcher.set_epoch(epoch)
+        return [*prefetcher, *prefetcher]
+
+    assert keys(3) == keys(3)
+    assert len({*keys(3), *keys(4)}) == 4 * NUM_BATCHES
+    assert keys(3, epoch=1)[:NUM_BATCHES] == keys(3)[NUM_BATCHES:]
+    torch.manual_seed(11)
+    by_torch, before = keys(None), torch.get_rng_state()
+    assert keys(None) == by_torch == keys(11)
+    assert torch.equal(torch.get_rng_state(), before), "the user's generator was drawn from"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"iterable": 3}, TypeError, "a int can't be iterated over"),
+        ({"to_device": 3}, TypeError, "to_device is a int"),
+        ({"max_nb_batch_on_device": 0}, ValueError, "max_nb_batch_on_device=0 is too small"),
+        ({"seed": "x"}, TypeError, "seed='x' is a str"),
+        ({"dtype": torch.int8}, TypeError, "no floating-point dtype"),
+        ({"device": "gpu"}, RuntimeError, "gpu"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        DevicePrefetcher(**{"iterable": [], "device": "cpu", **arguments})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")
+def test_without_an_accelerator_the_cpu_is_the_device() -> None:
+    assert DevicePrefetcher([]).device == torch.device("cpu")
+
+
+def test_a_loader_goes_on_where_it_was_with_another_collate_function() -> None:
+    def collate(samples: list[Any]) -> list[int]:
+        return [-sample["id"] for sample in samples]
+
+    loader = make_loader(Counting, workers=1, shuffle=False)
+    first = next(iter(loader))["id"].tolist()
+    loader.set_epoch(3)
+    other: SwiftLoader = loader.with_collate_fn(collate)
+    with other:
+        assert other.state_dict() == loader.state_dict()
+        assert [-number for number in next(iter(other))] == first
+        assert other.state_dict()["epoch"] == 3
+    with pytest.raises(TypeError, match="collate_fn is a int"):
+        other.with_collate_fn(3)  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader.device.streams import record_stream
+from swift_loader.device.tensors import tensors_in
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Point:
+    x: Any
+    y: Any
+
+
+class Movable:
+    """A batch of a library: its tensors are attributes."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__.update(parts)
+
+    def to(self, device: torch.device) -> Movable:
+        return self
+
+
+class Recording(Movable):
+    """One that tells the allocator by itself."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.streams: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.append(stream)
+
+
+def test_tensors_are_found_in_any_structure() -> None:
+    tensors = [torch.tensor(number) for number in range(9)]
+    batch = {
+        "list": [tensors[0], (tensors[1], None)],
+        "pair": Pair(tensors[2], "text"),
+        "point": Point(tensors[3], np.ones(2)),
+        "user dict": collections.UserDict(a=tensors[4]),
+        "movable": Movable(a=tensors[5], inner=Movable(b=tensors[6]), name="x"),
+        "type": torch.Tensor,
+        "array": np.ones(3),
+        "set": {tensors[7]},
+        8: tensors[8],
+    }
+    found = sorted(int(tensor) for tensor in tensors_in(batch))
+    assert found == list(range(9))
+
+
+def test_a_structure_that_contains_itself_ends() -> None:
+    loop: list[Any] = [torch.tensor(1)]
+    loop.append(loop)
+    assert [int(tensor) for tensor in tensors_in(loop)] == [1]
+
+
+def test_an_object_that_can_do_it_is_left_to_do_it() -> None:
+    recording = Recording(a=torch.ones(2))
+    assert list(tensors_in([recording])) == [recording]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse C:UserWarning")
+def test_a_sparse_tensor_is_the_dense_ones_that_it_consists_of() -> None:
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    for sparse, count in ((dense.to_sparse(), 2), (dense.to_sparse_csr(), 3), (dense.to_sparse_csc(), 3)):
+        parts = list(tensors_in(sparse))
+        assert len(parts) == count
+        assert all(part.layout is torch.strided for part in parts)
+
+
+def test_memory_is_recorded_on_the_device_that_has_a_stream_and_nowhere_else() -> None:
+    class Spy(torch.Tensor):
+        streams: list[Any]
+
+        def record_stream(self, stream: Any) -> None:
+            self.streams.append(stream)
+
+    def spy(device: str) -> Spy:
+        made = torch.empty(2, device=device).as_subclass(Spy)
+        made.streams = []
+        return made
+
+    there, here, recording = spy("meta"), spy("cpu"), Recording()
+    record_stream([there, {"a": here}, recording], "the stream", "meta")
+    assert (there.streams, here.streams, recording.streams) == (["the stream"], [], ["the stream"])
