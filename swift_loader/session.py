@@ -126,7 +126,7 @@ class Session:
             return
         self.engine.close()
         if self._copies is not None:
-            self._copies.finish()
+            self._copies.close()
         with self._closing_lock:
             steps, self._close_steps = self._close_steps, []
         with contextlib.ExitStack() as stack:  # each step is taken, also if the one before fails

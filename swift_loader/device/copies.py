@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,16 @@ class Copies:
     """Keeps each batch on the host until its copy is over.
 
     While a reference to the host's batch exists, its slot isn't written again and its memory stays mapped; holding one
-    here is all it takes. Used by the loop's thread; `finish` by any, when the loop's is done.
+    here is all it takes. Used by the loop's thread, and closed by any, at any time.
     """
 
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
+        # Reentrant: a finaliser or a signal handler may close the loader at any point of a thread that has it.
+        self._lock = threading.RLock()
         self._under_way: deque[tuple[Event, Any]] = deque()
         """With what the host has, oldest first."""
+        self._is_closed = False
 
     def issue(self, move: Callable[[Any], Any], batch: Any) -> tuple[Any, Event]:
         """Return what `move` makes of a batch, and the event that passes when its copies are over."""
@@ -30,7 +34,10 @@ class Copies:
                 moved = move(batch)
         finally:  # a move that raises may have issued some copies before
             event = self._stream.record()
-            self._under_way.append((event, batch))
+            with self._lock:
+                self._under_way.append((event, batch))
+                if self._is_closed:  # in the meantime, and nobody comes back to let it go
+                    event.synchronize()
             self.let_go()
         return moved, event
 
@@ -40,16 +47,19 @@ class Copies:
 
     def let_go(self) -> None:
         """Drop the host's batches whose copies are over; doesn't wait."""
-        while self._under_way and self._under_way[0][0].query():
-            self._under_way.popleft()
+        dropped: deque[Any] = deque()
+        with self._lock:
+            while self._under_way and self._under_way[0][0].query():
+                dropped.append(self._under_way.popleft())
+        del dropped  # outside the lock: the user's objects may have finalisers
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Wait until all copies are over, and drop the host's batches. Idempotent."""
-        try:
-            if self._under_way:
-                self._under_way[-1][0].synchronize()  # they are over in the order in which they were issued
-        finally:
-            self._under_way.clear()
+        with self._lock:
+            self._is_closed = True
+            dropped, self._under_way = self._under_way, deque()
+            if dropped:
+                dropped[-1][0].synchronize()  # they are over in the order in which they were issued
 
     def __repr__(self) -> str:
         return f"<Copies {len(self._under_way)} under way>"

@@ -64,8 +64,11 @@ class CudaRegistry:
 
     def unregister(self, address: int) -> None:
         """Take it back; at the interpreter's end, the runtime may be gone."""
-        with suppress(Exception), self._on_device():
-            self._cudart.cudaHostUnregister(address)
+        try:
+            with self._on_device():
+                self._cudart.cudaHostUnregister(address)
+        except Exception:  # noqa: S110 - nobody is left to be told, and the memory is unlocked with the process
+            pass
 
 
 class PageLock:
@@ -92,10 +95,10 @@ class PageLock:
                 f"batch_size or data_queue_size"
             )
             return
-        registry, owner_pid = self._registry, self._owner_pid
+        registry, owner_pid, getpid = self._registry, self._owner_pid, os.getpid  # at exit, the module may be gone
 
         def unlock() -> None:
-            if os.getpid() == owner_pid:  # a fork of the trainer has the mapping, but not the device
+            if getpid() == owner_pid:  # a fork of the trainer has the mapping, but not the device
                 registry.unregister(address)
 
         segment.before_unmapping(unlock)

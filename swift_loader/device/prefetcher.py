@@ -165,7 +165,7 @@ class DevicePrefetcher:
             return ahead
         if self._copies is None:
             self._copies = Copies(copy_stream(self.device))
-            weakref.finalize(self, self._copies.finish)
+            weakref.finalize(self, self._copies.close)
         self._state = _snapshot(self._source) or None
         move = partial(_move_keyed, self._move, self._make_key(self._next_epoch))
         self._ahead = _Ahead(batches, move, partial(_snapshot, self._source), self._copies, self._depth)

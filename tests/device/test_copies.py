@@ -49,17 +49,17 @@ def test_a_copy_under_way_keeps_its_host_batch_and_only_that() -> None:
     copies.let_go()
     assert device.log[-2:] == ["release 0", "release 1"]
     assert repr(copies) == "<Copies 2 under way>"
-    copies.finish()
+    copies.close()
 
 
-def test_finish_waits_for_the_last_copy_and_lets_all_go() -> None:
+def test_closing_waits_for_the_last_copy_and_lets_all_go() -> None:
     device = FakeDevice(lag=9)
     copies = Copies(device)
     moved = [issue(copies, device, number)[0] for number in range(3)]
-    copies.finish()
+    copies.close()
     assert [int(array[0]) for array in moved] == [0, 1, 2]
     assert device.log[6:] == ["wait for 2", "release 0", "release 1", "release 2"]
-    copies.finish()
+    copies.close()
     assert len(device.log) == 10
 
 
@@ -74,7 +74,7 @@ def test_what_a_move_that_raises_has_issued_is_under_way_all_the_same() -> None:
     with pytest.raises(ValueError, match="too large"):
         copies.issue(move, Host(device, 0))
     assert device.log == ["copy 0", "event 0"], "its memory could be written while it is read"
-    copies.finish()
+    copies.close()
     assert device.log[-1] == "release 0"
 
 
@@ -98,5 +98,18 @@ def test_an_error_of_the_device_lets_the_batches_go() -> None:
     copies = Copies(device)
     issue(copies, device, 0)
     with pytest.raises(RuntimeError, match="is gone"):
-        copies.finish()
+        copies.close()
     assert device.log[-1] == "release 0"
+
+
+def test_a_copy_issued_while_another_thread_closes_is_waited_for() -> None:
+    device = FakeDevice(lag=9)
+    copies = Copies(device)
+
+    def move(host: Host) -> Any:
+        copies.close()  # as another thread would, in the midst of this
+        return device.copy(host.data)
+
+    moved, _ = copies.issue(move, Host(device, 3))
+    assert (moved == 3).all()
+    assert device.log == ["copy 0", "event 0", "wait for 0", "release 3"]
