@@ -125,13 +125,20 @@ class Session:
         if os.getpid() != self._owner_pid:  # a fork of the trainer: all of this is the parent's
             return
         self.engine.close()
-        if self._copies is not None:
-            self._copies.close()
         with self._closing_lock:
             steps, self._close_steps = self._close_steps, []
         with contextlib.ExitStack() as stack:  # each step is taken, also if the one before fails
             for step in reversed(steps):
                 stack.callback(step)
+            stack.callback(self._end_copies)
+
+    def _end_copies(self) -> None:
+        if self._copies is None:
+            return
+        try:
+            self._copies.close()
+        except Exception as error:  # of the device, which tells whoever uses it next; the loop's own error counts here
+            self._log(f"waiting for copies to the device failed: {error}")
 
     def tell(self) -> None:
         """Warn of what happened since the last call; on the loop's thread, between two batches."""

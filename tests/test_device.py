@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,20 @@ def test_closing_waits_for_the_copies_that_read_what_it_gives_back(start_on: Sta
     del batches
     gc.collect()
     assert registry.locked == {}, "still page-locked, though nobody has it any more"
+
+
+def test_a_device_that_fails_while_it_is_closed_keeps_no_step_of_closing_from_being_taken(
+    start_on: Start, tmp_path: Path
+) -> None:
+    class Broken(FakeDevice):
+        def advance(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    report = tmp_path / "report.json"
+    loader = start_on(Broken(lag=99), benchmark_file=report)
+    next(iter(loader))
+    loader.close()
+    assert "batches" in report.read_text()
 
 
 def test_an_error_of_the_move_comes_where_its_batch_would_have_come(start_on: Start) -> None:

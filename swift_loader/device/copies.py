@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,11 +27,12 @@ class Copies:
         self._under_way: deque[tuple[Event, Any]] = deque()
         """With what the host has, oldest first."""
         self._is_closed = False
+        self._owner_pid = os.getpid()
 
     def issue(self, move: Callable[[Any], Any], batch: Any) -> tuple[Any, Event]:
         """Return what `move` makes of a batch, and the event that passes when its copies are over."""
         try:
-            with self._stream.copying():
+            with self._stream.copying(batch):
                 moved = move(batch)
         finally:  # a move that raises may have issued some copies before
             event = self._stream.record()
@@ -55,6 +57,8 @@ class Copies:
 
     def close(self) -> None:
         """Wait until all copies are over, and drop the host's batches. Idempotent."""
+        if os.getpid() != self._owner_pid:  # a fork of the trainer has no copies under way, and no device
+            return
         with self._lock:
             self._is_closed = True
             dropped, self._under_way = self._under_way, deque()

@@ -22,14 +22,17 @@ __all__ = ["CudaRegistry", "PageLock", "Registry", "cuda_page_lock"]
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for all devices."""
 
+_NOT_DURING_CAPTURE = 900
+"""cudaErrorStreamCaptureUnsupported: somebody is recording a CUDA graph just now."""
+
 Notify = Callable[[str], None]
 
 
 class Registry(Protocol):
     """Who page-locks memory; the CUDA runtime, or a test's stand-in."""
 
-    def register(self, address: int, nbytes: int) -> str:
-        """Page-lock a range; return what is wrong, or nothing."""
+    def register(self, address: int, nbytes: int) -> str | None:
+        """Page-lock a range; return what is wrong, or nothing; None if it can't be done now, but perhaps later."""
         ...
 
     def unregister(self, address: int) -> None:
@@ -49,26 +52,33 @@ class CudaRegistry:
         self._on_device: Callable[[], AbstractContextManager[Any]] = lambda: torch.cuda.device(index)
         self._touch: Callable[[], Any] = lambda: torch.zeros(1, device=torch.device("cuda", index))
 
-    def register(self, address: int, nbytes: int) -> str:
-        """Page-lock a range; return the runtime's message, or nothing."""
+    def register(self, address: int, nbytes: int) -> str | None:
+        """Page-lock a range; return the runtime's message, nothing, or None while a graph is being recorded."""
+        try:
+            return self._call(lambda: self._cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+        except RuntimeError as error:  # of something that happened on the device before
+            return str(error)
+
+    def unregister(self, address: int) -> None:
+        """Take it back; at the interpreter's end, the runtime may be gone."""
+        try:  # noqa: SIM105 - at the end, this module's names may be gone as well
+            self._call(lambda: self._cudart.cudaHostUnregister(address))
+        except Exception:  # noqa: S110 - nobody is left to be told, and the memory is unlocked with the process
+            pass
+
+    def _call(self, call: Callable[[], Any]) -> str | None:
         with self._on_device():
-            code = self._cudart.cudaHostRegister(address, nbytes, _PORTABLE)
+            code = call()
             if not int(code):
                 return ""
+            if int(code) == _NOT_DURING_CAPTURE:
+                return None
             text = str(self._cudart.cudaGetErrorString(code))
             with suppress(RuntimeError):
                 # The runtime keeps an error for whoever asks next, and torch asks after each kernel: this one is told,
                 # and the user's isn't.
                 self._touch()
             return text
-
-    def unregister(self, address: int) -> None:
-        """Take it back; at the interpreter's end, the runtime may be gone."""
-        try:
-            with self._on_device():
-                self._cudart.cudaHostUnregister(address)
-        except Exception:  # noqa: S110 - nobody is left to be told, and the memory is unlocked with the process
-            pass
 
 
 class PageLock:
@@ -91,9 +101,10 @@ class PageLock:
             self._works = False
             self._notify(
                 f"page-locking {segment.nbytes} bytes of shared memory failed ({wrong}): copies to the GPU take the "
-                f"slower path through a buffer of its driver. Raise the locked-memory limit (ulimit -l), or lower "
-                f"batch_size or data_queue_size"
+                f"slower path through a buffer of its driver. The system may limit locked memory; see ulimit -l, or "
+                f"lower batch_size or data_queue_size"
             )
+        if wrong != "":
             return
         registry, owner_pid, getpid = self._registry, self._owner_pid, os.getpid  # at exit, the module may be gone
 

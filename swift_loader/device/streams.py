@@ -38,8 +38,8 @@ class Event(Protocol):
 class CopyStream(Protocol):
     """Where copies run. Used by one thread at a time."""
 
-    def copying(self) -> Any:
-        """Return a context in which the copies that are issued run beside the loop's work."""
+    def copying(self, batch: Any) -> Any:
+        """Return a context in which the copies of this batch that are issued run beside the loop's work."""
         ...
 
     def record(self) -> Event:
@@ -55,7 +55,7 @@ class NoStream:
     """Of devices where a move is over when it returns."""
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copying(self, batch: Any) -> Iterator[None]:  # noqa: ARG002
         """Return a context that changes nothing."""
         yield
 
@@ -93,8 +93,14 @@ class AcceleratorStream:
         self._side.wait_stream(self._api.current_stream(self._device))
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
-        """Return a context whose current stream is the side stream."""
+    def copying(self, batch: Any) -> Iterator[None]:
+        """Return a context whose current stream is the side stream.
+
+        A batch of another loader may have parts that are on the device already, and that the current stream is still
+        making: the side stream waits for those.
+        """
+        if any(_is_on(part, self._device.type) for part in tensors_in(batch)):
+            self._side.wait_stream(self._api.current_stream(self._device))
         with self._api.stream(self._side):
             yield
 
@@ -124,8 +130,13 @@ def record_stream(batch: Any, stream: Any, device_type: str) -> None:
     Without it, the memory of a tensor that the loop drops could be written by the next copy while kernels that the loop
     has queued still read it.
     """
+    for part in tensors_in(batch):
+        if _is_on(part, device_type):
+            part.record_stream(stream)
+
+
+def _is_on(part: Any, device_type: str) -> bool:
+    """Return whether something that can be recorded is on a kind of device; of what is no tensor, it may be."""
     import torch
 
-    for part in tensors_in(batch):
-        if not isinstance(part, torch.Tensor) or part.device.type == device_type:
-            part.record_stream(stream)
+    return not isinstance(part, torch.Tensor) or part.device.type == device_type

@@ -43,6 +43,9 @@ def _children(batch: Any) -> Iterator[Any]:
         yield from (getattr(batch, field.name, None) for field in dataclasses.fields(batch))
     elif callable(getattr(batch, "to", None)):
         yield from getattr(batch, "__dict__", {}).values()
+        for kind in type(batch).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            yield from (getattr(batch, name, None) for name in ([slots] if isinstance(slots, str) else slots))
 
 
 def _parts(tensor: Any) -> Iterator[Any]:

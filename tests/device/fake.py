@@ -43,7 +43,7 @@ class FakeDevice:
         """Copies, each of an address to an array, and events."""
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copying(self, batch: Any) -> Iterator[None]:
         self._is_copying = True
         try:
             yield

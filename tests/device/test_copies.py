@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,16 @@ def test_a_copy_issued_while_another_thread_closes_is_waited_for() -> None:
     moved, _ = copies.issue(move, Host(device, 3))
     assert (moved == 3).all()
     assert device.log == ["copy 0", "event 0", "wait for 0", "release 3"]
+
+
+def test_a_fork_of_the_trainer_does_not_wait_for_the_device() -> None:
+    device = FakeDevice(lag=9)
+    copies = Copies(device)
+    issue(copies, device, 0)
+    pid = os.fork()
+    if pid == 0:
+        copies.close()
+        os._exit(any(entry.startswith("wait") for entry in device.log))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    copies.close()
+    assert "wait for 0" in device.log

@@ -12,15 +12,15 @@ PAGE_NBYTES = os.sysconf("SC_PAGESIZE")
 class Registry:
     """Takes note instead of page-locking."""
 
-    def __init__(self, *wrong: str) -> None:
+    def __init__(self, *wrong: str | None) -> None:
         self._wrong = list(wrong)
         self.locked: dict[int, int] = {}
         self.log: list[str] = []
 
-    def register(self, address: int, nbytes: int) -> str:
+    def register(self, address: int, nbytes: int) -> str | None:
         self.log.append("register")
         wrong = self._wrong.pop(0) if self._wrong else ""
-        if not wrong:
+        if wrong == "":
             self.locked[address] = nbytes
         return wrong
 
@@ -88,6 +88,19 @@ def test_the_first_failure_is_told_and_nothing_is_tried_after_it() -> None:
     del segment
     segments.clear()
     assert registry.log[2:] == ["unregister"], "what was locked is unlocked, and nothing else"
+
+
+def test_what_cannot_be_page_locked_now_stays_as_it_is_and_the_next_one_is_tried() -> None:
+    registry, told = Registry(None), list[str]()
+    lock = PageLock(registry, told.append)
+    segments = [made(), made()]
+    for segment in segments:
+        lock.lock(segment)
+    assert list(registry.locked) == [segments[1].address]
+    assert told == []
+    del segment
+    segments.clear()
+    assert registry.log == ["register", "register", "unregister"]
 
 
 def test_a_fork_of_the_trainer_does_not_touch_the_device() -> None:

@@ -33,6 +33,18 @@ class Movable:
         return self
 
 
+class Slotted:
+    """One whose attributes are slots."""
+
+    __slots__ = ("b",)
+
+    def __init__(self, b: Any) -> None:
+        self.b = b
+
+    def to(self, device: torch.device) -> Slotted:
+        return self
+
+
 class Recording(Movable):
     """One that tells the allocator by itself."""
 
@@ -51,7 +63,7 @@ def test_tensors_are_found_in_any_structure() -> None:
         "pair": Pair(tensors[2], "text"),
         "point": Point(tensors[3], np.ones(2)),
         "user dict": collections.UserDict(a=tensors[4]),
-        "movable": Movable(a=tensors[5], inner=Movable(b=tensors[6]), name="x"),
+        "movable": Movable(a=tensors[5], inner=Slotted(tensors[6]), name="x"),
         "type": torch.Tensor,
         "array": np.ones(3),
         "set": {tensors[7]},
