@@ -1,0 +1,62 @@
+"""What a part of the benchmark tells: a table, and how it compares with what is aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from device_accelerator import Accelerator
+from report import Result, format_number, format_table
+
+__all__ = ["Outcome", "Target", "measure_in_turns", "table_with_ratios"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a part."""
+
+    text: str
+    """To print."""
+    results: Sequence[Result]
+    is_right: bool = True
+    """Whether nothing was found that must not be, whatever the speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a ratio should be."""
+
+    name: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def judge(self, ratio: float, accelerator: Accelerator) -> str:
+        """Return a line about a ratio."""
+        limit = f"at least {self.at_least}" if self.at_least is not None else f"at most {self.at_most}"
+        met = (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
+        verdict = ("met" if met else "MISSED") if accelerator.is_gpu else accelerator.describe()
+        return f"{self.name}: {ratio:.3f} (target: {limit}): {verdict}"
+
+
+def measure_in_turns(case: str, unit: str, systems: dict[str, Callable[[], float]], rounds: int) -> list[Result]:
+    """Measure systems in an order that changes from round to round; the first time doesn't count."""
+    results = {name: Result(case, name, unit) for name in systems}
+    for measure in systems.values():
+        measure()
+    names = list(systems)
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            results[name].samples.append(systems[name]())
+    return list(results.values())
+
+
+def table_with_ratios(results: Sequence[Result], reference: str) -> str:
+    """Return a table of all results, with the ratio of each to that of one system in the same case."""
+    references = {result.case: result.median for result in results if result.system == reference}
+    rows: list[list[str]] = []
+    for result in results:
+        if rows and rows[-1][0] != result.case:
+            rows.append([])
+        rows.append([*result.as_cells(), f"{format_number(result.median / references[result.case])}x"])
+    return format_table(["case", "system", "median", "min", "max", "unit", f"vs {reference}"], rows)

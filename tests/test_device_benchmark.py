@@ -1,0 +1,130 @@
+"""The benchmark of what comes after the loader: all of it runs, tried out on the CPU, and its check can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.helpers import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+TIMEOUT_S = 110
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    search_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "device.py"), *arguments],
+        env={**os.environ, **NO_GPU, "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def rows_of(printed: str) -> set[tuple[str, str]]:
+    """Return case and system of each row that has a figure."""
+    return set(re.findall(r"^(\S+(?: \S+)?)  +(\w+)  +[\d.,]+ ", printed, re.MULTILINE))
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import modules of the benchmarks, whose names others may have, too (`datasets`), for the time of a test."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before = set(sys.modules)
+    yield import_module
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == BENCHMARKS:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def checksums(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("device_checksums")
+
+
+def test_all_parts_run_on_the_cpu_and_every_byte_arrives(tmp_path: Path) -> None:
+    run = run_benchmark("--device", "cpu", "--quick", "--json", str(tmp_path / "figures.json"))
+
+    assert run.returncode == 0, run.stderr
+    expected = {(size, memory) for size in ("0.1 MB", "0.4 MB") for memory in ("pinned", "segments", "pageable")}
+    expected |= {
+        (f"{load} CPU", system) for load in ("idle", "busy") for system in ("resident", "swift_loader", "torch")
+    }
+    expected |= {("images", system) for system in ("torch", "swift_loader")}
+    expected |= {(case, "swift_loader") for case in ("plain", "lagging")}
+    assert expected <= rows_of(run.stdout), run.stdout
+    assert len(re.findall(r"^(?:plain|lagging) +swift_loader +100 +0 +", run.stdout, re.MULTILINE)) == 2
+    assert "0 mismatches in 200 batches" in run.stdout
+    assert "cpu, not a measurement of a GPU" in run.stdout
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {(result["case"], result["system"]) for result in figures["results"]} >= expected
+
+
+def test_without_a_gpu_it_says_so_in_one_line() -> None:
+    run = run_benchmark()
+
+    assert run.returncode == 2
+    assert run.stdout == ""
+    (line,) = run.stderr.splitlines()
+    assert "torch sees no such GPU" in line
+
+
+def test_checksums_tell_any_change_of_a_batch(checksums: ModuleType) -> None:
+    samples = np.random.default_rng(0).integers(0, 256, (12, 50), dtype=np.uint8)
+    weights = checksums.make_weights(4 * 50)
+    expected = checksums.expected_checksums(samples, 3, 4, weights)
+    assert checksums.mismatches(expected.tolist(), expected) == []
+
+    changed = samples.copy()
+    changed[5, 7] ^= 1
+    assert checksums.mismatches(checksums.expected_checksums(changed, 3, 4, weights), expected) == [1]
+    swapped = samples[[1, 0, *range(2, 12)]]
+    assert checksums.mismatches(checksums.expected_checksums(swapped, 3, 4, weights), expected) == [0]
+    rolled = np.roll(samples, 4, axis=0)
+    assert checksums.mismatches(checksums.expected_checksums(rolled, 3, 4, weights), expected) == [0, 1, 2]
+
+
+def test_a_corrupted_checksum_and_a_missing_batch_are_found(checksums: ModuleType) -> None:
+    expected = np.arange(5, dtype=np.int64)
+    corrupted = expected.copy()
+    corrupted[3] += 1
+    assert checksums.mismatches(corrupted, expected) == [3]
+    with pytest.raises(ValueError, match="4 batches came instead of 5"):
+        checksums.mismatches(expected[:4], expected)
+
+
+def test_blocks_follow_from_their_index_and_no_two_are_the_same(load: Callable[[str], ModuleType]) -> None:
+    blocks = load("device_datasets").Blocks
+    first, second = blocks(2000, 100), blocks(2000, 100)
+    assert len({first[index].tobytes() for index in range(2000)}) == 2000
+    assert all((first[index] == second[index]).all() for index in range(0, 2000, 97))
+
+
+def test_the_load_ends_with_the_context_whatever_ends_that(load: Callable[[str], ModuleType]) -> None:
+    def interrupted() -> None:
+        with load("device_load").busy_cores():
+            counting.extend(psutil.Process().children())
+            raise KeyboardInterrupt
+
+    counting: list[psutil.Process] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(counting) >= len(os.sched_getaffinity(0))
+    assert not any(process.is_running() for process in counting)
