@@ -62,7 +62,8 @@ class DevicePrefetcher:
                 current stream runs beside the loop's work. Random numbers it draws can be keyed by `batch_key()`.
             dtype: What floating-point tensors are converted to on the device.
             max_nb_batch_on_device: Batches on the device ahead of the loop.
-            seed: Base of `batch_key()`; by default that of torch's generator, `torch.initial_seed()`.
+            seed: Base of `batch_key()`, which counts epochs and batches from where this prefetcher began; by default
+                that of torch's generator, `torch.initial_seed()`.
 
         Raises:
             TypeError: An argument of the wrong type.
@@ -103,9 +104,12 @@ class DevicePrefetcher:
     def state_dict(self) -> Any:
         """Return the source's state as it was after the batch that the loop was given last; {} if it has none.
 
-        The source's is taken after each of its batches, since it can't be had later.
+        The source's is taken after each of its batches, since it can't be had later. If it raises, so does this.
         """
-        return _snapshot(self._source) if self._state is None else copy.deepcopy(self._state)
+        state = _snapshot(self._source) if self._state is None else self._state
+        if isinstance(state, Exception):
+            raise state
+        return copy.deepcopy(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the source go on where this state was taken, with the next pass; an iterator in use can't go on.
@@ -197,9 +201,12 @@ class DevicePrefetcher:
 
 
 def _snapshot(source: Any) -> Any:
-    """Return the source's state, which nothing changes any more; {} if it has none."""
+    """Return the source's state, which nothing changes any more; {} if it has none, or why it can't be had now."""
     take = getattr(source, "state_dict", None)
-    return copy.deepcopy(take()) if callable(take) else {}
+    try:
+        return copy.deepcopy(take()) if callable(take) else {}
+    except Exception as error:  # for whoever asks for the state, not for the loop
+        return error
 
 
 def _move_keyed(move: Callable[[Any], Any], key: Callable[[int], int], step: int, batch: Any) -> Any:

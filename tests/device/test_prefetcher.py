@@ -225,6 +225,17 @@ def test_a_swift_loader_behind_it_resumes_exactly(num_seen: int) -> None:
     assert seen == expected
 
 
+def test_a_source_that_has_no_state_just_now_is_not_the_loop_s_error() -> None:
+    with make_loader(Counting, workers=1, in_order=False) as loader:
+        prefetcher = DevicePrefetcher(loader, "cpu")
+        batches = iter(prefetcher)
+        next(batches)
+        with pytest.raises(RuntimeError, match="in_order=False"):
+            prefetcher.state_dict()
+        assert len(list(batches)) == 12
+        assert prefetcher.state_dict()["position"] == 100
+
+
 def test_loading_a_state_ends_the_iterator_in_use() -> None:
     prefetcher = DevicePrefetcher(Counted(), "cpu")
     batches = iter(prefetcher)
