@@ -430,6 +430,16 @@ class SwiftLoader:
         return self._options.batch_size
 
     @property
+    def collate_fn(self) -> Callable[..., Any] | None:
+        """What makes a batch of a list of samples; None is `default_collate`."""
+        return self._options.collate_fn
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there are workers, or were before `close()`."""
+        return self._session is not None
+
+    @property
     def num_padding(self) -> int:
         """How many samples at the end of the batch delivered last are repeats, with `uneven="pad"`.
 

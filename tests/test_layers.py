@@ -26,9 +26,13 @@ PURE = [
     "transport/messages",
     "transport/walk",
 ]
-WORKER_SIDE = sorted(
-    str(path.relative_to(PACKAGE)) for folder in ("worker", "transport") for path in (PACKAGE / folder).glob("**/*.py")
-)
+WORKER_FOLDERS = ("worker", "transport")
+WORKER_SIDE = [
+    *sorted(str(path.relative_to(PACKAGE)) for name in WORKER_FOLDERS for path in (PACKAGE / name).glob("**/*.py")),
+    "collate.py",
+    "vision/__init__.py",
+    "vision/collate.py",
+]
 
 
 class Import(NamedTuple):

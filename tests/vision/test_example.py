@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_examples import TIMEOUT_S, run_examples
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
+
+TINY = "--epochs 1 --batch-size 128"
+"""11 steps."""
+
+
+def test_a_run_that_is_stopped_and_resumed_trains_the_model_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    results = run_examples(
+        tmp_path,
+        f"timm_example.py {TINY} --workers 0",
+        f"timm_example.py {TINY} --workers 1 --save-every 4 --stop-after 6 --save {tmp_path}/saved",
+        f"timm_example.py {TINY} --workers 0 --resume {tmp_path}/saved/epoch-0-sample-512",
+        needs=("timm", "torchvision", "PIL"),
+    )
+
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert "of 359 digits" in results[0]
