@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["FULL", "QUICK", "TINY", "Scale"]
 
@@ -64,23 +64,7 @@ FULL = Scale(
     turn_s=2.0,
 )
 
-QUICK = Scale(
-    rounds=3,
-    max_workers=8,
-    copy_sizes=FULL.copy_sizes,
-    num_copies=50,
-    batch_size=64,
-    num_distinct=64,
-    model_width=1024,
-    max_model_depth=24,
-    step_s=0.015,
-    num_uncounted_steps=40,
-    num_steps=30,
-    num_checked=1_000,
-    block_nbytes=80_000,
-    stall_s=0.0005,
-    turn_s=1.0,
-)
+QUICK = replace(FULL, rounds=3, num_copies=50, num_steps=30, num_checked=1_000, turn_s=1.0)
 
 TINY = Scale(
     rounds=2,
