@@ -131,3 +131,20 @@ def test_a_fork_of_a_trainer_that_has_counted_makes_workers_of_its_own(tmp_path:
         loader.close()
     """
     assert run_script(code, folder=tmp_path).split() == ["5", "20", "20"]
+
+
+def test_a_module_that_starts_a_loader_of_its_own_dataset_when_it_is_imported_is_an_error(tmp_path: Path) -> None:
+    module = unguarded("loader = SwiftLoader(Dataset, {}, batch_size=4)\nloader.start()\n")
+    (tmp_path / "its_own_module.py").write_text(module)
+    body = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        try:
+            import its_own_module
+        except RuntimeError as error:
+            print(error)
+    """
+    printed = run_script(body, str(tmp_path), folder=tmp_path)
+    assert "would start processes without end; put what that module does" in printed
+    main = module.replace("import numpy as np", "import numpy as np\n")
+    assert run_script(main + "print(len(list(loader)))", folder=tmp_path) == "5\n"

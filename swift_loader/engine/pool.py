@@ -33,6 +33,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, write_payload
+from swift_loader.worker.nesting import refuse_nesting
 from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["PoolOwner", "WorkerPool"]
@@ -128,10 +129,12 @@ class WorkerPool:
             patience_s: Seconds.
 
         Raises:
+            RuntimeError: This process is a template, which is importing what it was sent.
             WorkerDied: It ended.
             Exception: What building the dataset raised.
         """
         if self._built is None:
+            refuse_nesting()
             if self._payload is None:
                 layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
                 self._payload = layout, descriptor

@@ -31,6 +31,7 @@ from swift_loader.transport.payload import PayloadLayout, read_environment, read
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import run_worker
+from swift_loader.worker.nesting import importing
 from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.setup import WorkerSetup, length_of
 from swift_loader.worker.traces import Traces
@@ -116,7 +117,8 @@ class _Content:
 
     def build(self) -> int:
         """Make the dataset; return its length."""
-        self._setup, self.definitions = read_payload(self._layout, self._segment)
+        with importing():
+            self._setup, self.definitions = read_payload(self._layout, self._segment)
         self._dataset = self._setup.source.make(self._setup.rng)
         return length_of(self._dataset)
 
