@@ -30,6 +30,14 @@ DEFAULT_WINDOW_BATCHES = 5
 LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 
+_ELSEWHERE = {
+    "num_workers": "worker_per_consumer",
+    "prefetch_factor": "data_queue_size",
+    "world_size": "nb_consumer",
+    "num_replicas": "nb_consumer",
+}
+"""What torch calls some options."""
+
 _Choice = TypeVar("_Choice", bound=Enum)
 
 
@@ -228,7 +236,7 @@ def unknown_option(name: str, known: list[str]) -> NoReturn:
     Raises:
         TypeError: Always; names the closest one.
     """
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    close = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
     raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
 
