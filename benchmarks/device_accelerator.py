@@ -136,8 +136,9 @@ class _NoRegistry:
         """Find nothing wrong."""
         return ""
 
-    def unregister(self, address: int) -> None:
+    def unregister(self, address: int) -> bool:  # noqa: ARG002
         """Do nothing."""
+        return True
 
 
 def _busy(cycles: int) -> None:

@@ -115,8 +115,8 @@ class EpochIterator:
     def _check_current(self) -> None:
         if self._state is IteratorState.SUPERSEDED:
             raise RuntimeError(
-                "this iterator was superseded by a newer one of the same loader, or by load_state_dict(); finish one "
-                "pass before beginning the next, or make a second loader"
+                "this iterator was superseded by a newer one of the same loader, or by load_state_dict() or a new "
+                "collate_fn; finish one pass before beginning the next, or make a second loader"
             )
 
     def _begin(self) -> None:

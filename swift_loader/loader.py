@@ -288,14 +288,16 @@ class SwiftLoader:
             self.warn_of_failures()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
-        """Close this loader, and return one that goes on where it was, at the next pass, with another `collate_fn`.
+        """Close this loader, and return one with another `collate_fn`, which hasn't started.
 
-        What was prefetched with the old one is dropped. The new loader hasn't started.
+        Its first pass is the one that would have been the next of this one: after a `break`, that is the next epoch.
+        What was prefetched with the old function is dropped, and an iterator in use can't go on.
         """
         successor = SwiftLoader.__new__(SwiftLoader)
         successor._options = replace(self._options, collate_fn=check_collate(collate_fn))  # noqa: SLF001 - of this class
         successor._reset()  # noqa: SLF001
         successor._run, successor._dataset = self._run, self._dataset  # noqa: SLF001
+        self._supersede()
         self.close()
         return successor
 

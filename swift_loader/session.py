@@ -113,6 +113,7 @@ class Session:
             return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull))
         if self._copies is None:
             self._copies = Copies(self._destination.make_stream())
+        self._copies.catch_up()
         num_left, depth = num_batches - first_step, self._options.max_on_device
         moving = MovingSource(self._pull, self.engine.is_ready, self._move, self._copies, depth, num_left)
         return OpenEpoch(position.epoch, first_step, num_batches, moving)

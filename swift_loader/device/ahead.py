@@ -68,11 +68,12 @@ class MovingSource:
             self._fetch()
         while len(self._ahead) <= self._depth and self._can_fetch():
             self._fetch()
-        first = self._ahead.popleft()
+        first = self._ahead[0]
         if isinstance(first, Exception):
             raise first
         delivery, event = first
         self._copies.hand_over(delivery.batch, event)
+        self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 
     def _can_fetch(self) -> bool:

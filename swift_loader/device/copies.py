@@ -43,6 +43,10 @@ class Copies:
             self.let_go()
         return moved, event
 
+    def catch_up(self) -> None:
+        """Have the copies from now on come after what the loop has queued so far."""
+        self._stream.catch_up()
+
     def hand_over(self, moved: Any, event: Event) -> None:
         """Make a moved batch the loop's: what it does from here on comes after the copy."""
         self._stream.hand_over(moved, event)
@@ -54,6 +58,14 @@ class Copies:
             while self._under_way and self._under_way[0][0].query():
                 dropped.append(self._under_way.popleft())
         del dropped  # outside the lock: the user's objects may have finalisers
+
+    def wait(self) -> None:
+        """Block until the copies issued so far are over."""
+        with self._lock:
+            last = self._under_way[-1][0] if self._under_way else None
+        if last is not None:
+            last.synchronize()
+        self.let_go()
 
     def close(self) -> None:
         """Wait until all copies are over, and drop the host's batches. Idempotent."""

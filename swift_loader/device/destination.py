@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.device.move import pin, to_device
 from swift_loader.device.pinning import PageLock, cuda_page_lock
-from swift_loader.device.streams import CopyStream, NoStream, copy_stream
+from swift_loader.device.streams import STREAMING, CopyStream, NoStream, copy_stream
 from swift_loader.notices import warn
 
 if TYPE_CHECKING:
@@ -60,10 +60,29 @@ def _on_device(device: torch.device, custom: Callable[..., Any] | None, dtype: t
 
 
 def device_of(device: Any) -> torch.device:
-    """Return a device; raises what torch raises if there is no such thing."""
+    """Return a device, with the number that it has now, where there may be several.
+
+    Raises:
+        ValueError: Nothing is called like that.
+        RuntimeError: There is no such device here.
+    """
     import torch
 
-    return torch.device(device)
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device={device!r} is unknown to torch ({error}); give 'cuda', 'cuda:1', 'cpu', say"
+        ) from None
+    if found.type not in STREAMING:
+        return found
+    api = getattr(torch, found.type)
+    if not api.is_available() or (found.index or 0) >= api.device_count():
+        raise RuntimeError(
+            f"device={device!r}, but torch finds {api.device_count()} {found.type} devices here; give one of these, "
+            f"or 'cpu'"
+        )
+    return torch.device(found.type, api.current_device()) if found.index is None else found
 
 
 def default_device() -> torch.device:

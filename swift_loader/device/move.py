@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.collate import refill_mapping
+from swift_loader.device.streams import STREAMING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["pin", "to_device"]
+__all__ = ["copy_on_device", "pin", "to_device"]
 
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
@@ -25,7 +26,7 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
     """Return the batch with all tensors and numeric arrays as tensors on `device`, everything else as it was.
 
     list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth; an object with a `.to()` method
-    is asked to move itself. Doesn't wait for copies from page-locked memory.
+    is asked to move itself. Doesn't wait for copies from page-locked memory to a CUDA or XPU device.
 
     Args:
         batch: What to move.
@@ -35,9 +36,11 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
     import torch
 
     target = torch.device(device)
+    # Not to MPS, and not from a GPU to the CPU: there, nothing tells when such a copy is over.
+    is_streaming = target.type in STREAMING
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        moved = tensor.to(target, non_blocking=True)
+        moved = tensor.to(target, non_blocking=is_streaming)
         # In two steps: in one, the conversion would run on the CPU, before the copy.
         return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
@@ -53,13 +56,36 @@ def pin(batch: Any) -> Any:
     return _convert(batch, lambda tensor: tensor.pin_memory(), lambda pinnable: pinnable.pin_memory(), "pin_memory")
 
 
-def _convert(batch: Any, on_tensor: Callable[[torch.Tensor], Any], on_object: Callable[[Any], Any], method: str) -> Any:
-    """Return the batch with its tensors, and objects that have such a method, replaced."""
+def copy_on_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with those tensors copied, on the current stream, that are on this kind of device already."""
+
+    def copy_there(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if tensor.device.type == device.type else tensor
+
+    if device.type not in STREAMING:
+        return batch
+    return _convert(batch, copy_there, lambda movable: movable, "to", with_arrays=False)
+
+
+def _convert(
+    batch: Any,
+    on_tensor: Callable[[torch.Tensor], Any],
+    on_object: Callable[[Any], Any],
+    method: str,
+    *,
+    with_arrays: bool = True,
+) -> Any:
+    """Return the batch with its tensors, numeric arrays, and objects that have such a method, replaced."""
     import torch
 
     def convert(part: Any) -> Any:
         if type(part) in (np.ndarray, np.memmap):
-            if part.dtype.kind not in _TENSOR_KINDS or not part.dtype.isnative or part.dtype.char in "gG":
+            if (
+                not with_arrays
+                or part.dtype.kind not in _TENSOR_KINDS
+                or not part.dtype.isnative
+                or part.dtype.char in "gG"
+            ):
                 return part  # "gG": long doubles
             return on_tensor(torch.from_numpy(_plain(part)))
         if isinstance(part, torch.Tensor):
@@ -82,6 +108,11 @@ def _convert(batch: Any, on_tensor: Callable[[torch.Tensor], Any], on_object: Ca
         return part
 
     return convert(batch)
+
+
+def _is_torch_s(array: NDArray[Any]) -> bool:
+    """Return whether torch has this dtype; it has no long doubles ("g", "G")."""
+    return array.dtype.kind in _TENSOR_KINDS and array.dtype.isnative and array.dtype.char not in "gG"
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

@@ -35,8 +35,8 @@ class Registry(Protocol):
         """Page-lock a range; return what is wrong, or nothing; None if it can't be done now, but perhaps later."""
         ...
 
-    def unregister(self, address: int) -> None:
-        """Take it back; never raises."""
+    def unregister(self, address: int) -> bool:
+        """Take it back; return whether that was done. Never raises."""
         ...
 
 
@@ -59,12 +59,12 @@ class CudaRegistry:
         except RuntimeError as error:  # of something that happened on the device before
             return str(error)
 
-    def unregister(self, address: int) -> None:
-        """Take it back; at the interpreter's end, the runtime may be gone."""
-        try:  # noqa: SIM105 - at the end, this module's names may be gone as well
-            self._call(lambda: self._cudart.cudaHostUnregister(address))
-        except Exception:  # noqa: S110 - nobody is left to be told, and the memory is unlocked with the process
-            pass
+    def unregister(self, address: int) -> bool:
+        """Take it back; return whether that was done: not at the interpreter's end, when the runtime may be gone."""
+        try:
+            return self._call(lambda: self._cudart.cudaHostUnregister(address)) == ""
+        except Exception:
+            return False
 
     def _call(self, call: Callable[[], Any]) -> str | None:
         with self._on_device():
@@ -108,9 +108,10 @@ class PageLock:
             return
         registry, owner_pid, getpid = self._registry, self._owner_pid, os.getpid  # at exit, the module may be gone
 
-        def unlock() -> None:
-            if getpid() == owner_pid:  # a fork of the trainer has the mapping, but not the device
-                registry.unregister(address)
+        def unlock() -> bool:
+            # A fork of the trainer has the mapping, but not the device. Where it can't be taken back, while a graph is
+            # being recorded, say, the address must not be used again: the device would still see the old memory there.
+            return getpid() != owner_pid or registry.unregister(address)
 
         segment.before_unmapping(unlock)
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +19,16 @@ from swift_loader.config import check_integer
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import default_device, device_of, mover
 from swift_loader.device.keys import keyed_by
-from swift_loader.device.streams import Event, copy_stream
+from swift_loader.device.lookahead import End, Lookahead
+from swift_loader.device.move import copy_on_device
+from swift_loader.device.streams import copy_stream
 from swift_loader.errors import StateMismatch
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.placement import expected_placement
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import torch
 
 __all__ = ["DevicePrefetcher"]
@@ -78,8 +80,11 @@ class DevicePrefetcher:
         self._seed = None if seed is None else check_integer("seed", seed, 0)
         self._copies: Copies | None = None
         """Once there is something to copy."""
-        self._ahead: _Ahead | None = None
-        """Of the pass that began last."""
+        self._close_copies: Callable[[], object] = _nothing
+        self._current: Callable[[], Lookahead | None] = _nothing
+        """Of the pass that began last, while its iterator lives."""
+        self._kept: Lookahead | None = None
+        """The same, for a source that is its own iterator: another pass goes on with it."""
         self._next_epoch = 0
         self._state: Any = None
         """Of the source, after the batch that the loop was given last."""
@@ -98,7 +103,10 @@ class DevicePrefetcher:
         sampler, batch_sampler = getattr(self._source, "sampler", None), getattr(self._source, "batch_sampler", None)
         for taker in (self._source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
             if callable(getattr(taker, "set_epoch", None)):
+                before = _snapshot(self._source)
                 taker.set_epoch(epoch)  # type: ignore[union-attr]
+                if not _is_equal(_snapshot(self._source), before):
+                    self._state = None  # the epoch is part of it
                 return
 
     def state_dict(self) -> Any:
@@ -161,24 +169,41 @@ class DevicePrefetcher:
         """The source's."""
         return self._source.batch_size  # type: ignore[attr-defined]
 
-    def open_pass(self) -> _Ahead:
+    def close(self) -> None:
+        """Drop what was moved ahead, and wait for the copies under way. The source stays as it is. Idempotent."""
+        self._abandon("close()")
+        self._close_copies()
+        self._copies = None
+
+    def __enter__(self) -> DevicePrefetcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open_pass(self) -> Lookahead:
         """Begin a pass over the source, or go on with it if the source can't begin one. Called by the iterator."""
         batches = iter(self._source)
-        ahead = self._ahead
-        if ahead is not None and ahead.batches is batches and not ahead.is_over:
-            return ahead
+        is_its_own = batches is self._source
+        if is_its_own and self._kept is not None and not self._kept.is_over:
+            return self._kept
         if self._copies is None:
             self._copies = Copies(copy_stream(self.device))
-            weakref.finalize(self, self._copies.close)
+            self._close_copies = weakref.finalize(self, self._copies.close)
+        self._copies.catch_up()
         self._state = _snapshot(self._source) or None
         move = partial(_move_keyed, self._move, self._make_key(self._next_epoch))
-        self._ahead = _Ahead(batches, move, partial(_snapshot, self._source), self._copies, self._depth)
+        own = partial(copy_on_device, device=self.device)
+        ahead = Lookahead(batches, move, partial(_snapshot, self._source), own, self._copies, self._depth)
+        self._current, self._kept = weakref.ref(ahead), ahead if is_its_own else None
         self._next_epoch += 1
-        return self._ahead
+        return ahead
 
-    def note_state(self, ahead: _Ahead, state: Any) -> None:
+    def note_state(self, ahead: Lookahead, state: Any) -> None:
         """Take note of the source's state at what the loop is given now. Called by the iterator."""
-        if ahead is self._ahead:
+        if ahead is self._current():
             self._state = state
 
     def _make_key(self, epoch: int) -> Callable[[int], int]:
@@ -189,12 +214,13 @@ class DevicePrefetcher:
         return lambda step: derive_key(seed, Purpose.DEVICE.value, epoch, step, rank)
 
     def _abandon(self, what: str) -> None:
-        if self._ahead is not None:
-            self._ahead.abandon(what)
-        self._ahead = self._state = None
+        ahead = self._current()
+        if ahead is not None:
+            ahead.abandon(what)
+        self._current, self._kept, self._state = _nothing, None, None
 
     def __repr__(self) -> str:
-        return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._ahead!r}>"
+        return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current() or 'no pass'}>"
 
 
 # These know the source and not the prefetcher, which has the pass: a cycle would keep the source's processes alive.
@@ -209,6 +235,18 @@ def _snapshot(source: Any) -> Any:
         return error
 
 
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two states are the same, as far as that can be told."""
+    try:
+        return bool(one == other)
+    except Exception:  # arrays of several elements, for instance
+        return False
+
+
+def _nothing() -> None:
+    """Stand for a reference to what isn't there."""
+
+
 def _move_keyed(move: Callable[[Any], Any], key: Callable[[int], int], step: int, batch: Any) -> Any:
     with keyed_by(partial(key, step)):
         return move(batch)
@@ -219,7 +257,7 @@ class _Pass:
 
     def __init__(self, owner: DevicePrefetcher) -> None:
         self._owner = owner
-        self._ahead: _Ahead | None = None
+        self._ahead: Lookahead | None = None
 
     def __iter__(self) -> _Pass:
         return self
@@ -229,91 +267,6 @@ class _Pass:
             self._ahead = self._owner.open_pass()
         taken = self._ahead.take()
         self._owner.note_state(self._ahead, taken.state)
-        if isinstance(taken, _End):
+        if isinstance(taken, End):
             raise StopIteration
         return taken.batch
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """A batch on the device."""
-
-    batch: Any
-    event: Event
-    state: Any
-    """Of the source, after it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of the source."""
-
-    state: Any
-
-
-class _Ahead:
-    """What one iterator of the source gave, moved, and not taken yet; an error or the end stays there."""
-
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        move: Callable[[int, Any], Any],
-        snapshot: Callable[[], Any],
-        copies: Copies,
-        depth: int,
-    ) -> None:
-        self.batches = batches
-        self._move = move
-        self._snapshot = snapshot
-        self._copies = copies
-        self._depth = depth
-        self._num_pulled = 0
-        self._pulled: tuple[Any, Any] | None = None
-        """A batch and the state after it, that a Ctrl-C kept from being moved."""
-        self._queue: deque[_Moved | _End | Exception] = deque()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to take."""
-        return bool(self._queue) and not isinstance(self._queue[0], _Moved)
-
-    def take(self) -> _Moved | _End:
-        """Return the next batch, or that there is none; an error comes where its batch would have come."""
-        self._copies.let_go()
-        while len(self._queue) <= self._depth and (not self._queue or isinstance(self._queue[-1], _Moved)):
-            self._queue.append(self._fetch())
-        first = self._queue[0]
-        if isinstance(first, Exception):
-            raise first
-        if isinstance(first, _Moved):
-            self._queue.popleft()
-            self._copies.hand_over(first.batch, first.event)
-        return first
-
-    def abandon(self, what: str) -> None:
-        """Drop what is there; what comes next is an error."""
-        self._queue.clear()
-        self._queue.append(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
-
-    def _fetch(self) -> _Moved | _End | Exception:
-        try:
-            if self._pulled is None:
-                try:
-                    batch = next(self.batches)
-                except StopIteration:
-                    return _End(self._snapshot())
-                self._pulled = batch, self._snapshot()
-                self._num_pulled += 1
-            batch, state = self._pulled
-            moved, event = self._copies.issue(partial(self._move, self._num_pulled - 1), batch)
-            fetched: _Moved | Exception = _Moved(moved, event, state)
-        except StopIteration as stop:
-            fetched = RuntimeError("to_device raised StopIteration, which would end the pass early")
-            fetched.__cause__ = stop
-        except Exception as error:
-            fetched = error
-        self._pulled = None  # not after a Ctrl-C: then it is moved next time
-        return fetched
-
-    def __repr__(self) -> str:
-        return f"{len(self._queue)} ahead"

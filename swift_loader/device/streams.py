@@ -3,7 +3,8 @@
     copying ──► record ──► an event ──query, synchronize──► the copy is over: its host memory may be written again
                               └──hand_over──► the loop's stream waits for the copy, and its memory is the loop's
 
-CUDA and XPU have streams; elsewhere (CPU, MPS) a move is over when it returns, and there is nothing to keep in order.
+CUDA and XPU have streams; to other devices (CPU, MPS) batches are moved by copies that wait, and there is nothing to
+keep in order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from swift_loader.device.tensors import tensors_in
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AcceleratorStream", "CopyStream", "Event", "NoStream", "copy_stream"]
+__all__ = ["STREAMING", "AcceleratorStream", "CopyStream", "Event", "NoStream", "copy_stream"]
 
 STREAMING = ("cuda", "xpu")
 """Device types whose modules in torch have Stream, Event, stream() and current_stream() alike."""
@@ -42,6 +43,10 @@ class CopyStream(Protocol):
         """Return a context in which the copies of this batch that are issued run beside the loop's work."""
         ...
 
+    def catch_up(self) -> None:
+        """Have the copies from now on come after what the loop's current stream has been told so far."""
+        ...
+
     def record(self) -> Event:
         """Return the event that passes when all copies issued so far are over."""
         ...
@@ -58,6 +63,9 @@ class NoStream:
     def copying(self, batch: Any) -> Iterator[None]:  # noqa: ARG002
         """Return a context that changes nothing."""
         yield
+
+    def catch_up(self) -> None:
+        """Do nothing."""
 
     def record(self) -> Event:
         """Return an event that has passed."""
@@ -88,9 +96,6 @@ class AcceleratorStream:
         index = self._api.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, index)
         self._side = self._api.Stream(device=self._device)
-        # Once, for what the user's move may read (a mean, a look-up table). Not at each batch: then a copy would wait
-        # for the steps that are queued before it, instead of running beside them.
-        self._side.wait_stream(self._api.current_stream(self._device))
 
     @contextmanager
     def copying(self, batch: Any) -> Iterator[None]:
@@ -100,9 +105,17 @@ class AcceleratorStream:
         making: the side stream waits for those.
         """
         if any(_is_on(part, self._device.type) for part in tensors_in(batch)):
-            self._side.wait_stream(self._api.current_stream(self._device))
+            self.catch_up()
         with self._api.stream(self._side):
             yield
+
+    def catch_up(self) -> None:
+        """Have the side stream wait for the current one.
+
+        At the beginning of a pass, for what the user's move may read (a mean, a look-up table). Not at each batch: then
+        a copy would wait for the steps that are queued before it, instead of running beside them.
+        """
+        self._side.wait_stream(self._api.current_stream(self._device))
 
     def record(self) -> Event:
         """Return an event on the side stream."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+
 __all__ = ["tensors_in"]
+
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+_ATOMS = (str, bytes, bytearray, int, float, complex, type, np.ndarray, np.generic)
+"""Things without tensors in them; `type` among them, as a class isn't part of a batch."""
+
+_CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
 
 def tensors_in(batch: Any) -> Iterator[Any]:
     """Yield all strided tensors of a batch, and objects that have a `record_stream` of their own.
 
-    Looks into list, tuple, set, Mapping and dataclass, at any depth, and into the attributes of objects that can be
-    moved with `.to()`. A sparse tensor is yielded as the tensors it consists of.
+    Looks into containers and Mappings, and into the attributes of all objects, at any depth. A sparse tensor is yielded
+    as the tensors it consists of.
     """
     yield from _tensors_in(batch, set())
 
@@ -21,12 +31,12 @@ def tensors_in(batch: Any) -> Iterator[Any]:
 def _tensors_in(batch: Any, seen: set[int]) -> Iterator[Any]:
     import torch
 
+    if batch is None or isinstance(batch, (*_ATOMS, *_CODE)) or id(batch) in seen:
+        return
+    seen.add(id(batch))
     if isinstance(batch, torch.Tensor):
         yield from _parts(batch)
         return
-    if batch is None or isinstance(batch, (str, bytes, int, float, type)) or id(batch) in seen:
-        return
-    seen.add(id(batch))
     if callable(getattr(batch, "record_stream", None)):
         yield batch
         return
@@ -37,15 +47,12 @@ def _tensors_in(batch: Any, seen: set[int]) -> Iterator[Any]:
 def _children(batch: Any) -> Iterator[Any]:
     if isinstance(batch, Mapping):
         yield from batch.values()
-    elif isinstance(batch, (list, tuple, set, frozenset)):
+    elif isinstance(batch, _CONTAINERS):
         yield from batch
-    elif dataclasses.is_dataclass(batch):
-        yield from (getattr(batch, field.name, None) for field in dataclasses.fields(batch))
-    elif callable(getattr(batch, "to", None)):
-        yield from getattr(batch, "__dict__", {}).values()
-        for kind in type(batch).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            yield from (getattr(batch, name, None) for name in ([slots] if isinstance(slots, str) else slots))
+    yield from getattr(batch, "__dict__", {}).values()
+    for kind in type(batch).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        yield from (getattr(batch, name, None) for name in ([slots] if isinstance(slots, str) else slots))
 
 
 def _parts(tensor: Any) -> Iterator[Any]:

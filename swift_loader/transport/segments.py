@@ -48,7 +48,7 @@ class Segment:
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
         self._address: int = address
-        self._before_unmapping: Callable[[], None] | None = None
+        self._before_unmapping: Callable[[], bool] | None = None
         self._memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         self.nbytes = nbytes
 
@@ -90,8 +90,11 @@ class Segment:
         """Where it begins in this process; a multiple of the page size, as its length is if `capacity_for` chose it."""
         return self._address
 
-    def before_unmapping(self, step: Callable[[], None]) -> None:
-        """Have something done when the last reference goes, on whichever thread that is; it must not raise."""
+    def before_unmapping(self, step: Callable[[], bool]) -> None:
+        """Have something done when the last reference goes, on whichever thread that is; it must not raise.
+
+        If it returns False, the memory stays mapped for as long as the process lives.
+        """
         self._before_unmapping = step
 
     @property
@@ -106,8 +109,8 @@ class Segment:
     def __del__(self, _munmap: Any = _libc.munmap) -> None:  # bound here: at exit, the module's names may be gone
         address = getattr(self, "_address", None)
         if address is not None:
-            if self._before_unmapping is not None:
-                self._before_unmapping()
+            if self._before_unmapping is not None and not self._before_unmapping():
+                return
             _munmap(address, self.nbytes)
 
     def __repr__(self) -> str:

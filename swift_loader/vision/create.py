@@ -62,6 +62,15 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     persistent_workers: bool = True,  # noqa: ARG001 - likewise
     worker_seeding: str = "all",
     tf_preprocessing: bool = False,
+    input_size_choices: Sequence[Any] | None = None,
+    batch_size_choices: Sequence[int] | None = None,
+    batch_choice_weights: Sequence[float] | None = None,
+    batch_choice_seed: int = 0,  # noqa: ARG001 - these are about choices, which aren't supported
+    batch_choice_schedule: str = "constant",  # noqa: ARG001
+    batch_schedule_epochs: int | None = None,  # noqa: ARG001
+    batch_schedule_spread: float = 0.65,  # noqa: ARG001
+    batch_schedule_random_mix: float = 0.1,  # noqa: ARG001
+    num_batches: int | None = None,
     *,
     channels_last: bool = False,
     seed: int | None = None,
@@ -116,6 +125,16 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         persistent_workers: Accepted. Workers always stay.
         worker_seeding: `"all"` or `"part"`, which are the same here: draws are keyed by sample.
         tf_preprocessing: TensorFlow's way to resize and crop; needs tensorflow.
+        input_size_choices: None: all batches have one size of images; others aren't supported.
+        batch_size_choices: None: all batches have one size; others aren't supported.
+        batch_choice_weights: None; others aren't supported.
+        batch_choice_seed: Accepted, as are all `batch_choice` and `batch_schedule` options: without choices they do
+            nothing.
+        batch_choice_schedule: Likewise.
+        batch_schedule_epochs: Likewise.
+        batch_schedule_spread: Likewise.
+        batch_schedule_random_mix: Likewise.
+        num_batches: None: as many as the dataset has; others aren't supported.
         channels_last: Whether images have their channels side by side in memory, with the prefetcher.
         seed: Base of all randomness; by default from the clock.
         nearby_shuffle: See `SwiftLoader`, as for all that follow; 0 shuffles over the whole dataset, as timm does.
@@ -135,6 +154,12 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     """
     _check_dataset(dataset)
     _check_unsupported(num_aug_repeats, worker_seeding)
+    _check_no_choices(
+        input_size_choices=input_size_choices,
+        batch_size_choices=batch_size_choices,
+        batch_choice_weights=batch_choice_weights,
+        num_batches=num_batches,
+    )
     # Erasing spares the first half of a batch; with augmentation splits, the first of them, which is the clean one.
     re_num_splits = (num_aug_splits or 2) if re_split else 0
     transform = _import_create_transform()(
@@ -228,6 +253,16 @@ def _check_unsupported(num_aug_repeats: int, worker_seeding: Any) -> None:
             f"worker_seeding={worker_seeding!r} isn't supported, as draws are keyed by sample, not by worker; leave it "
             f"out, and give seed, from which all draws follow"
         )
+
+
+def _check_no_choices(**choices: Any) -> None:
+    """Refuse batches of several sizes."""
+    for name, value in choices.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r} isn't supported: which samples a batch has follows from one batch_size; leave it "
+                f"out, or make a loader for each size"
+            )
 
 
 def _import_create_transform() -> Callable[..., Any]:

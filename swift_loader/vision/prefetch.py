@@ -151,9 +151,9 @@ class PrefetchLoader:
     def mixup_enabled(self) -> bool:
         """Whether the collate function mixes samples, as timm's `FastCollateMixup` does; False if it can't.
 
-        Setting it gives a SwiftLoader another collate function, `with_collate_fn`: it starts again at the next pass,
-        and its workers mix, or don't. Of another loader, the collate function of this process is told: workers that it
-        keeps from pass to pass go on as before.
+        To be set between passes. It gives a SwiftLoader another collate function, `with_collate_fn`: that starts again
+        at the next pass, and its workers mix, or don't; an iterator in use can't go on. Of another loader, the collate
+        function of this process is told: workers that it keeps from pass to pass go on as before.
         """
         return bool(getattr(_collate_fn_of(self.loader), "mixup_enabled", False))
 
@@ -162,7 +162,7 @@ class PrefetchLoader:
         collate_fn = _collate_fn_of(self.loader)
         if not hasattr(collate_fn, "mixup_enabled"):
             if enabled:
-                raise ValueError("the loader's collate function can't mix samples; give it timm's FastCollateMixup")
+                warn("mixup_enabled = True changes nothing: the collate_fn can't mix; give timm's FastCollateMixup")
         elif not isinstance(self.loader, SwiftLoader):
             collate_fn.mixup_enabled = enabled
         elif bool(enabled) is not self.mixup_enabled:
@@ -252,8 +252,7 @@ def _usable_device(device: torch.device | str | int | None) -> torch.device:
     """Return a device; the CPU instead of a CUDA device that doesn't exist."""
     if device is None:
         return default_device()
-    chosen = device_of(device)
-    if chosen.type == "cuda" and not torch.cuda.is_available():
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         warn(f"device={device!r}, but torch finds no CUDA device: images stay on the CPU; give device='cpu', or none")
         return torch.device("cpu")
-    return chosen
+    return device_of(device)

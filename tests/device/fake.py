@@ -59,6 +59,9 @@ class FakeDevice:
         self._queue.append((host.ctypes.data, there))
         return there
 
+    def catch_up(self) -> None:
+        self.log.append("catch up")
+
     def record(self) -> FakeEvent:
         assert not self._is_copying
         event = FakeEvent(self, self._num_recorded)

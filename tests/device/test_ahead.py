@@ -77,6 +77,22 @@ def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing(at: int, depth: int) -> N
     assert engine.num_pulled == 6
 
 
+def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
+    class Interrupted(NoStream):
+        num_tries = 0
+
+        def hand_over(self, batch: Any, event: Any) -> None:
+            self.num_tries += 1
+            if self.num_tries % 3 == 2:
+                raise KeyboardInterrupt
+
+    engine = Engine()
+    source = MovingSource(engine.pull, lambda: True, move_with(deque()), Copies(Interrupted()), 2, 6)
+    found = take_all(source, 9)
+    assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
+    assert engine.num_pulled == 6
+
+
 def test_an_error_comes_where_its_batch_would_have_come() -> None:
     engine = Engine()
     source = source_of(engine, None, None, ValueError("too large"), depth=3)

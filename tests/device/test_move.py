@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.device.move import to_device
+from swift_loader.device.move import copy_on_device, to_device
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -159,3 +159,30 @@ def test_tensors_of_other_processes_memory_are_not_copied_on_the_cpu() -> None:
 def test_an_empty_batch_stays_empty() -> None:
     assert to_device([], META) == []
     assert to_device({}, META) == {}
+
+
+class Told(torch.Tensor):
+    """Remembers how it was asked to move."""
+
+    told: list[Any]
+
+    def to(self, *args: Any, **options: Any) -> torch.Tensor:
+        self.told.append(options["non_blocking"])
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize(("device", "does_not_wait"), [("cuda", True), ("xpu", True), ("mps", False), ("cpu", False)])
+def test_only_copies_whose_end_an_event_tells_are_not_waited_for(device: str, does_not_wait: bool) -> None:
+    tensor = torch.ones(1).as_subclass(Told)
+    tensor.told = []
+    to_device([tensor], torch.device(device))
+    assert tensor.told == [does_not_wait]
+
+
+def test_what_is_there_already_is_copied_there_and_the_rest_is_left() -> None:
+    array, here = np.ones(2), torch.ones(2)
+    batch = {"array": array, "here": here}
+    assert copy_on_device(batch, CPU) is batch
+    copied = copy_on_device(batch, torch.device("cuda"))
+    assert copied["array"] is array
+    assert copied["here"] is here

@@ -16,6 +16,7 @@ class Registry:
         self._wrong = list(wrong)
         self.locked: dict[int, int] = {}
         self.log: list[str] = []
+        self.is_stuck = False
 
     def register(self, address: int, nbytes: int) -> str | None:
         self.log.append("register")
@@ -24,11 +25,14 @@ class Registry:
             self.locked[address] = nbytes
         return wrong
 
-    def unregister(self, address: int) -> None:
+    def unregister(self, address: int) -> bool:
         self.log.append("unregister")
         assert address in self.locked
         assert "rw" in protection_of(address), "unlocked after it was unmapped"
+        if self.is_stuck:
+            return False
         del self.locked[address]
+        return True
 
 
 def protection_of(address: int) -> str:
@@ -101,6 +105,17 @@ def test_what_cannot_be_page_locked_now_stays_as_it_is_and_the_next_one_is_tried
     del segment
     segments.clear()
     assert registry.log == ["register", "register", "unregister"]
+
+
+def test_what_cannot_be_unlocked_stays_mapped() -> None:
+    registry = Registry()
+    holder = [made()]
+    PageLock(registry, print).lock(holder[0])
+    address = holder[0].address
+    registry.is_stuck = True
+    holder.clear()
+    assert registry.log == ["register", "unregister"]
+    assert "rw" in protection_of(address), "another mapping could get the address"
 
 
 def test_a_fork_of_the_trainer_does_not_touch_the_device() -> None:

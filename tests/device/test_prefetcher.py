@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from swift_loader import DevicePrefetcher, StateMismatch, SwiftLoader, batch_key
+from swift_loader.device.streams import Event, NoStream
 from tests.datasets import Counting
 from tests.device.fake import FakeDevice
 from tests.helpers import make_loader
@@ -78,6 +80,18 @@ class LikeFfcv:
         return iter([(torch.tensor([number]), torch.tensor([-number])) for number in range(NUM_BATCHES)])
 
 
+class InterruptedStream(NoStream):
+    """Each second batch is handed over at the second try only."""
+
+    def __init__(self) -> None:
+        self.num_tries = 0
+
+    def hand_over(self, batch: Any, event: Event) -> None:
+        self.num_tries += 1
+        if self.num_tries % 3 == 2:
+            raise KeyboardInterrupt
+
+
 def numbers(batches: Any) -> list[int]:
     return [int(batch) for batch in batches]
 
@@ -129,20 +143,92 @@ def test_copies_are_issued_recorded_and_handed_over(monkeypatch: pytest.MonkeyPa
         assert places == sorted(places)
 
 
-def test_what_is_dropped_with_copies_under_way_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, moved = FakeDevice(lag=9), []
+def late_prefetcher(monkeypatch: pytest.MonkeyPatch, source: Any) -> tuple[DevicePrefetcher, FakeDevice, list[Any]]:
+    """Return a prefetcher to a device that makes no copy by itself, and what it has moved."""
+    device, moved = FakeDevice(lag=9), list[Any]()
     monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
 
     def move(batch: Any, _: Any) -> Any:
         moved.append(device.copy(batch))
         return moved[-1]
 
-    prefetcher = DevicePrefetcher((np.full(1000, number) for number in range(3)), "cpu", move)
-    next(iter(prefetcher))
-    assert device.num_passed == 0
-    del prefetcher
-    gc.collect()
+    return DevicePrefetcher(source, "cpu", move), device, moved
+
+
+def test_a_source_is_not_asked_again_before_the_copies_of_its_last_batch_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reusing() -> Iterator[Any]:
+        buffer = np.empty(1000, np.int64)
+        for number in range(NUM_BATCHES):
+            buffer[:] = number
+            yield buffer
+
+    prefetcher, device, _ = late_prefetcher(monkeypatch, reusing())
+    moved = list(prefetcher)
+    device.run()
+    assert [set(batch.tolist()) for batch in moved] == [{number} for number in range(NUM_BATCHES)]
+
+
+@pytest.mark.parametrize("deed", ["dropped", "closed"])
+def test_what_ends_with_copies_under_way_waits_for_them(monkeypatch: pytest.MonkeyPatch, deed: str) -> None:
+    prefetcher, device, moved = late_prefetcher(monkeypatch, (np.full(1000, number) for number in range(3)))
+    batches = iter(prefetcher)
+    next(batches)
+    assert device.num_passed == 1, "of two"
+    if deed == "closed":
+        with prefetcher:
+            pass
+        prefetcher.close()
+        with pytest.raises(RuntimeError, match=r"ended by close\(\)"):
+            next(batches)
+    else:
+        del prefetcher, batches
+        gc.collect()
     assert [int(batch[0]) for batch in moved] == [0, 1]
+
+
+def test_after_closing_it_can_begin_again() -> None:
+    with DevicePrefetcher([torch.tensor(number) for number in range(3)], "cpu") as prefetcher:
+        next(iter(prefetcher))
+    assert numbers(prefetcher) == [0, 1, 2]
+
+
+def test_each_pass_comes_after_what_the_loop_had_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefetcher, device, _ = late_prefetcher(monkeypatch, arrays())
+    list(prefetcher)
+    list(prefetcher)
+    first, second = (place for place, entry in enumerate(device.log) if entry == "catch up")
+    assert (first, device.log[second + 1]) == (0, f"copy {NUM_BATCHES}")
+
+
+def test_an_iterator_that_its_source_uses_again_begins_anew() -> None:
+    source: Any = DataLoader(list(range(12)), 2, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    prefetcher = DevicePrefetcher(source, "cpu")
+    for _ in range(2):
+        batches = iter(prefetcher)
+        assert next(batches).tolist() == [0, 1]
+        assert next(batches).tolist() == [2, 3]
+    assert [batch.tolist() for batch in prefetcher] == [[first, first + 1] for first in range(0, 12, 2)]
+
+
+def test_an_iterator_that_is_dropped_takes_that_of_the_source_along() -> None:
+    source = Counted()
+    prefetcher = DevicePrefetcher(source, "cpu")
+    inner: list[Any] = []
+    make = source.__iter__
+
+    class Remembering(Counted):
+        def __iter__(self) -> Iterator[Any]:
+            made = make()
+            inner.append(weakref.ref(made))
+            return made
+
+    prefetcher = DevicePrefetcher(Remembering(), "cpu")
+    for _ in prefetcher:
+        break
+    assert inner[0]() is None, "workers of a pass that nobody goes on with would stay"
+    assert prefetcher.state_dict() == {"nested": {"given": 0}}
 
 
 def test_dropping_it_drops_the_source_at_once() -> None:
@@ -270,6 +356,18 @@ def test_the_epoch_is_passed_on_to_whoever_takes_it() -> None:
         prefetcher.set_epoch(-1)
 
 
+def test_a_chosen_epoch_is_in_the_state() -> None:
+    with make_loader(Counting, workers=0, batch_size=20) as loader:
+        prefetcher = DevicePrefetcher(loader, "cpu")
+        list(prefetcher)
+        assert (prefetcher.state_dict()["epoch"], prefetcher.state_dict()["position"]) == (0, 100)
+        prefetcher.set_epoch(5)
+        assert prefetcher.state_dict() == loader.state_dict()
+        batches = iter(prefetcher)
+        next(batches)
+        assert (prefetcher.state_dict()["epoch"], prefetcher.state_dict()["position"]) == (5, 20)
+
+
 def test_what_frameworks_ask_for_is_the_source_s() -> None:
     loader: Any = DataLoader(list(range(8)), 2)  # type: ignore[arg-type]
     prefetcher = DevicePrefetcher(loader, "cpu")
@@ -326,6 +424,16 @@ def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing() -> None:
     assert not interrupts
 
 
+def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefetcher = DevicePrefetcher([torch.tensor(number) for number in range(5)], "cpu")
+    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: InterruptedStream())
+    batches, found = iter(prefetcher), list[int]()
+    while len(found) < 5:
+        with contextlib.suppress(KeyboardInterrupt):
+            found.append(int(next(batches)))
+    assert found == list(range(5))
+
+
 def test_keys_follow_from_seed_epoch_and_step() -> None:
     def keys(seed: int | None, epoch: int | None = None) -> list[int]:
         prefetcher = DevicePrefetcher(arrays(), "cpu", lambda *_: batch_key(), seed=seed)
@@ -350,7 +458,8 @@ def test_keys_follow_from_seed_epoch_and_step() -> None:
         ({"max_nb_batch_on_device": 0}, ValueError, "max_nb_batch_on_device=0 is too small"),
         ({"seed": "x"}, TypeError, "seed='x' is a str"),
         ({"dtype": torch.int8}, TypeError, "no floating-point dtype"),
-        ({"device": "gpu"}, RuntimeError, "gpu"),
+        ({"device": "gpu"}, ValueError, "device='gpu' is unknown to torch"),
+        ({"device": "cuda:99"}, RuntimeError, "device='cuda:99', but torch finds . cuda devices here"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -368,9 +477,12 @@ def test_a_loader_goes_on_where_it_was_with_another_collate_function() -> None:
         return [-sample["id"] for sample in samples]
 
     loader = make_loader(Counting, workers=1, shuffle=False)
-    first = next(iter(loader))["id"].tolist()
+    batches = iter(loader)
+    first = next(batches)["id"].tolist()
     loader.set_epoch(3)
     other: SwiftLoader = loader.with_collate_fn(collate)
+    with pytest.raises(RuntimeError, match="superseded"):
+        next(batches)
     with other:
         assert other.state_dict() == loader.state_dict()
         assert [-number for number in next(iter(other))] == first

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,25 @@ class Pair(NamedTuple):
 class Point:
     x: Any
     y: Any
+
+
+@dataclass
+class Masked:
+    """Has an attribute that is no field."""
+
+    x: Any
+
+    def __init__(self, x: Any, mask: Any) -> None:
+        self.x = x
+        self.mask = mask
+
+
+class Named(list[Any]):
+    """A list with an attribute."""
+
+    def __init__(self, items: list[Any], more: Any) -> None:
+        super().__init__(items)
+        self.more = more
 
 
 class Movable:
@@ -57,7 +77,7 @@ class Recording(Movable):
 
 
 def test_tensors_are_found_in_any_structure() -> None:
-    tensors = [torch.tensor(number) for number in range(9)]
+    tensors = [torch.tensor(number) for number in range(16)]
     batch = {
         "list": [tensors[0], (tensors[1], None)],
         "pair": Pair(tensors[2], "text"),
@@ -68,9 +88,16 @@ def test_tensors_are_found_in_any_structure() -> None:
         "array": np.ones(3),
         "set": {tensors[7]},
         8: tensors[8],
+        "namespace": SimpleNamespace(a=tensors[9]),
+        "deque": collections.deque([tensors[10]]),
+        "user list": collections.UserList([tensors[11]]),
+        "masked": Masked(tensors[12], tensors[13]),
+        "list with more to it": Named([tensors[14]], tensors[15]),
+        "function": len,
+        "module": np,
     }
     found = sorted(int(tensor) for tensor in tensors_in(batch))
-    assert found == list(range(9))
+    assert found == list(range(16))
 
 
 def test_a_structure_that_contains_itself_ends() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,17 @@ def test_a_missing_timm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset.transform = None  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match="No module named 'timm'; pip install timm torchvision"):
         create_loader(dataset, SIZE, 4)
+
+
+def test_the_parameters_are_timms_in_timms_order(timm_data: Any) -> None:
+    ours = list(inspect.signature(create_loader).parameters)
+    theirs = list(inspect.signature(timm_data.create_loader).parameters)
+    assert ours[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    "option", [{"input_size_choices": [128]}, {"batch_size_choices": [2]}, {"num_batches": 3}], ids=str
+)
+def test_batches_of_several_sizes_are_refused(timm_data: Any, photos: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="isn't supported: which samples a batch has follows from one batch_size"):
+        make(timm_data, photos, **option)

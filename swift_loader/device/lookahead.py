@@ -1,0 +1,116 @@
+"""Batches of an iterator on the device, some of them ahead of the loop. Runs in the loop's thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from swift_loader.device.copies import Copies
+from swift_loader.device.streams import Event
+
+__all__ = ["End", "Lookahead", "Moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A batch on the device."""
+
+    batch: Any
+    event: Event
+    state: Any
+    """Of the source, after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of the source."""
+
+    state: Any
+
+
+class Lookahead:
+    """What one iterator of a source gave, moved, and not taken yet; an error or the end stays there.
+
+    The source may write its batches into the same memory again and again: it isn't asked for the next one before the
+    copies of the last are over, and what it has on the device already is copied there on the loop's stream.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        move: Callable[[int, Any], Any],
+        snapshot: Callable[[], Any],
+        own: Callable[[Any], Any],
+        copies: Copies,
+        depth: int,
+    ) -> None:
+        """Begin a pass.
+
+        Args:
+            batches: The source's iterator.
+            move: Takes the batch's number in the pass, and the batch; returns that on the device.
+            snapshot: Returns the source's state.
+            own: Returns a batch of which no part is on the device in memory of the source.
+            copies: Those under way, of all passes.
+            depth: How many batches may be on the device ahead of the loop.
+        """
+        self.batches = batches
+        self._move = move
+        self._snapshot = snapshot
+        self._own = own
+        self._copies = copies
+        self._depth = depth
+        self._num_pulled = 0
+        self._pulled: tuple[Any, Any] | None = None
+        """A batch and the state after it, that a Ctrl-C kept from being moved."""
+        self._queue: deque[Moved | End | Exception] = deque()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to take."""
+        return bool(self._queue) and not isinstance(self._queue[0], Moved)
+
+    def take(self) -> Moved | End:
+        """Return the next batch, or that there is none; an error comes where its batch would have come."""
+        self._copies.let_go()
+        while len(self._queue) <= self._depth and (not self._queue or isinstance(self._queue[-1], Moved)):
+            self._queue.append(self._fetch())
+        first = self._queue[0]
+        if isinstance(first, Exception):
+            raise first
+        if isinstance(first, Moved):
+            self._copies.hand_over(first.batch, first.event)
+            self._queue.popleft()  # last: a Ctrl-C before it loses nothing
+        return first
+
+    def abandon(self, what: str) -> None:
+        """Drop what is there; what comes next is an error."""
+        self._queue.clear()
+        self._queue.append(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
+
+    def _fetch(self) -> Moved | End | Exception:
+        try:
+            if self._pulled is None:
+                self._copies.wait()
+                try:
+                    batch = next(self.batches)
+                except StopIteration:
+                    return End(self._snapshot())
+                self._pulled = self._own(batch), self._snapshot()
+                self._num_pulled += 1
+            batch, state = self._pulled
+            moved, event = self._copies.issue(partial(self._move, self._num_pulled - 1), batch)
+            fetched: Moved | Exception = Moved(moved, event, state)
+        except StopIteration as stop:
+            fetched = RuntimeError("to_device raised StopIteration, which would end the pass early")
+            fetched.__cause__ = stop
+        except Exception as error:
+            fetched = error
+        self._pulled = None  # not after a Ctrl-C: then it is moved next time
+        return fetched
+
+    def __repr__(self) -> str:
+        return f"{len(self._queue)} ahead"
