@@ -44,6 +44,19 @@ class Images:
         return np.full((3, self.side, self.side), index % 251, np.uint8)
 
 
+class Blocks:
+    """Samples whose every byte is their index."""
+
+    NUM_SAMPLES = 96
+    NBYTES = 50_000
+
+    def __len__(self) -> int:
+        return self.NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        return np.full(self.NBYTES, index, np.uint8)
+
+
 class Batched(Counting):
     """Has `__getitems__`, and refuses `__getitem__`."""
 

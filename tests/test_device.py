@@ -15,23 +15,13 @@ import torch
 from swift_loader import SwiftLoader, SwiftLoaderWarning, batch_key
 from swift_loader.device.destination import Destination
 from swift_loader.device.pinning import PageLock
+from tests.datasets import Blocks
 from tests.device.fake import FakeDevice
 from tests.device.test_pinning import Registry
 from tests.helpers import make_loader
 
-NBYTES = 50_000
-NUM_SAMPLES = 96
+NBYTES, NUM_SAMPLES = Blocks.NBYTES, Blocks.NUM_SAMPLES
 BATCH_SIZE = 4
-
-
-class Blocks:
-    """Samples whose every byte follows from their index."""
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return np.full(NBYTES, index, np.uint8)
 
 
 Start = Callable[..., SwiftLoader]

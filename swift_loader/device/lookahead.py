@@ -57,7 +57,7 @@ class Lookahead:
             copies: Those under way, of all passes.
             depth: How many batches may be on the device ahead of the loop.
         """
-        self.batches = batches
+        self._batches = batches
         self._move = move
         self._snapshot = snapshot
         self._own = own
@@ -96,7 +96,7 @@ class Lookahead:
             if self._pulled is None:
                 self._copies.wait()
                 try:
-                    batch = next(self.batches)
+                    batch = next(self._batches)
                 except StopIteration:
                     return End(self._snapshot())
                 self._pulled = self._own(batch), self._snapshot()
