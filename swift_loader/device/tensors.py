@@ -13,10 +13,9 @@ __all__ = ["tensors_in"]
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
-_ATOMS = (str, bytes, bytearray, int, float, complex, type, np.ndarray, np.generic)
-"""Things without tensors in them; `type` among them, as a class isn't part of a batch."""
-
-_CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *_CODE)
+"""What has no tensors in it that are part of the batch."""
 
 
 def tensors_in(batch: Any) -> Iterator[Any]:
@@ -31,7 +30,7 @@ def tensors_in(batch: Any) -> Iterator[Any]:
 def _tensors_in(batch: Any, seen: set[int]) -> Iterator[Any]:
     import torch
 
-    if batch is None or isinstance(batch, (*_ATOMS, *_CODE)) or id(batch) in seen:
+    if batch is None or isinstance(batch, _ATOMS) or id(batch) in seen:
         return
     seen.add(id(batch))
     if isinstance(batch, torch.Tensor):

@@ -28,6 +28,12 @@ def timm_data() -> Any:
     return module
 
 
+@pytest.fixture(autouse=True)
+def compilers_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch's compiler, which timm imports, also in workers, make the folder for its cache where it may stay."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 14 JPEG files, of several sizes, in two classes."""

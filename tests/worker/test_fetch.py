@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader import TooManyErrors, sample_rng
+from swift_loader.collate import collate_into
 from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import PlanSettings, Uneven
@@ -292,9 +293,7 @@ def test_an_error_of_the_collate_is_none_of_a_sample(on_error: OnError) -> None:
     def refuse(samples: list[Any]) -> Any:
         raise BadError("collate")
 
-    builder._setup = WorkerSetup(
-        DatasetSource(), builder._plan.plan.settings, Rng.SAMPLE, refuse, None, False, on_error
-    )
+    builder._collate = collate_into(refuse)
     with pytest.raises(BuildError, match="collating"):
         builder.build(HeapStore(), 1, 0, 0, 0)
     assert list(builder.failures) == []
