@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetcher import DevicePrefetcher
     from swift_loader.errors import (
+        DatasetMismatch,
         EncodeError,
         LoaderClosed,
         ProtocolError,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from swift_loader.worker.seeding import sample_rng
 
 __all__ = [
+    "DatasetMismatch",
     "DevicePrefetcher",
     "EncodeError",
     "LoaderClosed",

@@ -90,6 +90,8 @@ class Options:
             batch_encoder=self.batch_encoder,
             dataset_per_worker=self.dataset_per_worker,
             on_error=self.on_error,
+            forks=self.start_method is StartMethod.TEMPLATE,
+            validate=self.validate,
         )
 
     def order_settings(self) -> OrderSettings:

@@ -7,6 +7,7 @@ type survives a pickle round trip, and is a `WorkerError` otherwise; both carry 
 from __future__ import annotations
 
 __all__ = [
+    "DatasetMismatch",
     "EncodeError",
     "LoaderClosed",
     "ProtocolError",
@@ -44,6 +45,10 @@ class WorkerStalled(SwiftLoaderError, TimeoutError):
 
 class SharedMemoryFull(SwiftLoaderError, OSError):
     """The memory for a batch can't be had; the message names the need and the limit."""
+
+
+class DatasetMismatch(SwiftLoaderError):
+    """A process of the loader has built another dataset than the first one; the message names what differs."""
 
 
 class StateMismatch(SwiftLoaderError, ValueError):

@@ -30,6 +30,7 @@ from swift_loader.session import Session
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import length_of
+from swift_loader.worker.torch_settings import limited_threads
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -422,7 +423,7 @@ class SwiftLoader:
         """The dataset: the instance that was given, else one built here on first use, beside the workers'."""
         if self._dataset is None:
             rng = self._options.rng
-            with nullcontext() if rng is Rng.NONE else preserved_generators():
+            with nullcontext() if rng is Rng.NONE else preserved_generators(), limited_threads(1):
                 self._dataset = self._options.source.make(rng)
         return self._dataset
 

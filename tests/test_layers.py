@@ -18,6 +18,7 @@ PURE = [
     "run",
     "state",
     "permutation",
+    "engine/builds",
     "engine/casualties",
     "engine/ledger",
     "engine/stalls",
@@ -68,6 +69,7 @@ def is_within(module: str, *packages: str) -> bool:
 
 def test_the_public_names_are_these() -> None:
     assert swift_loader.__all__ == [
+        "DatasetMismatch",
         "DevicePrefetcher",
         "EncodeError",
         "LoaderClosed",

@@ -20,12 +20,14 @@ from swift_loader.errors import LoaderClosed, RemoteTraceback
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["InlineEngine"]
 
@@ -93,7 +95,8 @@ class InlineEngine:
         started_ns = time.perf_counter_ns()
         store = HeapStore()
         try:
-            with preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext():
+            keeping = preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext()
+            with keeping, limited_threads(chosen_threads()):
                 built = self._builder.build(store, 0, 0, epoch, step)
         except BuildError as failed:
             error = self._explain(failed, epoch, step)

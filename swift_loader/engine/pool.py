@@ -21,14 +21,16 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from swift_loader.engine.builds import Builds
 from swift_loader.engine.failures import died, rebuild
 from swift_loader.engine.ladder import stop_processes
+from swift_loader.engine.launch import Launch
 from swift_loader.engine.pump import Pump
 from swift_loader.engine.settings import ProcessSettings, StartMethod
 from swift_loader.engine.template import TemplateProcess, WorkerProcess
 from swift_loader.engine.witness import Witness
 from swift_loader.engine.worker import BatchReader, WorkerHandle
-from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerDied
+from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Built, Failure
@@ -101,8 +103,13 @@ class WorkerPool:
         self._owner: PoolOwner | None = None
         self._payload: tuple[PayloadLayout, int] | None = None
         """The second is a descriptor, kept so that a later template gets what the first one got."""
+        self._launch: Launch | None = None
+        """How the first interpreter was started, and so all others."""
         self._built: Built | None = None
         """What the first template said of the dataset."""
+        self.builds = Builds()
+        """What all processes that built the dataset say of it. Used under `builds_lock`, by the pool and the engine."""
+        self.builds_lock = threading.Lock()
         self.build_s = 0.0
         """How long that took, with the start of the interpreter."""
         self.definitions = Definitions()
@@ -138,10 +145,11 @@ class WorkerPool:
             if self._payload is None:
                 layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
                 self._payload = layout, descriptor
+                self._launch = Launch.of_this_process()
             began_s = time.monotonic()
             self._built = self._order(self._build_first, on_wait, patience_s)
             self.build_s = time.monotonic() - began_s
-        return self._built.num_samples
+        return self._built.report.num_samples
 
     @property
     def reason_for_own_datasets(self) -> str:
@@ -207,6 +215,9 @@ class WorkerPool:
         if self._payload is not None:
             os.close(self._payload[1])
             self._payload = None
+        if self._launch is not None:
+            self._launch.close()
+            self._launch = None
         self._pump.close()
 
     def close(self) -> None:
@@ -300,14 +311,17 @@ class WorkerPool:
     # The pool's thread: templates -------------------------------------------------------------------------------------
 
     def _build_first(self) -> Built:
-        template = self._add_template()
-        return self._wait_built(template)
+        built = self._wait_built(self._add_template())
+        with self.builds_lock:
+            self.builds.compare(built.report, "the template process")
+        return built
 
     def _add_template(self) -> TemplateProcess:
         assert self._payload is not None
+        assert self._launch is not None
         with self._lock:  # so that whoever stops the pool sees the process, or it isn't started
             self._check_open()
-            template = TemplateProcess()
+            template = TemplateProcess(self._launch)
             self._templates = (*self._templates, template)
         self._watch_witness(template.witness)
         for descriptor in (template.fileno(), template.pidfd):
@@ -358,16 +372,29 @@ class WorkerPool:
             built = self._wait_built(template)
         except WorkerDied:
             return template
-        if self._built is not None and (built.num_samples, built.forkable) != (
-            self._built.num_samples,
-            self._built.forkable,
-        ):
-            raise SwiftLoaderError(
-                f"the dataset was built once more, for a process that died, and has {built.num_samples} samples now "
-                f"instead of {self._built.num_samples}, or can't be shared any more; what it is made of must not "
-                f"change while the loader runs"
-            )
+        self._compare(template, built)
         return template
+
+    def _compare(self, template: TemplateProcess, built: Built) -> None:
+        """Make sure that a later template has built what the first one has.
+
+        Raises:
+            DatasetMismatch: It hasn't.
+        """
+        who = f"the template process that replaces another one (pid {template.pid})"
+        with self.builds_lock:
+            differing = self.builds.compare(built.report, who)
+        if self._built is not None and bool(built.reason) != bool(self._built.reason):
+            raise DatasetMismatch(
+                f"{who} built a dataset that {'can not' if built.reason else 'can'} be shared by the workers, unlike "
+                f"the first one ({built.reason or self._built.reason}). What the dataset is made of must not change "
+                f"while the loader runs; dataset_per_worker=True has each worker build its own in any case"
+            )
+        if differing:
+            template.ask_to_verify()
+            self._run_until(lambda: template.verdicts is not None or template.is_gone)
+            with self.builds_lock:
+                self.builds.settle(differing, template.verdicts or {}, who)
 
     def _build_replacement(self) -> TemplateProcess:
         """Return a template that is to become a worker."""
@@ -408,7 +435,9 @@ class WorkerPool:
         while len(self._templates) < len(places):  # all interpreters are started before the first is waited for
             self._add_template()
         for place, template in zip(places, self._templates, strict=True):
-            self._wait_built(template)
+            built = self._wait_built(template)
+            if place:
+                self._compare(template, built)
             self._convert(template, place)
 
     def _replace(self, worker: WorkerHandle) -> None:

@@ -33,13 +33,28 @@ from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.receiver import Listening
 from swift_loader.engine.stalls import StallWatch, Step
 from swift_loader.engine.worker import WorkerHandle
-from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, WorkerDied, WorkerStalled
+from swift_loader.errors import (
+    DatasetMismatch,
+    LoaderClosed,
+    ProtocolError,
+    SwiftLoaderError,
+    WorkerDied,
+    WorkerStalled,
+)
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, SampleFailed, Stage
+from swift_loader.transport.messages import (
+    Batch,
+    BuildReport,
+    Failure,
+    SampleFailed,
+    Stage,
+    Verdict,
+    Verdicts,
+)
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.build import NUM_PROBED_SAMPLES
 
@@ -381,15 +396,41 @@ class ProcessEngine:
             if self._on_segment is not None:
                 self._on_segment(segment)
         elif frame.kind is Kind.READY:
-            worker.note_ready(frame, received.descriptors)
-            with self._lock:
-                self._ledger.add_worker(worker.serial)
+            self._take_report(worker, worker.note_ready(frame, received.descriptors))
+        elif frame.kind is Kind.VERIFIED:
+            self._take_verdicts(worker, Verdicts.unpack(frame).by_index)
         elif frame.kind is Kind.SAMPLE_FAILED:
             self._note_failed(worker, SampleFailed.unpack(frame))
         elif frame.kind is Kind.FAILURE:
             self._take_failure(worker, Failure.unpack(frame))
         else:
             self._take_note(worker, frame)
+
+    def _take_report(self, worker: WorkerHandle, report: BuildReport) -> None:
+        """Count on a worker that is ready, unless its dataset differs from that of others."""
+        try:
+            with self._pool.builds_lock:
+                differing = self._pool.builds.compare(report, self._who(worker))
+        except DatasetMismatch as error:
+            self._break(error)
+        else:
+            if differing:
+                worker.ask_to_verify(differing)
+            else:
+                self._count_on(worker)
+
+    def _take_verdicts(self, worker: WorkerHandle, verdicts: dict[int, Verdict]) -> None:
+        try:
+            self._pool.builds.settle(worker.suspected or [], verdicts, self._who(worker))
+        except DatasetMismatch as error:
+            self._break(error)
+        else:
+            self._count_on(worker)
+
+    def _count_on(self, worker: WorkerHandle) -> None:
+        worker.suspected = []
+        with self._lock:
+            self._ledger.add_worker(worker.serial)
 
     def on_pause(self) -> None:
         """Send out tasks, after a receiver thread has taken in what was there."""

@@ -12,24 +12,17 @@ import os
 import select
 import signal
 import subprocess
-import sys
-from multiprocessing.spawn import get_executable
-from pathlib import Path
 
-import swift_loader
+from swift_loader.engine.launch import Launch
 from swift_loader.engine.witness import Witness
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdict, Verdicts, Verify
 from swift_loader.transport.payload import PayloadLayout
+from swift_loader.worker.termination import end_group
 
 __all__ = ["TemplateProcess", "WorkerProcess"]
-
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from swift_loader.worker.template import main; main()"
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Many workers with many threads each only fight for the cores; and a process with threads can't be forked safely."""
 
 _EXIT_WAIT_S = 0.5
 """How long the exit status may lag behind the end of the stream."""
@@ -70,11 +63,13 @@ class WorkerProcess:
 class TemplateProcess:
     """A fresh interpreter that holds the dataset."""
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Launch) -> None:
         self._channel, theirs = Channel.pair()
         self.witness = Witness()
         self.answer: Built | Failure | None = None
         """What became of the dataset."""
+        self.verdicts: dict[int, Verdict] | None = None
+        """What it found out about samples that differ, by dataset index, once it has answered `ask_to_verify`."""
         self.reason = ""
         """Why it was killed, if it was by us."""
         self.is_gone = False
@@ -83,22 +78,11 @@ class TemplateProcess:
         """Those that have handles of their own, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Witness] = {}
-        folder = str(Path(swift_loader.__file__).parent.parent)
-        # Private, but what multiprocessing uses for the same purpose: -W, -X, -O and the like.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
         stderr, traces = self.witness.their_ends
-        numbers = [str(number) for number in (theirs.fileno(), os.getpid(), traces)]
-        arguments = [get_executable(), *flags, "-c", _PROGRAM, folder, *numbers]
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [os.fsdecode(argument or sys.executable) for argument in arguments],
-                stdin=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=[theirs.fileno(), traces],
-                env={**_ONE_THREAD, **os.environ},
-            )
+            self._process = launch.start(theirs.fileno(), traces, stderr)
             self.pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self._channel.close()
@@ -121,6 +105,10 @@ class TemplateProcess:
     def send_setup(self, layout: PayloadLayout, descriptor: int) -> None:
         """Tell the template what to build; it gets its own copy of the descriptor."""
         self._send(layout.pack(), descriptor)
+
+    def ask_to_verify(self) -> None:
+        """Have it find out why its samples may differ from those of an earlier template."""
+        self._send(Verify().pack())
 
     def request_fork(self, serial: int, theirs: Channel, witness: Witness) -> None:
         """Have a worker forked that serves the given end of a channel; it can be claimed once it exists."""
@@ -160,11 +148,17 @@ class TemplateProcess:
         self._note_end()
 
     def wait_exit_code(self) -> int | None:
-        """Return how it ended; None if that can't be found out in time."""
+        """Return how it ended; None if that can't be found out in time, or because the trainer ignores SIGCHLD.
+
+        What the dataset started in it ends, too.
+        """
+        if self._process.returncode is None and _is_readable(self.pidfd):
+            end_group(self.pid)
         try:
-            return self._process.wait(_EXIT_WAIT_S)
+            exit_code = self._process.wait(_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
             return None
+        return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
 
     def end(self, reason: str) -> None:
         """Kill it, for a reason that whoever asks for its death is told."""
@@ -182,8 +176,7 @@ class TemplateProcess:
     def close(self) -> None:
         """Give everything back but the workers, which have handles of their own; the process must have ended."""
         self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel, and will end when that lets it
-            self._process.wait(_EXIT_WAIT_S)
+        self.wait_exit_code()
         self.witness.close()
         for process in self._unclaimed.values():
             process.close()
@@ -215,6 +208,8 @@ class TemplateProcess:
             self.answer = Built.unpack(frame)
         elif frame.kind is Kind.FAILURE:
             self.answer = Failure.unpack(frame)
+        elif frame.kind is Kind.VERIFIED:
+            self.verdicts = Verdicts.unpack(frame).by_index
         else:
             raise ProtocolError(f"a template sent {frame.kind.name} with {len(descriptors)} descriptors")
 

@@ -32,10 +32,12 @@ from swift_loader.transport.messages import (
     NO_SLOT,
     UNKNOWN_ADDRESS,
     Batch,
+    BuildReport,
     NewPlan,
     Ready,
     SegmentMade,
     Task,
+    Verify,
 )
 from swift_loader.transport.segments import Segment
 
@@ -89,6 +91,9 @@ class WorkerHandle:
         self._num_answered = 0
         self._length_address = UNKNOWN_ADDRESS
         self._board: Board | None = None
+        self.suspected: list[int] | None = None
+        """Dataset indices of samples that differ from those of an earlier build, until the worker has said why; None
+        before it is ready. It gets no task meanwhile."""
 
     @property
     def busy_since_s(self) -> float:
@@ -108,15 +113,22 @@ class WorkerHandle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said that it takes tasks."""
-        return self._board is not None
+        """Whether it takes tasks."""
+        return self.suspected == []
 
-    def note_ready(self, frame: Frame, descriptors: list[int]) -> None:
-        """Take note that it takes tasks, and of where it shows how far it is."""
-        self._length_address = Ready.unpack(frame).length_address
+    def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
+        """Take note of where it shows how far it is; return what it says of its dataset."""
+        ready = Ready.unpack(frame)
+        self._length_address = ready.length_address
         if len(descriptors) != 1:
             raise ProtocolError(f"a board was announced with {len(descriptors)} descriptors")
         self._board = Board.attach(descriptors[0])
+        return ready.report
+
+    def ask_to_verify(self, suspected: list[int]) -> None:
+        """Have it find out why these samples may differ from those of another build."""
+        self.suspected = suspected
+        self._send(Verify().pack())
 
     @property
     def is_at_work(self) -> bool:

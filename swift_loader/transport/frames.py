@@ -38,6 +38,8 @@ class Kind(IntEnum):
     SKIPPED = 16  # worker -> trainer: the task belonged to an epoch that was left
     PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
     SAMPLE_FAILED = 18  # worker -> trainer: the batch that comes next does without this sample
+    VERIFY = 19  # trainer -> worker or template: why may the samples that were reported differ from those elsewhere?
+    VERIFIED = 20  # worker or template -> trainer: that is why
 
 
 _KINDS = {int(kind): kind for kind in Kind}

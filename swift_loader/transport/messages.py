@@ -26,7 +26,9 @@ __all__ = [
     "NO_SLOT",
     "UNKNOWN_ADDRESS",
     "Batch",
+    "BuildReport",
     "Built",
+    "Checksums",
     "Exited",
     "Failure",
     "Fork",
@@ -37,6 +39,9 @@ __all__ = [
     "SegmentMade",
     "Stage",
     "Task",
+    "Verdict",
+    "Verdicts",
+    "Verify",
 ]
 
 NO_SLOT = 0xFFFFFFFF
@@ -55,7 +60,6 @@ _TASK = struct.Struct("<QqqII")
 _SLOT = struct.Struct("<I")
 _BATCH = struct.Struct("<QIIQIIQQQ")
 _SEGMENT = struct.Struct("<IQ")
-_READY = struct.Struct("<Q")
 _SAMPLE = struct.Struct("<I?q")
 _FORK = struct.Struct("<I?")
 _FORKED = struct.Struct("<II")
@@ -80,6 +84,67 @@ class Stage(str, Enum):
     FETCH = "fetching a sample"
     COLLATE = "collating a batch"
     ENCODE = "encoding a batch"
+
+
+Checksums = tuple[tuple[int, int], ...]
+"""(dataset index, checksum) of some samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What a process says of the dataset that it has built, so that the trainer can compare it with others."""
+
+    num_samples: int
+    hash_of_text: int
+    """Of a fixed string: it differs where the hash seed does."""
+    checksums: Checksums = ()
+    """Empty if this is no build of its own, or none could be taken."""
+
+
+class Verdict(str, Enum):
+    """Why a sample differs from that of another build."""
+
+    UNSTABLE = "unstable"
+    """It is another one each time it is fetched, or in each process: that says nothing of the build."""
+    RANDOM = "random"
+    """Each build gives another one: something is drawn from a generator that isn't keyed."""
+    CHANGED = "changed"
+    """It stays as it is here: what it is read from has changed in between."""
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """The answer to VERIFY."""
+
+    by_index: dict[int, Verdict]
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.VERIFIED, pickle.dumps([(index, one.name) for index, one in self.by_index.items()]))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Verdicts:
+        """Return the verdicts in a frame."""
+        try:
+            return cls({int(index): Verdict[name] for index, name in pickle.loads(frame.body)})
+        except Exception as error:  # pickle raises all sorts
+            raise _malformed(frame) from error
+
+
+@dataclass(slots=True)
+class Verify:
+    """Find out why the samples that were reported may differ from those of another build."""
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.VERIFY)
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> Verify:
+        """Return the request in a frame."""
+        if frame.body:
+            raise _malformed(frame)
+        return cls()
 
 
 @dataclass(slots=True)
@@ -186,15 +251,20 @@ class Ready:
 
     length_address: int
     """Where in its memory the number of samples is that it has fetched of its batch, 64 bits."""
+    report: BuildReport
+    """Of its dataset."""
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(Kind.READY, _READY.pack(self.length_address))
+        return pack_frame(Kind.READY, pickle.dumps((self.length_address, self.report)))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Ready:
         """Return what a frame says."""
-        return cls(*_fields(_READY, frame))
+        try:
+            return cls(*pickle.loads(frame.body))
+        except Exception as error:  # pickle raises all sorts
+            raise _malformed(frame) from error
 
 
 @dataclass(slots=True)
@@ -276,18 +346,17 @@ class SampleFailed:
 
 @dataclass(slots=True)
 class Built:
-    """The template holds the dataset, or knows that each worker must build its own."""
+    """The template has built the dataset: workers share it, or each must build its own."""
 
-    num_samples: int
-    per_worker: bool
+    report: BuildReport
     forkable: bool
-    """False: importing the dataset's modules left threads behind, and a fork would inherit their locks."""
+    """False: each worker must be an interpreter of its own."""
     reason: str
-    """Why not shared, or why not forkable; for the log."""
+    """Why not shared, or why not forkable; for the log. Empty if it is shared."""
 
     def pack(self) -> bytes:
         """Return the frame."""
-        return pack_frame(Kind.BUILT, pickle.dumps((self.num_samples, self.per_worker, self.forkable, self.reason)))
+        return pack_frame(Kind.BUILT, pickle.dumps((self.report, self.forkable, self.reason)))
 
     @classmethod
     def unpack(cls, frame: Frame) -> Built:

@@ -1,7 +1,7 @@
 """What a template needs to build the dataset, in one anonymous file: nothing is ever written to a folder.
 
 Layout: bulk data | environment (pickle) | definitions (dill) | structure (the codec's). The environment comes first
-when reading: the other parts import modules that may only be found on the trainer's `sys.path`.
+when reading: the other parts run the user's code.
 """
 
 from __future__ import annotations
@@ -22,22 +22,46 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.segments import Segment, capacity_for
 
-__all__ = ["Environment", "PayloadLayout", "read_environment", "read_payload", "write_payload"]
+__all__ = ["Environment", "PayloadLayout", "chosen_threads", "read_environment", "read_payload", "write_payload"]
 
 _LAYOUT = struct.Struct("<QQQQQI")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What of the trainer's interpreter a fresh one must have to find the same code."""
+    """What of the trainer's interpreter a fresh one must have, besides what it is started with."""
 
-    sys_path: list[str]
     argv: list[str]
+    torch_dtype: str = ""
+    """torch's default dtype, if it isn't the one that torch begins with."""
+    torch_threads: int = 1
+    """How many threads torch is to compute with in a worker."""
 
     @classmethod
     def of_this_process(cls) -> Environment:
-        """Return the trainer's; the empty entry, which stands for the working directory, is spelled out."""
-        return cls([entry or os.getcwd() for entry in sys.path], list(sys.argv))
+        """Return the trainer's."""
+        torch = sys.modules.get("torch")
+        dtype = "" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+        return cls(list(sys.argv), "" if dtype == "float32" else dtype, chosen_threads())
+
+
+def chosen_threads() -> int:
+    """Return how many threads the user has chosen for torch, by OMP_NUM_THREADS or `torch.set_num_threads`; else 1.
+
+    Many workers with many threads each only fight for the cores.
+    """
+    torch = sys.modules.get("torch")
+    by_environment = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None and not by_environment:
+        number: int = torch.get_num_threads()
+        return 1 if number in _usual_threads() else number
+    return int(by_environment) if by_environment.isdecimal() and int(by_environment) else 1
+
+
+def _usual_threads() -> set[int]:
+    """Return the numbers that torch begins with: a thread per core, hyper-threads counted or not."""
+    counts = {os.cpu_count() or 1, len(os.sched_getaffinity(0))}
+    return counts | {max(1, count // 2) for count in counts}
 
 
 @dataclass(frozen=True, slots=True)

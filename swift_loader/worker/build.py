@@ -22,7 +22,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.board import Board
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Ready, SampleFailed, Stage
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
@@ -66,9 +66,10 @@ class BatchBuilder:
         self.failures: Sequence[SampleFailed] = ()
         """The samples that the batch built last does without."""
 
-    def ready(self) -> Ready:
-        """Return the message that says that batches can be built."""
-        return Ready(self._fetcher.locator.address())
+    @property
+    def length_address(self) -> int:
+        """Where in this process's memory the number of samples is that were fetched of the batch, 64 bits."""
+        return self._fetcher.locator.address()
 
     def follow(self, plan: PlanSettings) -> None:
         """Build the batches of another plan from now on."""

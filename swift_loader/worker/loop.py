@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from swift_loader.errors import ProtocolError
@@ -17,16 +17,32 @@ from swift_loader.transport.board import NUM_BEGUN, Board
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, SampleFailed, Task
+from swift_loader.transport.messages import (
+    Batch,
+    BuildReport,
+    Failure,
+    NewPlan,
+    Ready,
+    SampleFailed,
+    Task,
+    Verdicts,
+)
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
-from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["run_worker"]
 
 
-def run_worker(channel: Channel, dataset: object, setup: WorkerSetup, definitions: Definitions) -> None:
+def run_worker(
+    channel: Channel,
+    dataset: object,
+    setup: WorkerSetup,
+    definitions: Definitions,
+    report: BuildReport,
+    judge: Callable[[BuildReport], Verdicts],
+) -> None:
     """Serve until the trainer hangs up or is gone.
 
     Args:
@@ -34,24 +50,34 @@ def run_worker(channel: Channel, dataset: object, setup: WorkerSetup, definition
         dataset: Map-style.
         setup: What to do.
         definitions: As the trainer numbers them.
+        report: What the trainer is told of the dataset.
+        judge: Finds out why the samples in the report may differ from those of another build.
 
     Raises:
         SystemExit: Out of the user's code: the worker is to end, and the trainer to notice.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone: nobody is left to be told
         board, descriptor = Board.create()
-        builder = BatchBuilder(dataset, length_of(dataset), setup, definitions, board)
-        channel.send(builder.ready().pack(), [descriptor])
+        builder = BatchBuilder(dataset, report.num_samples, setup, definitions, board)
+        channel.send(Ready(builder.length_address, report).pack(), [descriptor])
         os.close(descriptor)
-        _Worker(channel, builder, definitions, board).serve()
+        _Worker(channel, builder, definitions, board, lambda: judge(report)).serve()
     failpoint(Failpoint.WORKER_STOP)
 
 
 class _Worker:
     """The tasks of one worker, and the slots it writes to."""
 
-    def __init__(self, channel: Channel, builder: BatchBuilder, definitions: Definitions, board: Board) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        builder: BatchBuilder,
+        definitions: Definitions,
+        board: Board,
+        judge: Callable[[], Verdicts],
+    ) -> None:
         self._channel = channel
+        self._judge = judge
         self._words = board.words
         self._builder = builder
         self._definitions = definitions
@@ -94,6 +120,9 @@ class _Worker:
         frame = unpack_frame(received.data)
         if frame.kind is Kind.PLAN:
             self._plans.append(NewPlan.unpack(frame))
+            return
+        if frame.kind is Kind.VERIFY:
+            self._channel.send(self._judge().pack())
             return
         if frame.kind not in (Kind.TASK, Kind.PROBE):
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")

@@ -44,10 +44,10 @@ class Rng(str, Enum):
 class Seeding:
     """The seeds of one worker's batches. Not thread-safe: the global generators aren't either."""
 
-    def __init__(self, rng: Rng) -> None:
+    def __init__(self, rng: Rng, *, by_sample: bool = False) -> None:
         self._rng = rng
-        self._by_sample = False
-        """Whether samples have been seen to draw."""
+        self._by_sample = by_sample
+        """Whether samples have been seen to draw, or are to be seeded in any case."""
         self._had_torch = False
         self._idle: Snapshot | None = None
         """What the generators look like as long as nothing is drawn."""

@@ -41,6 +41,10 @@ class WorkerSetup:
     dataset_per_worker: bool
     """True: each worker builds its own dataset after the fork."""
     on_error: OnError = OnError.RAISE
+    forks: bool = True
+    """False: each worker is an interpreter of its own, by the start method."""
+    validate: bool = True
+    """Whether a build tells the checksums of some samples."""
 
 
 def length_of(dataset: Any) -> int:

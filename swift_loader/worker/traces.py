@@ -34,6 +34,17 @@ class Traces:
         faulthandler.enable(file=descriptor)
         faulthandler.register(DUMP_SIGNAL, file=descriptor)
 
+    @property
+    def descriptors(self) -> list[int]:
+        """Those in use."""
+        return [self._descriptor, *([self._stop] if self._thread is not None else [])]
+
+    @property
+    def thread_ids(self) -> list[int]:
+        """The kernel's number of the thread, while there is one."""
+        number = self._thread.native_id if self._thread is not None else None
+        return [] if number is None else [number]
+
     def start(self) -> None:
         """Begin to answer what the trainer asks, on a thread."""
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)

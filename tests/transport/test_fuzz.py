@@ -19,6 +19,7 @@ from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
+    BuildReport,
     Built,
     Exited,
     Failure,
@@ -30,6 +31,8 @@ from swift_loader.transport.messages import (
     SegmentMade,
     Stage,
     Task,
+    Verdict,
+    Verdicts,
 )
 from swift_loader.transport.payload import PayloadLayout
 
@@ -40,11 +43,12 @@ A_PLAN = PlanSettings(OrderSettings.of(seed=1, shuffle=True, window=40, batch_si
 FAILURE = Failure(1, 2, Stage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback")
 EXAMPLES: dict[Kind, Any] = {
     Kind.SETUP: PayloadLayout(4096, 100, 200, 300, 400, 5),
-    Kind.BUILT: Built(100, False, True, "because"),
+    Kind.BUILT: Built(BuildReport(100, 7), forkable=True, reason="because"),
     Kind.FORK: Fork(3, False),
     Kind.FORKED: Forked(3, 1234),
     Kind.EXITED: Exited(3, -9),
-    Kind.READY: Ready(4096),
+    Kind.READY: Ready(4096, BuildReport(100, 7, ((3, 99),))),
+    Kind.VERIFIED: Verdicts({3: Verdict.CHANGED}),
     Kind.PROBE: Task(0, 0, 0, 0),
     Kind.TASK: Task(1, 2, 3, 4, (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
@@ -53,8 +57,8 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),
 }
-BARE = [Kind.SKIPPED]
-PICKLED = [Kind.BUILT, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
+BARE = [Kind.SKIPPED, Kind.VERIFY]
+PICKLED = [Kind.BUILT, Kind.READY, Kind.VERIFIED, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 
@@ -149,7 +153,9 @@ def test_a_pickled_body_cut_short_is_refused(kind: Kind, data: st.DataObject) ->
         with_type(kind).unpack(frame_of(kind, body[:end]))
 
 
-@pytest.mark.parametrize("content", [None, 7, (), (1, "LUNCH", 2), (1, "FETCH"), ("a", "b", "c", "d", "e", "f", "g")])
+@pytest.mark.parametrize(
+    "content", [None, 7, (), (1, "LUNCH", 2, 3), (1, "FETCH"), ("a", "b", "c", "d", "e", "f", "g")]
+)
 @pytest.mark.parametrize("kind", [Kind.BUILT, Kind.FAILURE])
 def test_another_pickled_content_is_refused(kind: Kind, content: object) -> None:
     with pytest.raises(ProtocolError, match=f"kind {kind.name} has a malformed body"):

@@ -13,15 +13,20 @@ from swift_loader.transport.messages import (
     MAX_SLOTS_PER_TASK,
     NO_SLOT,
     Batch,
+    BuildReport,
     Built,
     Exited,
     Failure,
     Fork,
     Forked,
+    Ready,
     SampleFailed,
     SegmentMade,
     Stage,
     Task,
+    Verdict,
+    Verdicts,
+    Verify,
 )
 
 bits_31 = st.integers(-(2**31), 2**31 - 1)
@@ -48,12 +53,15 @@ failures = st.builds(
     st.text(),
     st.text(),
 )
+reports = st.builds(BuildReport, bits_64, bits_63, st.lists(st.tuples(bits_63, bits_32), max_size=6).map(tuple))
 messages = st.one_of(
     st.builds(Task, bits_32, bits_64, bits_63, bits_63, slots, slots),
     st.builds(SegmentMade, bits_32, bits_64),
     failures,
     st.builds(SampleFailed, bits_32, st.none() | bits_63, failures),
-    st.builds(Built, bits_64, st.booleans(), st.booleans(), st.text()),
+    st.builds(Built, reports, st.booleans(), st.text()),
+    st.builds(Ready, bits_64, reports),
+    st.builds(Verdicts, st.dictionaries(bits_63, st.sampled_from(Verdict), max_size=6)),
     st.builds(Fork, bits_32, st.booleans()),
     st.builds(Forked, bits_32, bits_32),
     st.builds(Exited, bits_32, bits_31),
@@ -93,10 +101,13 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
         (SegmentMade(1, 2), Kind.SEGMENT),
         (Failure(1, 2, Stage.FETCH, 3, None, 0, "", "", ""), Kind.FAILURE),
         (SampleFailed(1, None, Failure(1, 2, Stage.FETCH, 3, None, 0, "", "", "")), Kind.SAMPLE_FAILED),
-        (Built(1, False, True, ""), Kind.BUILT),
+        (Built(BuildReport(1, 7), forkable=True, reason=""), Kind.BUILT),
         (Fork(1, False), Kind.FORK),
         (Forked(1, 2), Kind.FORKED),
         (Exited(1, -9), Kind.EXITED),
+        (Ready(1, BuildReport(1, 7)), Kind.READY),
+        (Verify(), Kind.VERIFY),
+        (Verdicts({3: Verdict.RANDOM}), Kind.VERIFIED),
     ],
 )
 def test_each_message_has_its_kind(message: Message, kind: Kind) -> None:

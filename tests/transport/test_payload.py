@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,17 @@ import torch
 from swift_loader.errors import EncodeError
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.payload import Environment, PayloadLayout, read_environment, read_payload, write_payload
+from swift_loader.transport.payload import (
+    Environment,
+    PayloadLayout,
+    chosen_threads,
+    read_environment,
+    read_payload,
+    write_payload,
+)
 from swift_loader.transport.segments import Segment
 
-ENVIRONMENT = Environment(["/some/where"], ["train.py", "--fast"])
+ENVIRONMENT = Environment(["train.py", "--fast"], "float64", 3)
 
 
 def sent(content: object) -> tuple[PayloadLayout, Segment, Definitions]:
@@ -90,11 +95,34 @@ def test_what_cannot_be_imported_gets_the_same_numbers_on_both_sides() -> None:
     assert (type(doubled), doubled.x) == (theirs[number], 8)
 
 
-def test_the_environment_spells_out_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", "/elsewhere"])
+def test_the_environment_has_what_the_trainer_chose_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["script", "x"])
-    assert Environment.of_this_process() == Environment([os.getcwd(), "/elsewhere"], ["script", "x"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert Environment.of_this_process() == Environment(["script", "x"], "", 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Environment.of_this_process().torch_dtype == "float64"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(("variable", "chosen"), [("", 1), ("2", 2), ("0", 1), ("many", 1), ("4,2", 1)])
+def test_workers_have_one_thread_unless_the_environment_says_more(
+    monkeypatch: pytest.MonkeyPatch, variable: str, chosen: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert chosen_threads() == chosen
+
+
+def test_a_number_of_threads_that_was_set_by_hand_holds_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(23)
+    try:
+        assert chosen_threads() == 23
+    finally:
+        torch.set_num_threads(before)
+    assert chosen_threads() == 1 or before > 1
 
 
 def test_a_part_that_cannot_be_sent_is_named() -> None:

@@ -1,0 +1,116 @@
+"""What every interpreter of one loader starts with: the trainer's circumstances, as they were when the loader started.
+
+A dataset depends on more than its arguments: the working directory, the environment, the import path, the hash seed.
+All of them are taken down once, and given to each interpreter that builds the dataset, also to one that replaces
+another hours later. What the trainer changes in between doesn't count.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+from typing import Any
+
+import swift_loader
+
+__all__ = ["Launch"]
+
+_PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.template import main; main()"
+"""The path comes first: the interpreter's own begins with the working directory, which the trainer's needn't have."""
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Many workers with many threads each only fight for the cores; and a process with threads can't be forked safely."""
+
+_HASH_SEED = "24301"
+"""Any fixed number: it orders sets of strings alike in all interpreters, ranks and runs, also after a resume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start an interpreter. Owns a descriptor until `close`."""
+
+    command: tuple[str, ...]
+    """The interpreter, and its flags."""
+    environ: dict[str, str]
+    path: tuple[str, ...]
+    """Where modules are found."""
+    directory: int
+    """The working directory. A descriptor, because the directory may be renamed or deleted."""
+    has_stdout: bool
+    """False: the trainer was started without one, and the descriptor's number may be used for something else."""
+
+    @classmethod
+    def of_this_process(cls) -> Launch:
+        """Take down the present circumstances."""
+        # Private, but what multiprocessing uses for the same purpose: -W, -X, -O and the like.
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+        executable = os.fsdecode(get_executable() or sys.executable)
+        return cls(
+            command=(executable, *_without_isolation(flags)),
+            environ=_environ(),
+            path=_path(),
+            directory=_open_directory(),
+            has_stdout=sys.__stdout__ is not None,
+        )
+
+    def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Start an interpreter that serves as a template. It gets copies of the descriptors."""
+        numbers = [str(number) for number in (channel, os.getpid(), traces)]
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [*self.command, "-c", _PROGRAM, *numbers, *self.path],
+            stdin=subprocess.DEVNULL,
+            stdout=None if self.has_stdout else subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=[channel, traces],
+            env=self.environ,
+            cwd=f"/proc/self/fd/{self.directory}",
+        )
+
+    def close(self) -> None:
+        """Give up the descriptor."""
+        os.close(self.directory)
+
+
+def _without_isolation(flags: Sequence[str]) -> list[str]:
+    """Return the flags, without those that would have the interpreter ignore the hash seed."""
+    kept = [flag for flag in flags if flag not in ("-E", "-I")]
+    return [*kept, "-s"] if "-I" in flags else kept
+
+
+def _environ() -> dict[str, str]:
+    environ = {**_ONE_THREAD, **os.environ}
+    if sys.flags.ignore_environment:  # the trainer didn't look at these, and so the others mustn't
+        environ = {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
+    if environ.get("PYTHONHASHSEED", "random") == "random":
+        environ["PYTHONHASHSEED"] = _HASH_SEED
+    return environ
+
+
+def _path() -> tuple[str, ...]:
+    """Return the trainer's import path; an empty entry, which stands for the working directory, is spelled out."""
+    here = _working_directory()
+    entries: list[Any] = [entry or here for entry in sys.path]
+    found = [entry for entry in entries if isinstance(entry, str)]  # the import system ignores all others
+    folder = str(Path(swift_loader.__file__).parent.parent)
+    return (*found, *([] if folder in found else [folder]))
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return None
+
+
+def _open_directory() -> int:
+    descriptor = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)  # 0 to 2 are the standard streams, also if closed
+    finally:
+        os.close(descriptor)

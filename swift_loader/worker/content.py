@@ -1,0 +1,97 @@
+"""The dataset and what belongs to it, in the processes that build it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import BuildReport, Stage, Verdicts
+from swift_loader.transport.payload import Environment, PayloadLayout, read_payload
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.failure import describe_failure
+from swift_loader.worker.fingerprint import checksums_in_fork, chosen_indices, judge, report, take_checksums
+from swift_loader.worker.loop import run_worker
+from swift_loader.worker.nesting import importing
+from swift_loader.worker.seeding import seed_for_worker
+from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
+
+__all__ = ["Content"]
+
+
+class Content:
+    """What came in the payload, and the dataset that is made of it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
+
+    def __init__(self, layout: PayloadLayout, segment: Segment, environment: Environment) -> None:
+        self._layout = layout
+        self._segment = segment
+        """Mapped privately, and kept: the arrays that came through the payload are views of it."""
+        self._environment = environment
+        self._setup: WorkerSetup | None = None
+        self._dataset: Any = None
+        self._num_samples = 0
+        self.definitions = Definitions()
+        self.is_shared = False
+        """Whether workers use the dataset of the template; said by the template."""
+
+    @property
+    def setup(self) -> WorkerSetup:
+        """What workers are told, once it was read."""
+        assert self._setup is not None, "the payload wasn't read"
+        return self._setup
+
+    def read(self) -> None:
+        """Import what the dataset is made of; an instance is rebuilt, too."""
+        with importing():
+            self._setup, self.definitions = read_payload(self._layout, self._segment)
+        set_default_dtype(self._environment.torch_dtype)
+        set_num_threads(1)  # torch's threads would outlive the constructor, and then it couldn't be forked
+
+    def build(self) -> None:
+        """Make the dataset, and take its length."""
+        self._dataset = self._make()
+        self._num_samples = length_of(self._dataset)
+
+    def drop(self) -> None:
+        """Let go of the dataset, and of the instance it may have come from."""
+        self._dataset = self._setup = None
+        self.definitions = Definitions()
+
+    def report(self) -> BuildReport:
+        """Return what the trainer is told of a dataset that is this process's own. Fetches samples here."""
+        checksums = take_checksums(self._dataset, self._chosen(), self.definitions)
+        return report(self._num_samples, checksums)
+
+    def report_shared(self) -> BuildReport:
+        """Return what the trainer is told of a dataset that forks will share: no sample may open anything here."""
+        return report(self._num_samples, checksums_in_fork(self._dataset, self._chosen(), self.definitions))
+
+    def report_length(self) -> BuildReport:
+        """Return what the trainer is told of a dataset that was only built to know how long it is."""
+        return report(self._num_samples)
+
+    def judge(self, reported: BuildReport) -> Verdicts:
+        """Return why the samples reported may differ from those of another build."""
+        fetch_here = not self.is_shared
+        return Verdicts(judge(self._dataset, self._make, reported.checksums, self.definitions, fetch_here=fetch_here))
+
+    def run_worker(self, worker: int, channel: Channel) -> None:
+        """Serve the channel with the dataset that is here; else with one that is built first."""
+        try:
+            if self._dataset is None:
+                self.build()
+            plan = self.setup.plan
+            seed_for_worker(plan.order.seed, plan.rank, worker, self.setup.rng)
+        except Exception as error:
+            channel.send(describe_failure(error, Stage.BUILD, self.definitions).pack())
+            return
+        set_num_threads(self._environment.torch_threads)
+        reported = self.report_length() if self.is_shared else self.report()
+        run_worker(channel, self._dataset, self.setup, self.definitions, reported, self.judge)
+
+    def _make(self) -> Any:
+        return self.setup.source.make(self.setup.rng)
+
+    def _chosen(self) -> list[int]:
+        return chosen_indices(self._num_samples) if self.setup.validate else []

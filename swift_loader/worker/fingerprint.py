@@ -1,0 +1,169 @@
+"""Whether two builds of a dataset are the same one: its length, and the checksums of a few samples.
+
+Each process that builds the dataset reports both, and the trainer compares them. The samples are fetched under fixed
+keys, so that one that draws random numbers is the same each time. A sample that differs all the same needn't mean that
+the dataset does: it may hold a time or a process id. So it is looked at again before anything is said.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from select import poll
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from swift_loader.permutation import derive_key
+from swift_loader.transport.arena import Arena
+from swift_loader.transport.board import Board
+from swift_loader.transport.codec import encode
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import BuildReport, Checksums, Verdict
+from swift_loader.worker.fetch import Fetcher, OnError
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng, Seeding
+from swift_loader.worker.termination import die_with_parent, end_group, lead_group
+
+__all__ = ["checksums_in_fork", "chosen_indices", "judge", "report", "take_checksums"]
+
+_KEY = 0xF19E
+"""Of the choice of samples, and of what they draw."""
+
+_NUM_CHOSEN = 6
+
+_BUDGET_S = 0.005
+"""After so long no further sample is fetched; the first one always is."""
+
+_FORK_LIMIT_S = 0.25
+_JUDGE_LIMIT_S = 5.0
+"""How long a fork may take for its samples: at every start, and when something is wrong."""
+
+
+def chosen_indices(num_samples: int) -> list[int]:
+    """Return the dataset indices of the samples to look at: the same for all datasets of a length."""
+    drawn = [derive_key(_KEY, number) % num_samples for number in range(_NUM_CHOSEN)] if num_samples else []
+    return list(dict.fromkeys(drawn))
+
+
+def report(num_samples: int, checksums: Checksums = ()) -> BuildReport:
+    """Return what the trainer is told of a dataset that was built here."""
+    return BuildReport(num_samples, hash("swift_loader"), checksums)
+
+
+def take_checksums(
+    dataset: Any, indices: Sequence[int], definitions: Definitions, budget_s: float = _BUDGET_S
+) -> Checksums:
+    """Return (dataset index, checksum) of samples that can be fetched and encoded, until the budget is used up.
+
+    Runs the user's code in this process. Its random generators are put back afterwards.
+    """
+    taken: list[tuple[int, int]] = []
+    deadline_s = time.monotonic() + budget_s
+    with preserved_generators():
+        for index in indices:
+            checksum = _checksum(dataset, index, definitions)
+            if checksum is not None:
+                taken.append((index, checksum))
+            if time.monotonic() > deadline_s:
+                break
+    return tuple(taken)
+
+
+def checksums_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> Checksums:
+    """Return the checksums, taken by a fork: a sample that opens a file or ends the process does no harm here."""
+    if not indices:
+        return ()
+    return _in_fork(lambda: take_checksums(dataset, indices, definitions), _FORK_LIMIT_S) or ()
+
+
+def judge(
+    dataset: Any, make: Callable[[], Any], reported: Checksums, definitions: Definitions, *, fetch_here: bool
+) -> dict[int, Verdict]:
+    """Return for each sample reported why it may differ from that of another build.
+
+    Args:
+        dataset: As it was when the report was made.
+        make: Builds it again; called in a fork.
+        reported: Of this dataset.
+        definitions: As the trainer numbers them.
+        fetch_here: Whether samples may be fetched in this process.
+    """
+    indices = [index for index, _ in reported]
+
+    def take(source: Callable[[], Any]) -> Checksums:
+        return take_checksums(source(), indices, definitions, _JUDGE_LIMIT_S)
+
+    verdicts = dict.fromkeys(indices, Verdict.CHANGED)
+    again = [take(lambda: dataset)] if fetch_here else []
+    with _kept_offsets():
+        forked = [_in_fork(lambda: take(lambda: dataset), _JUDGE_LIMIT_S) for _ in range(2)]
+        rebuilt = _in_fork(lambda: take(make), _JUDGE_LIMIT_S)
+    for others, verdict in (([rebuilt], Verdict.RANDOM), ([*again, *forked], Verdict.UNSTABLE)):
+        for other in others:
+            verdicts |= {index: verdict for index, checksum in other or () if (index, checksum) not in reported}
+    return verdicts
+
+
+def _checksum(dataset: Any, index: int, definitions: Definitions) -> int | None:
+    """Return the checksum of one sample; None if it fails, or can't be encoded."""
+    seeding = Seeding(Rng.SAMPLE, by_sample=True)
+    fetcher = Fetcher(dataset, 0, OnError.RAISE, seeding, definitions, Board())
+    try:
+        samples = fetcher.fetch(_KEY, 0, [index]).samples
+        arena = Arena(np.empty(0, np.uint8))
+        encoded = encode(samples[0], arena, definitions.number_of)
+        memory = np.zeros(arena.used, np.uint8)
+        arena.move_to(memory)
+    except Exception:  # what is wrong with it is found out when it is wanted
+        return None
+    finally:
+        seeding.end()
+    return crc32(encoded.meta, crc32(memory.data))
+
+
+def _in_fork(take: Callable[[], Checksums], limit_s: float) -> Checksums | None:
+    """Return what a fork of this process takes; None if it dies, or isn't done in time."""
+    parent = os.getpid()
+    receive, send = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            die_with_parent(parent)
+            lead_group()
+            numbers = [number for pair in take() for number in pair]
+            os.write(send, np.array(numbers, np.uint64).tobytes())
+        finally:
+            os._exit(0)
+    os.close(send)
+    try:
+        waiting = poll()
+        waiting.register(receive)
+        data = os.read(receive, 1 << 12) if waiting.poll(limit_s * 1000) else b""
+    finally:
+        os.close(receive)
+        os.kill(pid, signal.SIGKILL)
+        end_group(pid)
+        os.waitpid(pid, 0)
+    numbers = np.frombuffer(data, np.uint64).tolist()
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True)) if data else None
+
+
+@contextmanager
+def _kept_offsets() -> Iterator[None]:
+    """Put back the offsets of open files, which forks move as well."""
+    offsets = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                offsets[number] = os.lseek(number, 0, os.SEEK_CUR)
+    try:
+        yield
+    finally:
+        for number, offset in offsets.items():
+            os.lseek(number, offset, os.SEEK_SET)
