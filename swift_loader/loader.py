@@ -274,6 +274,27 @@ class SwiftLoader:
         self._state = LoaderState.STARTED
         session.aim(self._run.progress.next_begin(session.engine.num_samples))
 
+    def prepare(self) -> None:
+        """Begin to import and build the dataset, in another process, and return at once.
+
+        Call it as early as the dataset is known: what follows (building the model, say) then hides the time that a
+        fresh interpreter takes to import torch. `start()` goes on from there, unless working directory, environment or
+        import path have changed since. Does nothing with 0 workers, or if the loader has started.
+
+        Raises:
+            LoaderClosed: It was closed.
+            EncodeError: The dataset, or a callable, can't be sent to another process.
+        """
+        if self._state is LoaderState.CLOSED:
+            raise LoaderClosed("the loader was closed; make a new one to go on")
+        if self._state is LoaderState.NEW and self._pool is None and self._options.num_workers:
+            pool = self._make_pool()
+            try:
+                pool.begin()
+            except BaseException:
+                self._drop_pool()
+                raise
+
     def _closed_meanwhile(self) -> bool:
         return self._state is LoaderState.CLOSED
 
@@ -535,22 +556,32 @@ class SwiftLoader:
 
     def _measure_in_pool(self) -> int:
         """Return the length of the dataset in a template, which is kept: `start()` makes the workers from it."""
-        pool = WorkerPool(self._options.worker_setup(self._plan_settings()), self._options.process_settings())
+        pool = self._pool if self._pool is not None and self._pool.is_ours else self._make_pool()
         try:
-            num_samples = pool.start_template()
+            return pool.start_template()
         except BaseException:
-            pool.close()
+            self._drop_pool()
             raise
-        self._pool = pool
+
+    def _make_pool(self) -> WorkerPool:
+        self._pool = pool = WorkerPool(
+            self._options.worker_setup(self._plan_settings()), self._options.process_settings()
+        )
         self._close = weakref.finalize(self, pool.close)
-        return num_samples
+        return pool
+
+    def _drop_pool(self) -> None:
+        self._pool = None
+        if self._close is not None:
+            self._close()
 
     def _take_pool(self, plan: PlanSettings) -> WorkerPool | None:
         """Return the pool that was started to count the samples, if it can be used with this plan."""
         pool, self._pool = self._pool, None
         if pool is None or not pool.is_ours or self._close is None:
             return None
-        if self._options.rng is Rng.WORKER and pool.setup.plan != plan:  # its workers would be seeded by the other one
+        is_other_plan = self._options.rng is Rng.WORKER and pool.setup.plan != plan  # workers are seeded by it
+        if is_other_plan or not pool.is_current():
             self._close()
             return None
         self._close.detach()

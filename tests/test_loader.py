@@ -410,3 +410,63 @@ def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs() -> None
         batch = next(iter(loader))
     assert set(batch["modules"]) == {""}
     assert set(batch["thread_env"]) == {"1"}
+
+
+def test_a_prepared_loader_starts_from_what_was_begun() -> None:
+    loader = make_loader(datasets.Counting, workers=2)
+    loader.prepare()
+    loader.prepare()  # once is enough
+    (template,) = psutil.Process().children()
+    with loader:
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert psutil.Process().children() == [template]
+
+
+@pytest.mark.parametrize("change", ["directory", "environment", "path", "dataset"])
+def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Circumstances:
+        def __init__(self) -> None:
+            self.number = 1
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> list[Any]:
+            return [os.getcwd(), os.environ.get("A_VARIABLE", ""), "/some/where" in sys.path, self.number]
+
+    dataset = Circumstances()
+    with SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=1) as loader:
+        loader.prepare()
+        if change == "directory":
+            monkeypatch.chdir(tmp_path)
+        elif change == "environment":
+            monkeypatch.setenv("A_VARIABLE", "set")
+        elif change == "path":
+            monkeypatch.syspath_prepend("/some/where")
+        else:
+            dataset.number = 2
+        (batch,) = loader
+        assert [column[0] for column in batch] == dataset[0]
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "fork"])
+def test_a_loader_that_was_only_prepared_leaves_nothing_behind(ending: str) -> None:
+    loader = make_loader(datasets.Counting)
+    loader.prepare()
+    if ending == "fork":
+        child = os.fork()
+        if not child:
+            os._exit(0 if len(list(loader)) == 13 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    if ending == "close":
+        loader.close()
+        with pytest.raises(LoaderClosed):
+            loader.prepare()
+    del loader
+
+
+def test_an_error_while_preparing_comes_out_of_start() -> None:
+    with make_loader(datasets.FailsToBuild) as loader:
+        loader.prepare()
+        with pytest.raises(datasets.CustomError, match="no luck"):
+            loader.start()

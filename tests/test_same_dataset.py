@@ -226,15 +226,12 @@ class Rewritten(datasets.Counting):
 def test_a_file_that_changed_before_a_template_was_replaced_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     path.write_text("first")
-    with (
-        make_loader(Rewritten, kwargs={"path": str(path)}, batch_size=4) as loader,
-        pytest.raises(DatasetMismatch, match=r"(?s)sample at dataset index \d+ differs.*a file .* has changed"),
-    ):
-        for _ in range(3):
-            for _ in loader:
-                pass
-            path.write_text("second")
-            kill_the_template(loader)
+    with make_loader(Rewritten, kwargs={"path": str(path)}, batch_size=4) as loader:
+        assert len(list(loader)) == 10
+        path.write_text("second")
+        kill_the_template(loader)
+        with pytest.raises(DatasetMismatch, match=r"(?s)sample at dataset index \d+ differs.*a file .* has changed"):
+            iterate_until_it_raises(loader)
 
 
 class Unkeyed(datasets.Counting):

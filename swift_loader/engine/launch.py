@@ -72,6 +72,14 @@ class Launch:
             cwd=f"/proc/self/fd/{self.directory}",
         )
 
+    def is_current(self) -> bool:
+        """Return whether the trainer's circumstances are still these."""
+        try:
+            is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
+        except OSError:
+            is_same_directory = False
+        return is_same_directory and (self.environ, self.path) == (_environ(), _path())
+
     def close(self) -> None:
         """Give up the descriptor."""
         os.close(self.directory)

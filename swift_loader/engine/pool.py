@@ -34,7 +34,7 @@ from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Built, Failure
-from swift_loader.transport.payload import Environment, PayloadLayout, write_payload
+from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
 from swift_loader.worker.nesting import refuse_nesting
 from swift_loader.worker.setup import WorkerSetup
 
@@ -105,6 +105,7 @@ class WorkerPool:
         """The second is a descriptor, kept so that a later template gets what the first one got."""
         self._launch: Launch | None = None
         """How the first interpreter was started, and so all others."""
+        self._building: Future[tuple[Built, float]] | None = None
         self._built: Built | None = None
         """What the first template said of the dataset."""
         self.builds = Builds()
@@ -128,6 +129,20 @@ class WorkerPool:
 
     # For whoever starts and stops it; any thread ----------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Start the first template, unless that was done; returns while it builds the dataset.
+
+        Raises:
+            RuntimeError: This process is a template, which is importing what it was sent.
+            EncodeError: The dataset, or a callable, can't be sent.
+        """
+        if self._building is None:
+            refuse_nesting()
+            layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
+            self._payload = layout, descriptor
+            self._launch = Launch.of_this_process()
+            self._building = self._order(self._build_first)
+
     def start_template(self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None) -> int:
         """Start the first template, unless that was done, and return the dataset's length once it is built.
 
@@ -136,20 +151,24 @@ class WorkerPool:
             patience_s: Seconds.
 
         Raises:
-            RuntimeError: This process is a template, which is importing what it was sent.
             WorkerDied: It ended.
-            Exception: What building the dataset raised.
+            Exception: What `begin` or building the dataset raised.
         """
-        if self._built is None:
-            refuse_nesting()
-            if self._payload is None:
-                layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
-                self._payload = layout, descriptor
-                self._launch = Launch.of_this_process()
-            began_s = time.monotonic()
-            self._built = self._order(self._build_first, on_wait, patience_s)
-            self.build_s = time.monotonic() - began_s
-        return self._built.report.num_samples
+        self.begin()
+        assert self._building is not None
+        built, self.build_s = _answer(self._building, on_wait, patience_s)
+        self._built = built
+        return built.report.num_samples
+
+    def is_current(self) -> bool:
+        """Return whether a pool that began now would build the same: the dataset, or the trainer, may have changed."""
+        if self._launch is None or self._payload is None or not self._launch.is_current():
+            return False
+        layout, descriptor, _ = write_payload(self.setup, Environment.of_this_process())
+        try:
+            return same_payload(self._payload, (layout, descriptor))
+        finally:
+            os.close(descriptor)
 
     @property
     def reason_for_own_datasets(self) -> str:
@@ -175,7 +194,7 @@ class WorkerPool:
             self._start_all()
             self._owner = owner
 
-        self._order(start)
+        self._order(start).result()
 
     def replace(self, worker: WorkerHandle) -> None:
         """Have a worker replaced that is gone, unless its owner doesn't want it to be; returns at once."""
@@ -226,10 +245,8 @@ class WorkerPool:
             self.stop()
             self.close_processes()
 
-    def _order(
-        self, task: Callable[[], Result], on_wait: Callable[[], None] | None = None, patience_s: float | None = None
-    ) -> Result:
-        """Have the pool's thread do something, and return what it returns."""
+    def _order(self, task: Callable[[], Result]) -> Future[Result]:
+        """Have the pool's thread do something; the future has what it returns."""
         answer: Future[Result] = Future()
 
         def carry_out() -> None:
@@ -243,14 +260,7 @@ class WorkerPool:
             self._thread.start()
         if not self._submit(carry_out):
             raise LoaderClosed("the loader was closed; make a new one to go on")
-        try:
-            return answer.result(patience_s)
-        except FutureTimeoutError:
-            if answer.done():  # the task's own
-                raise
-        if on_wait is not None:
-            on_wait()
-        return answer.result()
+        return answer
 
     def _submit(self, order: Callable[[], None]) -> bool:
         """Leave an order for the pool's thread; return False if that takes none any more."""
@@ -310,11 +320,13 @@ class WorkerPool:
 
     # The pool's thread: templates -------------------------------------------------------------------------------------
 
-    def _build_first(self) -> Built:
+    def _build_first(self) -> tuple[Built, float]:
+        """Return what the first template says, and how long that took, in seconds."""
+        began_s = time.monotonic()
         built = self._wait_built(self._add_template())
         with self.builds_lock:
             self.builds.compare(built.report, "the template process")
-        return built
+        return built, time.monotonic() - began_s
 
     def _add_template(self) -> TemplateProcess:
         assert self._payload is not None
@@ -523,3 +535,15 @@ class WorkerPool:
 
     def __repr__(self) -> str:
         return f"<WorkerPool {self._state.value}, {len(self._templates)} templates, {len(self.workers)} workers>"
+
+
+def _answer(answer: Future[Result], on_wait: Callable[[], None] | None, patience_s: float | None) -> Result:
+    """Return what the pool's thread returns; call `on_wait` once if that takes longer than `patience_s`."""
+    try:
+        return answer.result(patience_s)
+    except FutureTimeoutError:
+        if answer.done():  # the task's own
+            raise
+    if on_wait is not None:
+        on_wait()
+    return answer.result()

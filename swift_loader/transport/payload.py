@@ -22,7 +22,15 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.segments import Segment, capacity_for
 
-__all__ = ["Environment", "PayloadLayout", "chosen_threads", "read_environment", "read_payload", "write_payload"]
+__all__ = [
+    "Environment",
+    "PayloadLayout",
+    "chosen_threads",
+    "read_environment",
+    "read_payload",
+    "same_payload",
+    "write_payload",
+]
 
 _LAYOUT = struct.Struct("<QQQQQI")
 
@@ -151,3 +159,12 @@ def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definiti
     definitions = Definitions.loads(bytes(data[environment_end:definitions_end]))
     bulk = segment.array()[: layout.bulk_nbytes]
     return decode(data[definitions_end:structure_end], layout.num_blocks, bulk, definitions), definitions
+
+
+def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int]) -> bool:
+    """Return whether two payloads, given by layout and descriptor, are the same bytes. The descriptors stay open."""
+    if one[0] != other[0]:
+        return False
+    mappings = [Segment.attach(os.dup(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
+    end = one[0].ends[-1]
+    return bool(np.array_equal(mappings[0].array()[:end], mappings[1].array()[:end]))

@@ -208,6 +208,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         pin_memory=pin_memory and not use_prefetcher,
     )
     dataset.transform = transform
+    loader.prepare()  # a fresh interpreter takes seconds to import torch and timm
     if not use_prefetcher:
         return loader
     return PrefetchLoader(
