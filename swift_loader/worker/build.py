@@ -26,7 +26,7 @@ from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Sa
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
-from swift_loader.worker.seeding import Seeding
+from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["NUM_PROBED_SAMPLES", "BatchBuilder"]
@@ -60,7 +60,7 @@ class BatchBuilder:
         self._collate = collate_into(setup.collate_fn)
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
-        self._seeding = Seeding(setup.rng)
+        self._seeding = Seeding(setup.rng, by_sample=setup.draws and setup.rng is Rng.SAMPLE)
         self._fetcher = Fetcher(dataset, num_samples, setup.on_error, self._seeding, definitions, board or Board())
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()

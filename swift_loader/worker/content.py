@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from swift_loader.transport.channel import Channel
@@ -10,7 +11,7 @@ from swift_loader.transport.messages import BuildReport, Stage, Verdicts
 from swift_loader.transport.payload import Environment, PayloadLayout, read_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fingerprint import checksums_in_fork, chosen_indices, judge, report, take_checksums
+from swift_loader.worker.fingerprint import chosen_indices, judge, look_at_samples, look_in_fork, report
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.nesting import importing
 from swift_loader.worker.seeding import seed_for_worker
@@ -31,6 +32,8 @@ class Content:
         self._setup: WorkerSetup | None = None
         self._dataset: Any = None
         self._num_samples = 0
+        self._draws = False
+        """Whether samples are known to draw from the global random generators."""
         self.definitions = Definitions()
         self.is_shared = False
         """Whether workers use the dataset of the template; said by the template."""
@@ -60,12 +63,15 @@ class Content:
 
     def report(self) -> BuildReport:
         """Return what the trainer is told of a dataset that is this process's own. Fetches samples here."""
-        checksums = take_checksums(self._dataset, self._chosen(), self.definitions)
-        return report(self._num_samples, checksums)
+        looked = look_at_samples(self._dataset, self._chosen(), self.definitions)
+        self._draws = looked.draws
+        return report(self._num_samples, looked.checksums)
 
     def report_shared(self) -> BuildReport:
         """Return what the trainer is told of a dataset that forks will share: no sample may open anything here."""
-        return report(self._num_samples, checksums_in_fork(self._dataset, self._chosen(), self.definitions))
+        looked = look_in_fork(self._dataset, self._chosen(), self.definitions)
+        self._draws = looked.draws
+        return report(self._num_samples, looked.checksums)
 
     def report_length(self) -> BuildReport:
         """Return what the trainer is told of a dataset that was only built to know how long it is."""
@@ -88,7 +94,8 @@ class Content:
             return
         set_num_threads(self._environment.torch_threads)
         reported = self.report_length() if self.is_shared else self.report()
-        run_worker(channel, self._dataset, self.setup, self.definitions, reported, self.judge)
+        setup = replace(self.setup, draws=self._draws)
+        run_worker(channel, self._dataset, setup, self.definitions, reported, self.judge)
 
     def _make(self) -> Any:
         return self.setup.source.make(self.setup.rng)

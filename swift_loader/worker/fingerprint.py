@@ -13,8 +13,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from select import poll
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -30,7 +31,7 @@ from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.termination import die_with_parent, end_group, lead_group
 
-__all__ = ["checksums_in_fork", "chosen_indices", "judge", "report", "take_checksums"]
+__all__ = ["Look", "chosen_indices", "judge", "look_at_samples", "look_in_fork", "report"]
 
 _KEY = 0xF19E
 """Of the choice of samples, and of what they draw."""
@@ -45,6 +46,14 @@ _JUDGE_LIMIT_S = 5.0
 """How long a fork may take for its samples: at every start, and when something is wrong."""
 
 
+class Look(NamedTuple):
+    """What a few samples tell of a dataset."""
+
+    checksums: Checksums = ()
+    draws: bool = False
+    """Whether they drew from the global random generators: then all are seeded one by one, from the first batch on."""
+
+
 def chosen_indices(num_samples: int) -> list[int]:
     """Return the dataset indices of the samples to look at: the same for all datasets of a length."""
     drawn = [derive_key(_KEY, number) % num_samples for number in range(_NUM_CHOSEN)] if num_samples else []
@@ -56,30 +65,35 @@ def report(num_samples: int, checksums: Checksums = ()) -> BuildReport:
     return BuildReport(num_samples, hash("swift_loader"), checksums)
 
 
-def take_checksums(
+def look_at_samples(
     dataset: Any, indices: Sequence[int], definitions: Definitions, budget_s: float = _BUDGET_S
-) -> Checksums:
-    """Return (dataset index, checksum) of samples that can be fetched and encoded, until the budget is used up.
+) -> Look:
+    """Return the checksums of samples that can be fetched and encoded, until the budget is used up.
 
     Runs the user's code in this process. Its random generators are put back afterwards.
     """
     taken: list[tuple[int, int]] = []
+    seeding = Seeding(Rng.SAMPLE)
+    fetcher = Fetcher(dataset, 0, OnError.RAISE, seeding, definitions, Board())
     deadline_s = time.monotonic() + budget_s
     with preserved_generators():
         for index in indices:
-            checksum = _checksum(dataset, index, definitions)
+            checksum = _checksum(fetcher, index, definitions)
+            if seeding.end():  # it has drawn, unseeded
+                checksum = _checksum(fetcher, index, definitions)
+                seeding.end()
             if checksum is not None:
                 taken.append((index, checksum))
             if time.monotonic() > deadline_s:
                 break
-    return tuple(taken)
+    in_bulk = hasattr(dataset, "__getitems__")  # which may draw nothing, although a single sample does
+    return Look(tuple(taken), seeding.by_sample and not in_bulk)
 
 
-def checksums_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> Checksums:
-    """Return the checksums, taken by a fork: a sample that opens a file or ends the process does no harm here."""
-    if not indices:
-        return ()
-    return _in_fork(lambda: take_checksums(dataset, indices, definitions), _FORK_LIMIT_S) or ()
+def look_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> Look:
+    """Have a fork look: a sample that opens a file or ends the process does no harm here."""
+    looked = _in_fork(lambda: look_at_samples(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
+    return looked or Look()
 
 
 def judge(
@@ -96,24 +110,23 @@ def judge(
     """
     indices = [index for index, _ in reported]
 
-    def take(source: Callable[[], Any]) -> Checksums:
-        return take_checksums(source(), indices, definitions, _JUDGE_LIMIT_S)
+    def look(source: Callable[[], Any]) -> Look:
+        return look_at_samples(source(), indices, definitions, _JUDGE_LIMIT_S)
 
     verdicts = dict.fromkeys(indices, Verdict.CHANGED)
-    again = [take(lambda: dataset)] if fetch_here else []
+    again = [look(lambda: dataset)] if fetch_here else []
     with _kept_offsets():
-        forked = [_in_fork(lambda: take(lambda: dataset), _JUDGE_LIMIT_S) for _ in range(2)]
-        rebuilt = _in_fork(lambda: take(make), _JUDGE_LIMIT_S)
+        forked = [_in_fork(lambda: look(lambda: dataset), _JUDGE_LIMIT_S) for _ in range(2)]
+        rebuilt = _in_fork(lambda: look(make), _JUDGE_LIMIT_S)
     for others, verdict in (([rebuilt], Verdict.RANDOM), ([*again, *forked], Verdict.UNSTABLE)):
         for other in others:
-            verdicts |= {index: verdict for index, checksum in other or () if (index, checksum) not in reported}
+            seen = other.checksums if other is not None else ()
+            verdicts |= {index: verdict for index, checksum in seen if (index, checksum) not in reported}
     return verdicts
 
 
-def _checksum(dataset: Any, index: int, definitions: Definitions) -> int | None:
-    """Return the checksum of one sample; None if it fails, or can't be encoded."""
-    seeding = Seeding(Rng.SAMPLE, by_sample=True)
-    fetcher = Fetcher(dataset, 0, OnError.RAISE, seeding, definitions, Board())
+def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | None:
+    """Return the checksum of one sample; None if it fails, or can't be encoded. The caller ends the seeding."""
     try:
         samples = fetcher.fetch(_KEY, 0, [index]).samples
         arena = Arena(np.empty(0, np.uint8))
@@ -122,13 +135,11 @@ def _checksum(dataset: Any, index: int, definitions: Definitions) -> int | None:
         arena.move_to(memory)
     except Exception:  # what is wrong with it is found out when it is wanted
         return None
-    finally:
-        seeding.end()
     return crc32(encoded.meta, crc32(memory.data))
 
 
-def _in_fork(take: Callable[[], Checksums], limit_s: float) -> Checksums | None:
-    """Return what a fork of this process takes; None if it dies, or isn't done in time."""
+def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
+    """Return what a fork of this process sees; None if it dies, or isn't done in time."""
     parent = os.getpid()
     receive, send = os.pipe()
     pid = os.fork()
@@ -136,8 +147,8 @@ def _in_fork(take: Callable[[], Checksums], limit_s: float) -> Checksums | None:
         try:
             die_with_parent(parent)
             lead_group()
-            numbers = [number for pair in take() for number in pair]
-            os.write(send, np.array(numbers, np.uint64).tobytes())
+            checksums, draws = look()
+            os.write(send, np.array([draws, *chain.from_iterable(checksums)], np.uint64).tobytes())
         finally:
             os._exit(0)
     os.close(send)
@@ -150,8 +161,8 @@ def _in_fork(take: Callable[[], Checksums], limit_s: float) -> Checksums | None:
         os.kill(pid, signal.SIGKILL)
         end_group(pid)
         os.waitpid(pid, 0)
-    numbers = np.frombuffer(data, np.uint64).tolist()
-    return tuple(zip(numbers[::2], numbers[1::2], strict=True)) if data else None
+    draws, *numbers = np.frombuffer(data, np.uint64).tolist() or [0]
+    return Look(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws)) if data else None
 
 
 @contextmanager

@@ -45,6 +45,8 @@ class WorkerSetup:
     """False: each worker is an interpreter of its own, by the start method."""
     validate: bool = True
     """Whether a build tells the checksums of some samples."""
+    draws: bool = False
+    """Whether samples are known to draw from the global random generators."""
 
 
 def length_of(dataset: Any) -> int:
