@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.storm_case import TRAITS, Case, Deed, draw_case
 from tests.storm_run import Result, Verdict, run_case
@@ -29,6 +30,8 @@ class Storm:
     """Many cases, counted."""
 
     is_verbose: bool = False
+    details: Path | None = None
+    """Where all that is known of deviations is written."""
     results: list[Result] = field(default_factory=list)
 
     def run(self, case: Case) -> Result:
@@ -37,6 +40,9 @@ class Storm:
         self.results.append(result)
         if self.is_verbose or result.verdict is Verdict.DEVIATION:
             print(result.line(), flush=True)
+        if self.details is not None and result.verdict is Verdict.DEVIATION:
+            with self.details.open("a") as file:
+                file.write(f"{case.describe()}\n{result.text}\n\n")
         return result
 
     @property
@@ -60,8 +66,10 @@ class Storm:
         for name, counts in sorted(by_kind.items()):
             lines.append(f"{name:{width}}" + "".join(f"{counts[verdict]:16}" for verdict in Verdict))
         lines += ["", *(f"{count:8} times {deed.value}" for deed, count in deeds.most_common())]
-        refusals = Counter(result.text.partition(":")[0] for result in self._of(Verdict.REFUSED))
+        refusals = Counter(result.symptom for result in self._of(Verdict.REFUSED))
         lines += ["", *(f"{count:8} typed errors: {name}" for name, count in refusals.most_common())]
+        symptoms = Counter(f"{result.symptom} ({result.case.kind})" for result in self.deviations)
+        lines += ["", *(f"{count:8} deviations: {symptom}" for symptom, count in symptoms.most_common())]
         lines += ["", *(result.line() for result in self.deviations)]
         return "\n".join(lines)
 
@@ -79,9 +87,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first case, in millions")
     parser.add_argument("--case", type=int, help="run the case of this seed alone, and say all about it")
     parser.add_argument("--kind", choices=sorted(TRAITS), help="only datasets of this kind")
+    parser.add_argument("--details", type=Path, help="a file, to which the deviations' stacks and cases are added")
     parser.add_argument("--verbose", action="store_true", help="print a line for each case")
     arguments = parser.parse_args()
-    storm = Storm(arguments.verbose)
+    storm = Storm(arguments.verbose, arguments.details)
     if arguments.case is not None:
         case = draw_case(arguments.case, arguments.kind)
         print(case.describe())

@@ -52,7 +52,7 @@ _WEIGHTS = {
     Deed.CHDIR: 2.0,
     Deed.ENVIRON: 2.0,
     Deed.FORK: 3.0,
-    Deed.FORK_NEXT: 1.5,
+    Deed.FORK_NEXT: 1.0,
     Deed.IDLE: 3.0,
 }
 
@@ -74,6 +74,9 @@ class Traits:
 
 _REPLACED = (Deed.REPLACE, Deed.KILL_TEMPLATE)
 _MOVED = (Deed.CHDIR, Deed.KILL_TEMPLATE)
+_CHANGES = {Deed.GROW, Deed.REPLACE}
+"""Of the data; that is noticed only with `validate`."""
+
 _GROWN = (Deed.GROW, Deed.KILL, Deed.KILL_TEMPLATE)
 
 TRAITS = {
@@ -200,6 +203,8 @@ def draw_case(seed: int, kind: str | None = None) -> Case:
     sizes = rng.choice([Sizes.EQUAL, Sizes.EQUAL, Sizes.RAGGED, Sizes.WILD])
     if traits.compares_with_itself:
         sizes = Sizes.EQUAL
+    if sizes == Sizes.WILD:
+        batch_size = min(batch_size, 3)  # so that there are tiny batches among the others
     fails = _draw_failing(rng, num_samples)
     on_error = rng.choice(["raise", "skip", "replace"])
     may_be_unordered = not (fails and on_error == "raise")
@@ -245,8 +250,9 @@ def _draw_leg(rng: Random, traits: Traits, num_batches: int, *, may_be_unordered
         epoch = rng.randrange(NUM_EPOCHS) if rng.random() < 0.2 else None
         events = _draw_events(rng, traits, num_batches, is_paused=is_paused and number == 0)
         passes.append(Pass(epoch, breaks_at, events))
-    has_stops = any(event.deed is Deed.STOP for one in passes for event in one.events)
-    is_hurried = is_paused or (has_stops and start_method == "template" and rng.random() < 0.3)
+    deeds = {event.deed for one in passes for event in one.events}
+    may_change = traits.differs_by_itself or not deeds.isdisjoint(_CHANGES)
+    is_hurried = is_paused or (Deed.STOP in deeds and start_method == "template" and rng.random() < 0.3)
     return Leg(
         workers=workers,
         start_method=start_method,
@@ -257,7 +263,7 @@ def _draw_leg(rng: Random, traits: Traits, num_batches: int, *, may_be_unordered
         timeout_s=_SHORT_TIMEOUT_S if is_hurried else _LONG_TIMEOUT_S,
         slow_s=_SLOW_S if is_paused else 0.0,
         worker_restarts=0 if rng.random() < 0.05 else rng.choice([3, 3, 100]),
-        validate=rng.random() < 0.8,
+        validate=may_change or rng.random() < 0.8,
         starts_by_itself=rng.random() < 0.3,
         closes_in_midst=rng.random() < 0.1,
         hoard=rng.choice([0, 3, 10, 400]),

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
@@ -79,6 +80,8 @@ class Layout:
     """Between a seek and the read after it: others that share the offset come in here."""
     slow_s: float = 0.0
     """What each sample takes."""
+    is_noisy: bool = False
+    """Whether the constructor and some samples write to descriptors 1 and 2, as libraries do."""
 
 
 Read = Callable[[int], bytes]
@@ -100,6 +103,8 @@ class Stormy:
             raise IndexError(f"{index} of {self.num_samples}")
         if index in self.layout.fails:
             raise PlantedError(f"sample {index} fails")
+        if self.layout.is_noisy and index % 10 == 0:
+            _make_noise()
         if self.layout.slow_s:
             time.sleep(self.layout.slow_s)
         return {"id": index, "data": _expand(self.read(index), _size(self.layout.sizes, index))}
@@ -114,6 +119,8 @@ class StormyInBulk(Stormy):
 
 def make(kind: str, layout: Layout) -> Stormy:
     """Return a dataset of a kind: what its constructor does is done here."""
+    if layout.is_noisy:
+        _make_noise()
     return KINDS[kind](layout)
 
 
@@ -139,6 +146,12 @@ def _size(sizes: str, index: int) -> int:
 def _expand(raw: bytes, nbytes: int) -> Any:
     mixed = (np.arange(nbytes, dtype=np.uint32) * _MULTIPLIER) ^ np.uint32(zlib.crc32(raw))
     return (mixed >> np.uint32(13)).astype(np.uint8)
+
+
+def _make_noise() -> None:
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            os.write(descriptor, b"noise\n" * 100)
 
 
 # Where the bytes come from --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader import SwiftLoader
+from swift_loader import SwiftLoader, TooManyErrors
 from tests.storm_case import NUM_EPOCHS, TRAITS, Case
 from tests.storm_datasets import KEYS, Layout, PlantedError, Sizes, as_list, make, make_bulk
 
@@ -39,10 +39,18 @@ class Deviation(AssertionError):
 
 def storm_loader(case: Case, folder: str, workers: int, slow_s: float = 0.0, **options: Any) -> SwiftLoader:
     """Return a loader of a case; each sample takes so long."""
-    layout = Layout(case.num_samples, folder, case.sizes, case.fails, _PAUSE_S if workers else 0.0, slow_s)
+    layout = Layout(
+        case.num_samples,
+        folder,
+        case.sizes,
+        case.fails,
+        pause_s=_PAUSE_S if workers else 0.0,
+        slow_s=slow_s,
+        is_noisy=case.closes_standard and workers > 0,
+    )
     factory = make_bulk if case.in_bulk else make
     if case.as_instance:
-        source: dict[str, Any] = {"dataset": factory(case.kind, layout)}
+        source: dict[str, Any] = {"dataset": factory(case.kind, replace(layout, is_noisy=False))}
     else:
         source = {"dataset_class": factory, "dataset_kwargs": {"kind": case.kind, "layout": layout}}
     return SwiftLoader(
@@ -195,7 +203,7 @@ def _make_here(case: Case, folder: str) -> list[Epoch]:
             try:
                 for batch in loader:
                     batches.append(Fingerprint.of(batch))  # noqa: PERF401 - those before an error count
-            except PlantedError as error:
+            except (PlantedError, TooManyErrors) as error:
                 ending = type(error).__name__
             epochs.append(Epoch(tuple(batches), ending))
     return epochs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import re
 import signal
 import tempfile
 import time
@@ -60,7 +61,7 @@ _STOPPED_S = 0.1
 _IDLE_S = 0.05
 
 _SLOTS_PER_WORKER = 20
-_MEMORY_SLACK = 48 << 20
+_MEMORY_SLACK = 16 << 20
 """Beyond what is in flight and what is kept, for slots that are rounded up."""
 
 _MAX_SHOWN = 6000
@@ -86,6 +87,12 @@ class Result:
     num_batches: int
     deeds: Counter[Deed]
     seconds: float
+
+    @property
+    def symptom(self) -> str:
+        """What is wrong, without the particulars."""
+        first, _, rest = self.text.partition("\n")[0].partition(": ")
+        return re.sub(r"\d+", "n", f"{first}: {rest.partition(':')[0]}" if first == "unplanted error" else first)
 
     def line(self) -> str:
         """Return the result in short."""
