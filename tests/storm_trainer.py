@@ -268,7 +268,8 @@ def _part_of(batch: Any, rng: Random) -> Any:
             part = part["data"]
         elif (isinstance(part, list) or (isinstance(part, np.ndarray) and part.ndim)) and len(part):
             begin = rng.randrange(len(part))
-            part = part[begin] if rng.random() < 0.5 else part[begin:]
+            is_row = rng.random() < 0.5 and getattr(part, "ndim", 2) > 1  # a scalar would be a copy
+            part = part[begin] if is_row else part[begin:]
         else:
             break
     return part
