@@ -50,6 +50,11 @@ RECORD_NBYTES = 16
 KEYS = 8
 """Where a dataset is only compared with itself, sample i has the bytes of i % KEYS."""
 
+_PERIOD = 4093
+"""After so many bytes an array repeats itself; a prime, so that bytes from another page are others."""
+
+_LARGE_NBYTES = 2_000_000
+
 _MULTIPLIER = np.uint32(2654435761)
 
 
@@ -139,13 +144,13 @@ def _size(sizes: str, index: int) -> int:
     if sizes == Sizes.RAGGED:
         return 1 + index * 37 % 300
     if sizes == Sizes.WILD:
-        return 300_000 if index % 13 == 5 else 40
+        return _LARGE_NBYTES if index % 13 == 5 else 40
     return 64
 
 
 def _expand(raw: bytes, nbytes: int) -> Any:
-    mixed = (np.arange(nbytes, dtype=np.uint32) * _MULTIPLIER) ^ np.uint32(zlib.crc32(raw))
-    return (mixed >> np.uint32(13)).astype(np.uint8)
+    mixed = (np.arange(min(nbytes, _PERIOD), dtype=np.uint32) * _MULTIPLIER) ^ np.uint32(zlib.crc32(raw))
+    return np.resize((mixed >> np.uint32(13)).astype(np.uint8), nbytes)
 
 
 def _make_noise() -> None:

@@ -60,8 +60,10 @@ _LIMIT_AFTER_A_HANG_S = 15.0
 _STOPPED_S = 0.1
 _IDLE_S = 0.05
 
-_SLOTS_PER_WORKER = 20
-_MEMORY_SLACK = 16 << 20
+_SPARE_SLOTS = 8
+"""Of each worker, beyond what is in flight."""
+
+_MEMORY_SLACK = 64 << 20
 """Beyond what is in flight and what is kept, for slots that are rounded up."""
 
 _MAX_SHOWN = 6000
@@ -412,7 +414,7 @@ class _Run:
     def _check_memory(self, leg: Leg) -> None:
         """Hold what is mapped for batches to what is in flight, and some times what is kept."""
         largest = max((batch.nbytes for epoch in self._epochs for batch in epoch.batches), default=0)
-        limit = leg.workers * _SLOTS_PER_WORKER * largest + 3 * self._kept_nbytes + _MEMORY_SLACK
+        limit = leg.workers * (leg.data_queue_size + _SPARE_SLOTS) * largest + 3 * self._kept_nbytes + _MEMORY_SLACK
         mapped = _mapped_nbytes()
         if mapped > limit:
             kept = f"{len(self._kept)} batches are kept, {self._kept_nbytes / 1e6:.1f} MB"

@@ -27,7 +27,23 @@ from tests.storm_reference import (
 from tests.storm_run import Verdict, run_case
 from tests.storm_trainer import Surroundings
 
-SEEDS: list[tuple[str, int]] = []
+SEEDS = [
+    ("arrays", 2),
+    ("augments", 20),
+    ("augments", 21),
+    ("cached open", 43),
+    ("draws in constructor", 100),
+    ("environment", 125),
+    ("environment", 127),
+    ("grows", 142),
+    ("kept open", 221),
+    ("open by import", 242),
+    ("opened late", 262),
+    ("opened late", 266),
+    ("relative, kept open", 300),
+    ("relative, opened late", 327),
+]
+"""Loaders of all kinds, kills, forks, changes of the trainer, data that grow: about a second each."""
 
 QUIET = Leg(
     workers=2,
