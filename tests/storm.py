@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -102,12 +103,14 @@ def main() -> None:
 
 
 def _run_for(storm: Storm, seconds: float, seed: int, kind: str | None) -> None:
+    stderr = os.dup(2)  # during a case, descriptor 2 is another
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s:
-        faulthandler.dump_traceback_later(_GIVEN_UP_AFTER_S, exit=True)
+        faulthandler.dump_traceback_later(_GIVEN_UP_AFTER_S, exit=True, file=stderr)
         storm.run(draw_case(seed, kind))
         seed += 1
     faulthandler.cancel_dump_traceback_later()
+    os.close(stderr)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoader
-from tests import storm_run, storm_trainer
+from tests import storm_loop, storm_run, storm_trainer
 from tests.storm import Storm
 from tests.storm_case import TRAITS, Case, Deed, Event, Leg, Pass, draw_case
 from tests.storm_datasets import KINDS
+from tests.storm_loop import Loop
 from tests.storm_reference import (
     Deviation,
     Fingerprint,
@@ -114,7 +115,7 @@ def test_kills_beyond_what_is_survived_are_refused_with_a_typed_error() -> None:
 
 
 def test_data_of_another_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storm_run, "make_reference", _reference_of_elsewhere)
+    monkeypatch.setattr(storm_loop, "make_reference", _reference_of_elsewhere)
     result = run_case(quiet_case("relative"))
     assert result.verdict is Verdict.DEVIATION
     assert "has other bytes in 4 of its 4 samples" in result.text
@@ -132,22 +133,22 @@ def test_another_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_another_seed(case: Case, *arguments: Any, **options: Any) -> SwiftLoader:
         return storm_loader(replace(case, seed=case.seed + 1, shuffle=True), *arguments, **options)
 
-    monkeypatch.setattr(storm_run, "storm_loader", with_another_seed)
+    monkeypatch.setattr(storm_loop, "storm_loader", with_another_seed)
     result = run_case(quiet_case())
     assert result.verdict is Verdict.DEVIATION
     assert re.search(r"batch 0 has the samples \[.*\] instead of \[", result.text)
 
 
 def test_a_batch_that_changes_while_it_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = storm_run._Run._carry_out
+    real = Loop._carry_out
 
-    def scribble(run: storm_run._Run, event: Event, *arguments: Any) -> None:
+    def scribble(run: Loop, event: Event, *arguments: Any) -> None:
         for kept in run._kept:
             part = kept._part
             (part["data"] if isinstance(part, dict) else part)[...] = 99
         real(run, event, *arguments)
 
-    monkeypatch.setattr(storm_run._Run, "_carry_out", scribble)
+    monkeypatch.setattr(Loop, "_carry_out", scribble)
     result = run_case(quiet_case(passes=events(*[Deed.IDLE] * 8)))
     assert result.verdict is Verdict.DEVIATION
     assert "changed while it was kept" in result.text
@@ -195,7 +196,7 @@ def test_batches_that_come_twice_or_are_others_are_caught(fingerprints: list[Fin
 
 
 def test_a_summary_names_what_deviates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storm_run, "make_reference", _reference_of_elsewhere)
+    monkeypatch.setattr(storm_loop, "make_reference", _reference_of_elsewhere)
     storm = Storm(details=tmp_path / "details.txt")
     storm.run(quiet_case("relative"))
     summary = storm.summary()
