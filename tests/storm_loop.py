@@ -40,6 +40,9 @@ __all__ = ["Loop"]
 _STOPPED_S = 0.1
 _IDLE_S = 0.05
 
+_CHANGES = {Deed.CHDIR, Deed.ENVIRON, Deed.GROW, Deed.REPLACE}
+"""Of what a dataset depends on: before the loader starts, they are none."""
+
 _SPARE_SLOTS = 8
 """Of each worker, beyond what is in flight."""
 
@@ -155,7 +158,7 @@ class Loop:
             while limit is None or len(got) < limit:
                 self._last = None  # as `for batch in loader` would not: the batch before is let go
                 for event in one.events:
-                    if event.at == len(got):
+                    if event.at == len(got) and (loader.has_started or event.deed not in _CHANGES):
                         self._carry_out(event, iterator, f"{where}, before batch {len(got)}")
                 batch = next(iterator)
                 got.append(self._take(loader, leg, batch, due, len(got), where))
