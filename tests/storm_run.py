@@ -76,7 +76,6 @@ def run_case(case: Case) -> Result:
         before = Holdings()
         run = Loop(case)
         verdict, text = _judge(run, case, stacks)
-        run.let_go()
         wrong = [text] if verdict is Verdict.DEVIATION else []
         if left := before.left_behind():
             wrong.append(f"left behind: {left}")
@@ -93,7 +92,10 @@ def _judge(run: Loop, case: Case, stacks: IO[str]) -> tuple[Verdict, str]:
     """Run a case; return what became of it, and in words what is wrong, or what error ended it."""
     try:
         with trainer_of(case) as surroundings:
-            run.go(surroundings)
+            try:
+                run.go(surroundings)
+            finally:
+                run.let_go()  # while its descriptors are what they were when they were opened
     except Deviation as deviation:
         return Verdict.DEVIATION, str(deviation)
     except CaseHung as hung:
