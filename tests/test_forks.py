@@ -98,3 +98,124 @@ def test_a_fork_that_holds_copies_of_the_pipes_does_not_delay_close(start_method
         assert os.waitpid(pid, 0)[1] == 0
     """
     assert run_script(code, start_method, via="-c", folder=tmp_path) == ""
+
+
+KEEPS_A_BATCH = """
+    import multiprocessing, sys, threading, warnings
+    import numpy as np
+    from tests import datasets
+    from tests.helpers import make_loader
+
+    warnings.simplefilter("ignore", DeprecationWarning)
+    context = multiprocessing.get_context("fork")
+    go_on, is_right = context.Event(), context.Queue()
+
+    def images_of(first):
+        return np.arange(first, first + 4) % 251
+
+    def look_at(batch, part, rows):
+        del globals()["iterator"], globals()["batch"]
+        go_on.wait()
+        whole = part if batch is None else np.asarray(batch)[:, 0, 0, 0]
+        is_right.put(bool((np.asarray(part) == rows).all() and (np.asarray(whole) == rows).all()))
+
+    parts = {{
+        "whole": lambda batch: (batch, batch[:, 0, 0, 0]),
+        "slice": lambda batch: (None, batch[:, 1, 5, 7]),
+        "slice of a slice": lambda batch: (None, batch[:, 1][:, 5:7][:, 0, 3]),
+    }}
+    options = dict(kwargs={{"num_samples": 2400}}, batch_size=4, shuffle=False, start_method=sys.argv[1])
+    with make_loader(datasets.Images, **options) as loader:
+        loader.start(0, {device!r})
+        iterator = iter(loader)
+        batch = next(iterator)
+        children = []
+        for number in range(6):
+            whole, part = list(parts.values())[number % 3](batch)
+            rows = images_of(number * 4)
+            children.append(context.Process(target=look_at, args=(whole, part, rows)))
+            children[-1].start()
+            del whole, part
+            batch = next(iterator)
+        for step, batch in enumerate(iterator, 7):
+            assert (np.asarray(batch)[:, 2, 9, 9] == images_of(step * 4)).all(), step
+        assert step == 599
+        go_on.set()
+        assert [is_right.get() for _ in children] == [True] * 6
+        for child in children:
+            child.join()
+    print("right")
+"""
+
+
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_batch_that_a_fork_keeps_stays_as_it_was(start_method: str, device: str | None, tmp_path: Path) -> None:
+    code = KEEPS_A_BATCH.format(device=device)
+    assert run_script(code, start_method, via="-c", folder=tmp_path) == "right\n"
+
+
+def test_a_batch_that_was_got_while_another_thread_forked_stays_as_it_was_in_the_child(tmp_path: Path) -> None:
+    code = """
+        import os, threading, warnings
+        import numpy as np
+        from tests import datasets
+        from tests.helpers import make_loader
+
+        warnings.simplefilter("ignore", DeprecationWarning)
+        newest = [None]
+        ready, is_over = os.pipe(), threading.Event()
+
+        def fork_often():
+            pids = []
+            for _ in range(20):
+                pid = os.fork()
+                if pid == 0:
+                    os.close(ready[1])
+                    step, batch = newest[0]
+                    os.read(ready[0], 1)  # until the parent is through
+                    expected = np.arange(4 * step, 4 * step + 4) % 251
+                    os._exit(0 if (batch == expected[:, None, None, None]).all() else 1)
+                pids.append(pid)
+            return pids
+
+        pids = []
+        with make_loader(datasets.Images, kwargs={"num_samples": 8000}, batch_size=4, shuffle=False) as loader:
+            for step, batch in enumerate(loader):
+                newest[0] = step, batch
+                if step == 20:
+                    thread = threading.Thread(target=lambda: pids.extend(fork_often()))
+                    thread.start()
+            thread.join()
+            os.close(ready[1])
+            assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 20
+    """
+    assert run_script(code, via="-c", folder=tmp_path) == ""
+
+
+def test_forks_in_a_row_do_not_make_memory_grow(tmp_path: Path) -> None:
+    code = """
+        import os, warnings
+        import psutil
+        from tests import datasets
+        from tests.helpers import make_loader
+        from tests.test_hoarding import worker_handles
+
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        def num_mapped(pid):
+            with open(f"/proc/{pid}/maps") as maps:
+                return sum("memfd:swift_loader" in line for line in maps)
+
+        with make_loader(datasets.Images, kwargs={"num_samples": 8000}, batch_size=4, shuffle=False) as loader:
+            workers, most = [], 0
+            for step, batch in enumerate(loader):
+                if step % 10 == 0:
+                    if (pid := os.fork()) == 0:
+                        os._exit(0)
+                    os.waitpid(pid, 0)
+                    workers = workers or worker_handles(loader)
+                    most = max(most, num_mapped(os.getpid()), *(num_mapped(worker.process.pid) for worker in workers))
+        assert most < 60, most
+    """
+    assert run_script(code, via="-c", folder=tmp_path) == ""

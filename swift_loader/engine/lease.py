@@ -1,8 +1,9 @@
 """How the trainer notices that nobody uses a batch any more.
 
 All arrays and tensors of a batch are views of one `Lease`; the user may slice them, keep a part and drop the rest. When
-the last view dies, the lease dies, and its slot goes back to the worker. Runs on any thread, at any point where Python
-may drop a reference, so it takes no lock: it only removes from a dict and appends to a deque, both atomic.
+the last view dies, the lease dies, and its slot goes back to the worker. If the trainer forked in between, the slot is
+given up instead, because the child may still use it. Runs on any thread, at any point where Python may drop a
+reference, so it takes no lock: it only removes from a dict and appends to a deque, both atomic.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.engine.forks import FORKS, Forks
 from swift_loader.transport.segments import Segment
 
 __all__ = ["LeaseBook"]
@@ -35,14 +37,17 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     _slot = 0
     _segment: Segment | None = None
     """Keeps the memory mapped, also when the worker is long gone."""
+    _stamp: object = None
+    """Tells of the forks since then."""
 
     def bind(self, book: LeaseBook, slot: int, segment: Segment) -> None:
         """Say whose slot this is."""
+        self._stamp = FORKS.stamp
         self._book, self._slot, self._segment = book, slot, segment
 
-    def __del__(self) -> None:
+    def __del__(self, _forks: Forks = FORKS) -> None:  # bound here: at exit, the module's names may be gone
         if self._book is not None:  # None: a view that the user made of the lease itself
-            self._book.end(self._slot)
+            self._book.end(self._slot, is_shared=_forks.may_have_seen(self._stamp))
 
 
 class LeaseBook:
@@ -54,6 +59,8 @@ class LeaseBook:
         self._largest = 0
         """Bytes of the largest slot so far."""
         self._ended: deque[int] = deque()
+        self._shared: deque[int] = deque()
+        """Those of the ended that a forked child may have."""
 
     def begin(self, slot: int, segment: Segment) -> NDArray[np.uint8]:
         """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists."""
@@ -64,17 +71,18 @@ class LeaseBook:
         memory: NDArray[np.uint8] = lease
         return memory
 
-    def end(self, slot: int) -> None:
-        """Note that a slot may be written again."""
+    def end(self, slot: int, *, is_shared: bool = False) -> None:
+        """Note that a slot isn't in use any more; `is_shared` tells that a forked child may have it still."""
         self._held.pop(slot, None)
-        self._ended.append(slot)
+        (self._shared if is_shared else self._ended).append(slot)
 
     def take_ended(self, at_most: int) -> list[int]:
-        """Return the slots whose batches have gone since the last call, oldest first."""
-        ended: list[int] = []
-        while self._ended and len(ended) < at_most:
-            ended.append(self._ended.popleft())
-        return ended
+        """Return the slots that have come back since the last call and may be written again, oldest first."""
+        return _take(self._ended, at_most)
+
+    def take_shared(self, at_most: int) -> list[int]:
+        """Return the slots that have come back since the last call and must never be written again, oldest first."""
+        return _take(self._shared, at_most)
 
     @property
     def is_full(self) -> bool:
@@ -86,3 +94,10 @@ class LeaseBook:
 
     def __repr__(self) -> str:
         return f"<LeaseBook {len(self._held)} slots in use, {len(self._ended)} to give back>"
+
+
+def _take(slots: deque[int], at_most: int) -> list[int]:
+    taken: list[int] = []
+    while slots and len(taken) < at_most:
+        taken.append(slots.popleft())
+    return taken

@@ -178,19 +178,26 @@ class WorkerHandle:
 
     def send(self, assignment: Assignment, kind: Kind = Kind.TASK) -> None:
         """Send a task, and with it the slots that have become free; a worker that is gone is noticed elsewhere."""
-        released, retired = [], []
-        for slot in self._leases.take_ended(MAX_SLOTS_PER_TASK):
-            if len(self._segments) > self._max_segments:
-                del self._segments[slot]
-                retired.append(slot)
-            else:
-                released.append(slot)
+        released, retired = self._returned_slots()
         if self._new_plan is not None:  # not before: else seeking often would fill the pipe of a worker that is busy
             self._send(self._new_plan.pack())
             self._new_plan = None
         _, generation, sequence, epoch, step = assignment
         self._sent_s.append(time.monotonic())
         self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
+
+    def _returned_slots(self) -> tuple[list[int], list[int]]:
+        """Return the slots that the worker gets back, and those that it is to give up as they are given up here."""
+        retired, released = self._leases.take_shared(MAX_SLOTS_PER_TASK), list[int]()
+        for slot in retired:
+            del self._segments[slot]
+        for slot in self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired)):
+            if len(self._segments) > self._max_segments:
+                del self._segments[slot]
+                retired.append(slot)
+            else:
+                released.append(slot)
+        return released, retired
 
     def follow(self, generation: int, plan: PlanSettings) -> None:
         """Have the tasks from this generation on follow another plan."""

@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from swift_loader.engine import lease as lease_module
+from swift_loader.engine.forks import Forks
 from swift_loader.engine.lease import LeaseBook
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import decode, encode
@@ -182,3 +185,49 @@ def test_a_slot_whose_batch_nobody_wants_ends_at_once() -> None:
     book = LeaseBook()
     book.end(6)
     assert book.take_ended(10) == [6]
+
+
+def fork_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process with threads forks
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def test_a_slot_that_was_in_use_at_a_fork_is_never_written_again() -> None:
+    book = LeaseBook()
+    before, during = book.begin(0, segment_of()), book.begin(1, segment_of())
+    del before
+    fork_once()
+    after = book.begin(2, segment_of())
+    del during, after
+    assert book.take_ended(10) == [0, 2]
+    assert book.take_shared(10) == [1]
+    assert book.take_shared(10) == []
+
+
+def test_a_slot_that_is_in_use_while_another_thread_forks_is_never_written_again() -> None:
+    forks = Forks()
+    seen = {}
+    stamp = forks.stamp
+    forks.begin()
+    seen["from before into it"], middle = forks.may_have_seen(stamp), forks.stamp
+    seen["within it"] = forks.may_have_seen(middle)
+    forks.end()
+    seen["from it on"] = forks.may_have_seen(middle)
+    assert all(seen.values()), seen
+    assert not forks.may_have_seen(forks.stamp)
+
+
+def test_forks_of_several_threads_are_told_apart() -> None:
+    forks = Forks()
+    forks.begin()
+    other = threading.Thread(target=lambda: (forks.begin(), forks.end()))
+    other.start()
+    other.join()
+    assert forks.may_have_seen(forks.stamp), "this thread's is still under way"
+    assert repr(forks) == "<Forks, 1 under way>"
+    forks.forget()
+    assert not forks.may_have_seen(forks.stamp), "in the child, none is"

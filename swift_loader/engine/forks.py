@@ -1,0 +1,54 @@
+"""When this process forks: what is lent out then is in the child's hands, too.
+
+A forked child has the batches that its parent had, as mappings of the same memory, and may keep them for as long as it
+lives; nobody tells the parent when it lets them go. So memory that was lent out at the time of a fork is never written
+again. A fork that runs no Python code, as `posix_spawn` does, replaces the child's memory and needs none of this.
+
+The hooks run in every fork of the process, on whichever thread forks. They take no lock: another thread might hold it,
+which the child doesn't have.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+__all__ = ["FORKS", "Forks"]
+
+
+class Forks:
+    """Tells whether there was a fork between two moments; any thread."""
+
+    def __init__(self) -> None:
+        self.stamp = object()
+        """Replaced when a fork begins and when it has ended, so that one that is kept tells of the forks since."""
+        self._under_way: set[int] = set()
+        """The threads that are forking; like `stamp` only changed by single operations, which are atomic."""
+
+    def may_have_seen(self, stamp: object) -> bool:
+        """Return whether a child may have what was lent out from when `stamp` was the present one until now."""
+        return self.stamp is not stamp or bool(self._under_way)
+
+    def begin(self) -> None:
+        """Take note that this thread is about to fork."""
+        self._under_way.add(threading.get_ident())
+        self.stamp = object()
+
+    def end(self) -> None:
+        """Take note that this thread has forked, or has failed to."""
+        self.stamp = object()  # first: what is lent out meanwhile may be in the child as well
+        self._under_way.discard(threading.get_ident())
+
+    def forget(self) -> None:
+        """Begin anew, in the child: the threads of the parent aren't here."""
+        self.stamp = object()
+        self._under_way = set()
+
+    def __repr__(self) -> str:
+        return f"<Forks, {len(self._under_way)} under way>"
+
+
+FORKS = Forks()
+"""Of this process. Global, because a hook can't be taken back: one that each loader registered would outlive it."""
+
+os.register_at_fork(before=FORKS.begin, after_in_parent=FORKS.end, after_in_child=FORKS.forget)
