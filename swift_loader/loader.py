@@ -21,7 +21,7 @@ from swift_loader.config import check_collate, check_epoch, check_rank, make_opt
 from swift_loader.device.destination import find_destination
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
-from swift_loader.iterator import EpochIterator, OpenEpoch
+from swift_loader.iterator import EpochIterator, OpenEpoch, Turns
 from swift_loader.placement import expected_placement, find_placement
 from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
@@ -203,6 +203,8 @@ class SwiftLoader:
         self._pool: WorkerPool | None = None
         """Until `start()` takes it over."""
         self._current: weakref.ref[EpochIterator] | None = None
+        self.turns = Turns()
+        """Of the threads that ask for batches. Used by the iterators."""
         self._run = Run(self._options.order_settings(), self._options.chosen)
         self._last_step: int | None = None
         self._last_failures: tuple[SampleFailure, ...] = ()
@@ -421,7 +423,7 @@ class SwiftLoader:
         """Warn of the samples that failed in the pass so far, once. Called by the iterator, and on `close()`."""
         self._bad_samples.warn()
 
-    def note_delivery(self, step: int, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
+    def note_delivery(self, step: int | None, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
         """Take note of what the loop has got. Called by the iterator."""
         self._last_step, self._last_failures = step, failures
         self._run.progress.advance(num_steps)

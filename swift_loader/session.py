@@ -109,14 +109,15 @@ class Session:
         """Send the engine to this position; return what is left of the epoch there."""
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
+        owner_pid = self._owner_pid if self._options.num_workers else None
         if self._destination is None:
-            return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull))
+            return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull), owner_pid)
         if self._copies is None:
             self._copies = Copies(self._destination.make_stream())
         self._copies.catch_up()
         num_left, depth = num_batches - first_step, self._options.max_on_device
         moving = MovingSource(self._pull, self.engine.is_ready, self._move, self._copies, depth, num_left)
-        return OpenEpoch(position.epoch, first_step, num_batches, moving)
+        return OpenEpoch(position.epoch, first_step, num_batches, moving, owner_pid)
 
     def close(self) -> None:
         """Stop the engine, then write the figures to where they should go. Idempotent, from any thread.
@@ -148,11 +149,10 @@ class Session:
 
     def _pull(self) -> Delivery:
         self.tell()
-        try:
-            return self.engine.next_batch()
-        except SwiftLoaderError:
+        delivery = self.engine.next_batch()
+        if isinstance(delivery.error, SwiftLoaderError):
             self.tell()  # what led to it
-            raise
+        return delivery
 
     def _move(self, delivery: Delivery) -> Any:
         assert self._destination is not None

@@ -219,3 +219,118 @@ def test_forks_in_a_row_do_not_make_memory_grow(tmp_path: Path) -> None:
         assert most < 60, most
     """
     assert run_script(code, via="-c", folder=tmp_path) == ""
+
+
+GOES_ON_IN_THE_CHILD = """
+    import os, sys, warnings
+    from swift_loader import SwiftLoaderError
+    from tests import datasets
+    from tests.helpers import ids_of, make_loader
+
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+    def refused(what):
+        try:
+            got = what()
+        except SwiftLoaderError as error:
+            assert "fork" in str(error) and "Make a loader of its own" in str(error), error
+            return True
+        print("got", got)
+        return False
+
+    def child():
+        deeds = {
+            "goes on": lambda: next(iterator),
+            "goes on again": lambda: next(iterator),
+            "begins a pass": lambda: next(iter(loader)),
+            "loads a state": lambda: loader.load_state_dict(state),
+            "takes all": lambda: list(loader),
+        }
+        assert all(refused(deed) for deed in deeds.values())
+        assert loader.state_dict() == state
+        loader.report(), loader.failures, loader.batch_indices, len(loader), repr(loader)
+        with make_loader(datasets.Counting, kwargs={"num_samples": 40}, batch_size=4) as own:
+            assert sorted(ids_of(own)) == list(range(40))
+        loader.close()
+
+    options = dict(batch_size=4, shuffle=False, start_method=sys.argv[1], multithread=sys.argv[2] == "True")
+    with make_loader(datasets.Counting, kwargs={"num_samples": 400}, **options) as loader:
+        loader.start(0, None if sys.argv[3] == "None" else sys.argv[3])
+        iterator = iter(loader)
+        got = ids_of([next(iterator) for _ in range(5)])
+        for _ in range(4):
+            state = loader.state_dict()
+            pid = os.fork()
+            if pid == 0:
+                child()
+                sys.exit(0)
+            got += ids_of([next(iterator) for _ in range(5)])
+            assert os.waitpid(pid, 0)[1] == 0
+        got += ids_of(iterator)
+        assert got == list(range(400)), got
+    print("right")
+"""
+
+
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("multithread", ["True", "False"])
+@pytest.mark.parametrize("device", ["None", "cpu"])
+def test_a_fork_that_goes_on_with_the_iterator_is_refused(
+    start_method: str, multithread: str, device: str, tmp_path: Path
+) -> None:
+    if start_method == "spawn" and multithread == "False":
+        pytest.skip("the threads are the trainer's business, and not the workers'")
+    printed = run_script(GOES_ON_IN_THE_CHILD, start_method, multithread, device, via="-c", folder=tmp_path)
+    assert printed == "right\n"
+
+
+def test_a_fork_is_refused_at_once_while_another_thread_of_the_trainer_waits_for_a_batch(tmp_path: Path) -> None:
+    code = """
+        import os, sys, threading, time, warnings
+        from swift_loader import SwiftLoaderError
+        from tests import datasets
+        from tests.helpers import ids_of, make_loader
+
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with make_loader(datasets.Slow, kwargs={"num_samples": 80}, batch_size=2, shuffle=False) as loader:
+            iterator = iter(loader)
+            got = ids_of([next(iterator)])
+            thread = threading.Thread(target=lambda: got.extend(ids_of(next(iterator) for _ in range(10))))
+            thread.start()
+            for _ in range(5):
+                time.sleep(0.1)
+                pid = os.fork()
+                if pid == 0:
+                    began = time.monotonic()
+                    for deed in (lambda: next(iterator), lambda: next(iter(loader)), lambda: list(loader)):
+                        try:
+                            deed()
+                        except SwiftLoaderError:
+                            continue
+                        os._exit(1)
+                    loader.report()
+                    loader.close()
+                    os._exit(0 if time.monotonic() - began < 1 else 2)
+                assert os.waitpid(pid, 0)[1] == 0
+            thread.join()
+            assert got == list(range(22)), got
+    """
+    assert run_script(code, via="-c", folder=tmp_path) == ""
+
+
+def test_without_workers_a_fork_goes_on_with_its_own_copy(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from tests import datasets
+        from tests.helpers import ids_of, make_loader
+
+        with make_loader(datasets.Counting, workers=0, batch_size=4, shuffle=False) as loader:
+            iterator = iter(loader)
+            got = ids_of([next(iterator)])
+            pid = os.fork()
+            got += ids_of(iterator)
+            assert got == list(range(100)), got
+            if pid:
+                assert os.waitpid(pid, 0)[1] == 0
+    """
+    assert run_script(code, via="-c", folder=tmp_path) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ class Source(Protocol):
     """Where an epoch's batches come from, one by one."""
 
     def take(self) -> Delivery:
-        """Return the next batch of the epoch; not to be called beyond its end."""
+        """Return the next batch of the epoch, or why there is none; not to be called beyond its end or an error."""
         ...
 
 
@@ -59,7 +60,8 @@ class MovingSource:
         self._num_left = num_batches
         self._pulled: Delivery | None = None
         """What a Ctrl-C kept from being moved."""
-        self._ahead: deque[tuple[Delivery, Event] | Exception] = deque()
+        self._ahead: deque[tuple[Delivery, Event | None]] = deque()
+        """Without an event: why there is no batch, which is the last entry."""
 
     def take(self) -> Delivery:
         """Return the next batch, on the device; an error comes where its batch would have come."""
@@ -68,10 +70,9 @@ class MovingSource:
             self._fetch()
         while len(self._ahead) <= self._depth and self._can_fetch():
             self._fetch()
-        first = self._ahead[0]
-        if isinstance(first, Exception):
-            raise first
-        delivery, event = first
+        delivery, event = self._ahead[0]
+        if event is None:
+            return delivery
         self._copies.hand_over(delivery.batch, event)
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
@@ -80,13 +81,27 @@ class MovingSource:
         return self._pulled is not None or (self._num_left > 0 and self._is_ready())
 
     def _fetch(self) -> None:
-        try:
-            if self._pulled is None:
-                self._pulled = self._pull()
-                self._num_left -= 1
-            moved, event = self._copies.issue(self._move, self._pulled)
-            self._ahead.append((replace(self._pulled, batch=moved), event))
-        except Exception as error:
-            self._ahead.append(error)
+        if self._pulled is None:
+            self._pulled = self._pull()
+            self._num_left -= 1
+        entry, interrupt = self._moved(self._pulled)
+        if entry[1] is None:
             self._num_left = 0
+        self._ahead.append(entry)
         self._pulled = None  # not after a Ctrl-C: then it is moved next time
+        if interrupt is not None:
+            raise interrupt
+
+    def _moved(self, pulled: Delivery) -> tuple[tuple[Delivery, Event | None], Exception | None]:
+        """Return a batch on the device, or why there is none; and what is to be raised now although there is one."""
+        first: Exception | None = None
+        while pulled.error is None:
+            try:
+                moved, event = self._copies.issue(self._move, pulled)
+                return (replace(pulled, batch=moved), event), first
+            except Exception as error:
+                # What the handler of a signal raises can't be told from what the move raises. But that happens again.
+                if first is not None or threading.current_thread() is not threading.main_thread():
+                    pulled = replace(pulled, batch=None, error=first or error)
+                first = error
+        return (pulled, None), None

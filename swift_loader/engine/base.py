@@ -20,6 +20,10 @@ class Delivery:
     step: int
     failures: tuple[SampleFailure, ...] = ()
     """The samples that it does without."""
+    num_before: int | None = None
+    """How many steps of the epoch were delivered before it; None: all those before its own, and no other."""
+    error: BaseException | None = None
+    """Why there is no batch; to be raised to the loop, and to stay."""
 
 
 class Engine(Protocol):
@@ -43,13 +47,14 @@ class Engine(Protocol):
         ...
 
     def next_batch(self) -> Delivery:
-        """Return the next batch; at the end of an epoch, that is the first of the next one. Blocks.
+        """Return the next batch, or why there is none; at the end of an epoch, the first of the next one. Blocks.
+
+        What is wrong with the batch or with the engine is returned (`WorkerStalled`, `WorkerDied`, `LoaderClosed`, what
+        the user's code raised when building the batch): so what is raised comes from elsewhere, a signal's handler, and
+        says nothing of the batch. Where it interrupted something that can't be repeated, the engine is broken after it.
 
         Raises:
-            WorkerStalled: A worker hung, or none was there, for too long.
-            WorkerDied: A process died, and isn't replaced.
-            LoaderClosed: The engine was closed, perhaps while waiting.
-            Exception: What the user's code raised when building this batch.
+            SwiftLoaderError: This process is a fork of the one that started the engine.
         """
         ...
 

@@ -53,9 +53,9 @@ class Duty:
         self._threads[worker.place % len(self._threads)].forget(worker)
 
     @property
-    def is_resting(self) -> bool:
-        """Whether the loop waits, with nothing taken in halfway."""
-        return self._loop_listens and self._listening.is_resting
+    def is_taking_in(self) -> bool:
+        """Whether the loop's thread is at a message that it has read."""
+        return self._listening.is_taking_in
 
     def leave(self, entered_ns: int, left_ns: int, *, is_epoch_over: bool) -> None:
         """Take note that the loop has its batch; the threads listen now, unless it is likely to be back at once.

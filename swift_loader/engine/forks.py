@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["FORKS", "Forks"]
+from swift_loader.errors import SwiftLoaderError
+
+__all__ = ["FORKS", "Forks", "check_process"]
 
 
 class Forks:
@@ -50,5 +52,22 @@ class Forks:
 
 FORKS = Forks()
 """Of this process. Global, because a hook can't be taken back: one that each loader registered would outlive it."""
+
+
+def check_process(owner_pid: int) -> None:
+    """Refuse to go on in a fork of the process whose workers they are.
+
+    To be called before any lock is taken: a thread that isn't in this process may have held it.
+
+    Raises:
+        SwiftLoaderError: This is another process.
+    """
+    if os.getpid() != owner_pid:
+        raise SwiftLoaderError(
+            f"this process (pid {os.getpid()}) is a fork of the one that the loader was started in (pid {owner_pid}): "
+            f"the workers, and the batches that come from them, are that one's. Make a loader of its own in this "
+            f"process, after the fork; the other one goes on as if nothing had happened"
+        )
+
 
 os.register_at_fork(before=FORKS.begin, after_in_parent=FORKS.end, after_in_child=FORKS.forget)

@@ -83,25 +83,27 @@ class InlineEngine:
         return False
 
     def next_batch(self) -> Delivery:
-        """Build and return the next batch; a time-out can't be kept here.
-
-        Raises:
-            LoaderClosed: After `close()`.
-            Exception: What the user's code raised.
-        """
-        if self._state is not InlineState.RUNNING or self._builder is None or self._plan is None:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+        """Build and return the next batch; a time-out can't be kept here."""
         epoch, step = self._position
+        try:
+            return self._build_next(epoch, step)
+        except Exception as error:
+            return Delivery(None, epoch, step, error=error)
+
+    def _build_next(self, epoch: int, step: int) -> Delivery:
+        builder = self._builder  # another thread may close it meanwhile
+        if self._state is not InlineState.RUNNING or builder is None or self._plan is None:
+            raise LoaderClosed("the loader was closed; make a new one to go on")
         started_ns = time.perf_counter_ns()
         store = HeapStore()
         try:
             keeping = preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext()
             with keeping, limited_threads(chosen_threads()):
-                built = self._builder.build(store, 0, 0, epoch, step)
+                built = builder.build(store, 0, 0, epoch, step)
         except BuildError as failed:
             error = self._explain(failed, epoch, step)
             raise error from error.__cause__
-        failures = self._take_failures(epoch, step)
+        failures = self._take_failures(builder, epoch, step)
         decode_started_ns = time.perf_counter_ns()
         batch = self._reader.read(built, store.memory)
         now_ns = time.perf_counter_ns()
@@ -127,13 +129,12 @@ class InlineEngine:
         last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{place}, {self._describe(epoch, step)}{note}")
         return error
 
-    def _take_failures(self, epoch: int, step: int) -> tuple[SampleFailure, ...]:
+    def _take_failures(self, builder: BatchBuilder, epoch: int, step: int) -> tuple[SampleFailure, ...]:
         """Return the samples that the batch that was just built does without."""
-        assert self._builder is not None
-        if not self._builder.failures:
+        if not builder.failures:
             return ()
         where = f", {self._describe(epoch, step)}"
-        return rebuild_samples(self._builder.failures, epoch, step, "the loop's process", self._definitions, where)
+        return rebuild_samples(builder.failures, epoch, step, "the loop's process", self._definitions, where)
 
     def _describe(self, epoch: int, step: int) -> str:
         assert self._plan is not None

@@ -28,6 +28,7 @@ from swift_loader.engine.base import Delivery
 from swift_loader.engine.coroner import Case, Coroner
 from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import attached, describe_batch, rebuild, rebuild_samples
+from swift_loader.engine.forks import check_process
 from swift_loader.engine.ledger import Assignment, Ledger
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.receiver import Listening
@@ -84,7 +85,7 @@ class _Outcome:
     """A worker's answer to a task: a batch, or why there is none."""
 
     batch: Any
-    error: Exception | None
+    error: BaseException | None
     failures: tuple[SampleFailure, ...] = ()
 
 
@@ -127,6 +128,10 @@ class ProcessEngine:
         self._owner_pid = os.getpid()
         self._state = EngineState.NEW
         self._error: BaseException | None = None
+        self._is_halfway = False
+        """Whether the loop is at something that can't be repeated if it is interrupted."""
+        self._interrupt: Exception | None = None
+        """What a signal's handler raised while a batch was taken in, to be raised once that is done."""
         # All reentrant: a signal handler or a finaliser may close the loader at any point of a thread that has them.
         self._lock = threading.RLock()
         """Guards the state, the error, the ledger and the trial batch."""
@@ -224,6 +229,19 @@ class ProcessEngine:
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
         """Make `next_batch` go on at this batch of this plan; free if that is where it is anyway."""
+        check_process(self._owner_pid)
+        self._is_halfway = True
+        try:
+            dropped = self._seek(epoch, step, plan)
+            self._dispatch()
+        except BaseException as interrupt:
+            self._note_interrupt(interrupt)
+            raise
+        self._is_halfway = False
+        del dropped  # outside the locks: the user's objects may have finalisers
+
+    def _seek(self, epoch: int, step: int, plan: PlanSettings) -> list[_Outcome]:
+        """Return what was ready and isn't wanted any more."""
         assert self._plan is not None
         with self._dispatch_lock:  # no task of the new plan may overtake it
             with self._lock:
@@ -236,70 +254,76 @@ class ProcessEngine:
                 self._failed = {key: failed for key, failed in self._failed.items() if key[1] == generation}
             for worker in self._pool.workers.values() if is_new_plan else ():
                 worker.follow(generation, plan)
-        del dropped  # outside the locks: the user's objects may have finalisers
-        self._dispatch()
+        return dropped
 
     def next_batch(self) -> Delivery:
         """Return the next batch; see `Engine.next_batch`."""
+        check_process(self._owner_pid)
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
-                num_ready, delivered = self._try_deliver()
-                if delivered is None:
-                    delivered = self._wait()
+                self._is_halfway = True
+                num_ready, delivery = self._try_deliver()
+                if delivery is None:
+                    delivery = self._wait()
                 self._dispatch()
                 left_ns = time.perf_counter_ns()
                 assert self._duty is not None
                 self._duty.leave(entered_ns, left_ns, is_epoch_over=self._ledger.is_between_epochs)
-            except Exception:
-                raise
+                self._is_halfway = False
+            except SwiftLoaderError as error:  # our own: no handler of a signal raises one
+                return self._refuse(error)
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
         self._metrics.note_wait(left_ns - entered_ns, num_ready)
-        epoch, step, outcome = delivered
-        if outcome.error is not None:
-            raise outcome.error
-        return Delivery(outcome.batch, epoch, step, outcome.failures)
+        return delivery
+
+    def _refuse(self, error: BaseException) -> Delivery:
+        return Delivery(None, *self._ledger.position, error=error)
 
     def _note_interrupt(self, interrupt: BaseException) -> None:
-        """Refuse to go on after a Ctrl-C that came while a batch was being taken; harmless while waiting for one."""
-        if self._duty is None or not self._duty.is_resting:
-            self._break(
-                SwiftLoaderError(
-                    f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, which may be lost; "
-                    f"make a new loader to go on"
-                )
-            )
+        """Refuse to go on after an interrupt that came while a batch was being taken; harmless while waiting for one.
 
-    def _wait(self) -> tuple[int, int, _Outcome]:
+        An interrupt is a Ctrl-C, or whatever else the handler of a signal raises.
+        """
+        if self._is_halfway or (self._duty is not None and self._duty.is_taking_in):
+            error = SwiftLoaderError(
+                f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, which may be lost; "
+                f"make a new loader to go on"
+            )
+            error.__cause__ = interrupt
+            self._break(error)
+
+    def _wait(self) -> Delivery:
         """Listen to the workers until the next batch is here."""
         assert self._duty is not None
         listening, watch = self._duty.take(), self._new_watch()
         while True:
-            _, delivered = self._try_deliver()
-            if delivered is not None:
-                return delivered
+            _, delivery = self._try_deliver()
+            if delivery is not None:
+                return delivery
             self._dispatch()
+            self._is_halfway = False
             self._listen_or_look(listening, watch)
+            self._is_halfway = True
 
-    def _try_deliver(self) -> tuple[int, tuple[int, int, _Outcome] | None]:
-        """Return how many batches are ready, and the next one if it is among them.
+    def _try_deliver(self) -> tuple[int, Delivery | None]:
+        """Return how many batches are ready, and the next one if it is among them, or why it never will be.
 
         Raises:
             LoaderClosed: The engine was closed.
-            WorkerDied: The next batch isn't ready, and never will be.
         """
         with self._lock:
             self._check_open()
             num_ready = self._ledger.num_ready
+            num_before = None if self._settings.limits.in_order else self._ledger.position[1]
             delivered = self._ledger.deliver()
             if delivered is not None:
                 sequence, outcome = delivered
-                return num_ready, (*self._ledger.locate(sequence), outcome)
-            if self._error is not None:
-                raise self._error
-            return num_ready, None
+                place = self._ledger.locate(sequence)
+                return num_ready, Delivery(outcome.batch, *place, outcome.failures, num_before, outcome.error)
+            return num_ready, None if self._error is None else self._refuse(self._error)
 
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return at once."""
@@ -326,13 +350,16 @@ class ProcessEngine:
         return StallWatch(self._settings.stall_warning_s, self._settings.timeout_s, time.monotonic())
 
     def _listen_or_look(self, listening: Listening, watch: StallWatch) -> None:
-        """Listen, or, if that has gone on for too long, look what the loop waits for."""
+        """Listen, or, if that has gone on for too long, look what the loop waits for; may be interrupted anywhere."""
         if watch.check_at_s == math.inf:
             listening.listen()
         elif (left_s := watch.check_at_s - time.monotonic()) > 0:
             listening.listen(left_s)
         else:
             self._look_for_stall(watch)
+        if self._interrupt is not None:
+            interrupt, self._interrupt = self._interrupt, None
+            raise interrupt
 
     def _look_for_stall(self, watch: StallWatch) -> None:
         now_s = time.monotonic()
@@ -457,17 +484,32 @@ class ProcessEngine:
             wanted = batch.generation in (0, self._ledger.generation)
         started_ns = time.perf_counter_ns()
         if wanted:
-            try:
-                failures = self._take_failed(worker, batch.generation, batch.sequence) if self._failed else ()
-                outcome = _Outcome(worker.read(batch), None, failures)
-            except Exception as error:  # raised by `next`, where the batch would have been
-                outcome = _Outcome(None, error)
+            failures = self._take_failed(worker, batch.generation, batch.sequence) if self._failed else ()
+            outcome = self._decode(worker, batch, failures)
         else:
             worker.discard(batch)
             outcome = _Outcome(None, None)
         self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         self._complete(worker, batch.generation, batch.sequence, outcome, build_s)
+
+    def _decode(self, worker: WorkerHandle, batch: Batch, failures: tuple[SampleFailure, ...]) -> _Outcome:
+        """Return a batch, or why it can't be rebuilt: raised by `next`, where the batch would have been."""
+        memory = worker.lend(batch)
+        try:
+            return _Outcome(worker.decode(batch, memory), None, failures)
+        except Exception as error:
+            if threading.current_thread() is not threading.main_thread():
+                return _Outcome(None, error)
+            first = error
+        # Here handlers of signals run, and what they raise can't be told from what decoding raises. But that happens
+        # once more.
+        try:
+            outcome = _Outcome(worker.decode(batch, memory), None, failures)
+        except Exception:
+            return _Outcome(None, first)
+        self._interrupt = first
+        return outcome
 
     def _take_failure(self, worker: WorkerHandle, failure: Failure) -> None:
         if failure.stage is Stage.BUILD:

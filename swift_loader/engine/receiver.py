@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from swift_loader.engine.worker import WorkerHandle
+from swift_loader.errors import SwiftLoaderError
 from swift_loader.transport.channel import Received
 
 __all__ = ["Listener", "Listening", "ReceiverThread"]
@@ -54,8 +55,8 @@ class Listening:
     def __init__(self, workers: Iterable[WorkerHandle], wake: int, listener: Listener) -> None:
         self._listener = listener
         self._wake = wake
-        self.is_resting = False
-        """Waiting, with nothing taken in halfway: what interrupts it then, interrupts nothing else."""
+        self.is_taking_in = False
+        """Whether a message has been read and isn't dealt with yet: what interrupts it then may lose a batch."""
         self._sources: dict[int, WorkerHandle] = {}
         self._epoll = select.epoll()
         self._epoll.register(wake, select.EPOLLIN)
@@ -77,14 +78,19 @@ class Listening:
 
     def listen(self, timeout_s: float | None = None) -> bool:
         """Wait for something to happen, and take it in; return False if nothing did, or if somebody woke us."""
-        self.is_resting = True
         limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S)
-        events = self._epoll.poll(limit_s, _MAX_EVENTS)
-        self.is_resting = False
+        try:
+            events = self._epoll.poll(limit_s, _MAX_EVENTS)
+        except (OSError, ValueError):
+            if self._epoll.closed:  # by the handler of a signal that came meanwhile
+                return False
+            raise
+        self.is_taking_in = True
         for descriptor, _ in events:
             worker = self._sources.get(descriptor)
             if worker is not None:
                 self._take_in(worker, is_process=descriptor == worker.process.pidfd)
+        self.is_taking_in = False
         return bool(events) and not any(descriptor == self._wake for descriptor, _ in events)
 
     def close(self) -> None:
@@ -102,7 +108,7 @@ class Listening:
         except BlockingIOError:
             if not has_ended:
                 return
-        except Exception as error:
+        except SwiftLoaderError as error:  # another one would be the loop's: a handler of a signal may have raised it
             self.forget(worker)
             self._listener.on_end(worker, error)
             return

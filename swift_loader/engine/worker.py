@@ -158,10 +158,10 @@ class WorkerHandle:
         segment = self._segments[made.slot] = Segment.attach(descriptors[0], made.nbytes)
         return segment
 
-    def read(self, batch: Batch) -> Any:
-        """Return a batch as the user gets it: views of the slot, which is in use for as long as they exist."""
+    def lend(self, batch: Batch) -> NDArray[np.uint8]:
+        """Return the memory of a batch; its slot is in use for as long as there are views of it."""
         if batch.slot == NO_SLOT:
-            return self._reader.read(batch, np.empty(0, np.uint8))
+            return np.empty(0, np.uint8)
         segment = self._segments.get(batch.slot)
         if segment is None:
             raise ProtocolError(f"a batch was announced in slot {batch.slot}, which is unknown")
@@ -169,6 +169,10 @@ class WorkerHandle:
         memory = self._leases.begin(batch.slot, segment)
         if crowded:
             memory = np.array(memory, subok=False)  # the lease ends here, and the slot goes back at once
+        return memory
+
+    def decode(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
+        """Return a batch as the user gets it: views of the memory that was lent to it."""
         return self._reader.read(batch, memory)
 
     def discard(self, batch: Batch) -> None:

@@ -47,10 +47,10 @@ class Segment:
         if address in (None, _MAP_FAILED):
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
-        self._address: int = address
         self._before_unmapping: Callable[[], bool] | None = None
-        self._memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         self.nbytes = nbytes
+        self._address: int = address
+        self._memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
 
     @classmethod
     def create(cls, nbytes: int) -> tuple[Segment, int]:

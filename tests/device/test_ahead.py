@@ -9,6 +9,7 @@ from swift_loader.device.ahead import MovingSource
 from swift_loader.device.copies import Copies
 from swift_loader.device.streams import NoStream
 from swift_loader.engine.base import Delivery
+from swift_loader.errors import LoaderClosed
 
 
 class Engine:
@@ -95,7 +96,30 @@ def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
 
 def test_an_error_comes_where_its_batch_would_have_come() -> None:
     engine = Engine()
-    source = source_of(engine, None, None, ValueError("too large"), depth=3)
+    source = source_of(engine, None, None, ValueError("too large"), ValueError("again"), depth=3)
     assert take_all(source, 2) == [0, -1]
-    with pytest.raises(ValueError, match="too large"):
+    for _ in range(2):
+        assert str(source.take().error) == "too large"
+
+
+def test_an_error_that_does_not_come_again_was_no_error_of_the_batch_and_is_raised_at_once() -> None:
+    engine = Engine()
+    source = source_of(engine, None, None, ValueError("of the handler of a signal"), depth=3)
+    with pytest.raises(ValueError, match="of the handler"):
         source.take()
+    assert take_all(source, 6) == [0, -1, -2, -3, -4, -5]
+
+
+def test_why_there_is_no_batch_comes_where_the_batch_would_have_come_and_is_not_moved() -> None:
+    engine = Engine()
+    stop = LoaderClosed("closed")
+    source = MovingSource(
+        lambda: Delivery(None, 0, 2, error=stop) if engine.num_pulled == 2 else engine.pull(),
+        lambda: True,
+        move_with(deque()),
+        Copies(NoStream()),
+        3,
+        6,
+    )
+    assert take_all(source, 2) == [0, -1]
+    assert [source.take().error for _ in range(2)] == [stop, stop]

@@ -224,7 +224,12 @@ def test_a_slot_that_is_in_use_while_another_thread_forks_is_never_written_again
 def test_forks_of_several_threads_are_told_apart() -> None:
     forks = Forks()
     forks.begin()
-    other = threading.Thread(target=lambda: (forks.begin(), forks.end()))
+
+    def fork() -> None:
+        forks.begin()
+        forks.end()
+
+    other = threading.Thread(target=fork)
     other.start()
     other.join()
     assert forks.may_have_seen(forks.stamp), "this thread's is still under way"

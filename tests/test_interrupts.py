@@ -1,0 +1,106 @@
+"""What the handler of a signal raises inside `next` comes out of it, and is no error of the loader."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from tests import datasets
+from tests.helpers import make_loader, run_script
+
+
+class Alarm(Exception):
+    """What these handlers raise: an ordinary exception, as a time-out of the user's own."""
+
+
+@pytest.fixture
+def alarm_after() -> Iterator[Callable[[float], object]]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pass_goes_on_where_it_was_after_an_alarm_while_it_waited(alarm_after: Callable[[float], object]) -> None:
+    with make_loader(datasets.Slow, kwargs={"num_samples": 12, "seconds": 0.3}, batch_size=2, shuffle=False) as loader:
+        loader.start(0)
+        for _ in range(2):
+            iterator, got, num_alarms = iter(loader), list[int](), 0
+            while len(got) < 12:
+                try:
+                    alarm_after(0.17)
+                    batch = next(iterator)
+                    alarm_after(0)
+                    got += batch["id"].tolist()
+                except Alarm:
+                    num_alarms += 1
+            assert got == list(range(12))
+            assert num_alarms
+
+
+AT_ANY_TIME = """
+    import random, signal, sys
+    from swift_loader import SwiftLoaderError
+    from tests import datasets
+    from tests.helpers import ids_of, make_loader
+
+    class Alarm(Exception):
+        pass
+
+    def handle(number, frame):
+        raise Alarm
+
+    def new_loader():
+        options = dict(kwargs={"num_samples": 320}, batch_size=4, shuffle=False, multithread=sys.argv[1] == "True")
+        loader = make_loader(datasets.Counting, **options)
+        loader.start(0, None if sys.argv[2] == "None" else sys.argv[2])
+        return loader
+
+    def go_through(iterator):
+        got, num_alarms = [], 0
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.02))
+        while True:
+            try:
+                batch = iterator.__next__()  # the function `next` may be interrupted after it, too, as it returns
+            except StopIteration:
+                return got, None
+            except Alarm:
+                num_alarms += 1
+                assert num_alarms == 1, "an alarm was raised twice"
+                continue
+            except SwiftLoaderError as error:
+                assert num_alarms == 1 and "interrupted" in str(error), error
+                return got, error
+            got += batch["id"].tolist()
+
+    signal.signal(signal.SIGALRM, handle)
+    sys.unraisablehook = lambda unraisable: None  # what a handler raises in a finaliser, Python reports, and drops
+    rng, loader = random.Random(int(sys.argv[3])), new_loader()
+    for _ in range(20):
+        try:
+            got, error = go_through(iter(loader))
+        except Alarm:  # between two calls
+            got, error = [], None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert got == list(range(len(got))), got
+        assert error is not None or len(got) in (0, 320)
+        if error is not None:
+            loader.close()
+            loader = new_loader()
+    assert ids_of(loader) == list(range(320))
+    loader.close()
+    print("right")
+"""
+
+
+@pytest.mark.parametrize("device", ["None", "cpu"])
+@pytest.mark.parametrize("multithread", ["True", "False"])
+def test_an_alarm_at_any_time_loses_no_batch_and_is_raised_once(device: str, multithread: str, tmp_path: Path) -> None:
+    assert run_script(AT_ANY_TIME, multithread, device, "3", via="-c", folder=tmp_path, timeout_s=55) == "right\n"
