@@ -22,10 +22,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import DatasetSource, WorkerSetup
 
-__all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_rank", "make_options", "unknown_option"]
-
-DEFAULT_WINDOW_BATCHES = 5
-"""`nearby_shuffle`, in batches."""
+__all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_rank", "make_options"]
 
 LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
@@ -58,7 +55,8 @@ class Options:
     """Where the seed was drawn: the loader may have come from there, seed and all, by fork or pickle."""
     drop_last: bool
     uneven: Uneven
-    window: int
+    window: int | None
+    """None: as the batch size asks for."""
     rng: Rng
     on_error: OnError
     max_errors: float | None
@@ -180,7 +178,6 @@ def make_options(
     batch_size = check_integer("batch_size", batch_size, 1)
     num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0)
     in_flight = check_integer("data_queue_size", data_queue_size, 1)
-    window = DEFAULT_WINDOW_BATCHES * batch_size if nearby_shuffle is None else nearby_shuffle
     per_worker = max(2, in_flight // max(1, num_workers)) if max_buffer_size is None else max_buffer_size
     check_collate(collate_fn)
     _callable("batch_encoder", batch_encoder)
@@ -204,7 +201,7 @@ def make_options(
         made_in_pid=os.getpid(),
         drop_last=_flag("drop_last", drop_last),
         uneven=_choice("uneven", uneven, Uneven),
-        window=check_integer("nearby_shuffle", window, 0),
+        window=None if nearby_shuffle is None else check_integer("nearby_shuffle", nearby_shuffle, 0),
         rng=_choice("rng", "none" if rng is None else rng, Rng),
         on_error=_choice("on_error", on_error, OnError),
         max_errors=_max_errors(max_errors, on_error),

@@ -121,7 +121,9 @@ class SwiftLoader:
             max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
                 `max(2, data_queue_size // worker_per_consumer)`.
             nearby_shuffle: Samples that are shuffled together, in runs of neighbours from all over the dataset; 0
-                shuffles over everything. By default `5 * batch_size`.
+                shuffles over everything. By default `350 * max(batch_size, 32)`, in runs of 8: batches are mixed like
+                those of a uniform shuffle, and what is read once is still in the page cache when its neighbours are
+                wanted. A smaller window is more local and mixes less.
             rng: `"sample"` seeds `random`, `numpy.random` and torch's default generator by (seed, epoch, dataset index)
                 before each sample; `"worker"` once per worker: which one builds a batch differs from run to run; None
                 leaves them alone.

@@ -17,10 +17,32 @@ from numpy.typing import NDArray
 
 from swift_loader.permutation import Purpose, derive_key, permute
 
-__all__ = ["Order", "OrderSettings", "run_length_for"]
+__all__ = ["Order", "OrderSettings", "local_window", "run_length_for"]
 
 MIXING = 0.73
-"""The least share of a batch that comes from runs of its own, on average; it sets the length of the runs."""
+"""The least share of a batch that comes from runs of its own, on average; it sets the length of the runs in a window
+that the user has chosen."""
+
+RUN_LENGTH = 8
+"""Of a new run whose window the user hasn't chosen. With 8, a disk that reads ahead 128 KiB seeks for a seventh of the
+records of 3 KB; longer runs gain little on files that are read by pread(2) (benchmarks/locality.py)."""
+
+CROWDING = 0.02
+"""How many others of its run a sample meets in its batch, on average, where the user hasn't chosen the window. The
+variance of class counts in a batch of sorted data exceeds that of a uniform shuffle by the same share, and by twice as
+much where the last window of an epoch is very short."""
+
+MIN_BATCH_SIZE = 32
+"""Smaller batches get the window of this size: their gradients are usually added up."""
+
+MAX_SAMPLES = 2**63 - 1
+"""No dataset has more; larger windows, runs and batches are the same as this."""
+
+
+def local_window(batch_size: int, run_length: int = RUN_LENGTH) -> int:
+    """Return the smallest window that keeps the crowding at `CROWDING` for runs of this length."""
+    # A batch has the share `batch_size / window` of the `run_length - 1` others.
+    return round((run_length - 1) / CROWDING) * max(batch_size, MIN_BATCH_SIZE)
 
 
 @lru_cache
@@ -30,6 +52,7 @@ def run_length_for(window: int, batch_size: int) -> int:
     A batch drawn from a window of `window / run` runs meets `window / run * (1 - (1 - batch / window) ** run)` of them
     on average. The longest run that keeps this above `MIXING` times the batch size reads most locally and still mixes.
     """
+    window, batch_size = min(window, MAX_SAMPLES), min(batch_size, MAX_SAMPLES)
     longest, too_long = 1, window + 1
     while longest + 1 < too_long:  # what is met falls with the length
         run = (longest + too_long) // 2
@@ -50,8 +73,19 @@ class OrderSettings:
     """Consecutive samples that stay in one window."""
 
     @classmethod
-    def of(cls, *, seed: int, shuffle: bool, window: int, batch_size: int) -> OrderSettings:
-        """Return the settings of a new run; the batch size it begins with decides how long runs are."""
+    def of(cls, *, seed: int, shuffle: bool, window: int | None, batch_size: int) -> OrderSettings:
+        """Return the settings of a new run.
+
+        Args:
+            seed: Of the order.
+            shuffle: Whether there is one.
+            window: Samples that are to be shuffled together, in runs as long as the batch size that it begins with
+                allows; 0: all of them. None: short runs, and a window large enough for batches that are mixed like
+                those of a uniform shuffle.
+            batch_size: That it begins with.
+        """
+        if window is None:
+            return cls(seed, shuffle, local_window(batch_size), RUN_LENGTH)
         return cls(seed, shuffle, window, run_length_for(window, batch_size) if window else 1)
 
 
@@ -65,8 +99,10 @@ class Order:
     @property
     def window(self) -> int:
         """Samples that are shuffled together: about as many as asked for, in whole runs; 0: all of them."""
-        asked, run_length = self.settings.window, self.settings.run_length
-        return max(1, round(asked / run_length)) * run_length if asked else 0
+        num_runs, rest = divmod(self.settings.window, self.settings.run_length)
+        if 2 * rest > self.settings.run_length - num_runs % 2:  # half a run goes to the even number
+            num_runs += 1
+        return max(1, num_runs) * self.settings.run_length if self.settings.window else 0
 
     def indices(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the dataset indices at these positions of this epoch; `(n,) -> (n,)`, each in `[0, num_samples)`."""
@@ -84,7 +120,7 @@ class Order:
 
     def _shuffle_windows(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Move each position within its window; the last window may be shorter than the others."""
-        window = self.window
+        window = min(self.window, self.num_samples)  # a larger one is the same, and may be too large for 64 bits
         size = np.uint64(window)
         window_of: NDArray[np.uint64] = positions // size
         first: NDArray[np.uint64] = window_of * size
@@ -102,8 +138,9 @@ class Order:
 
     def _visit_runs(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Send position p to a sample: runs in permuted order, the samples left over last, cut anew each epoch."""
-        length = np.uint64(self.settings.run_length)
-        num_runs = self.num_samples // self.settings.run_length
+        run_length = min(self.settings.run_length, self.num_samples + 1)  # no run is longer than the dataset
+        length = np.uint64(run_length)
+        num_runs = self.num_samples // run_length
         slots = positions // length
         runs = slots.copy()
         in_runs = slots < np.uint64(num_runs)  # the others are the fewer than `run_length` samples after the last run

@@ -219,10 +219,11 @@ def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None
         options_of(benchmark_file=3)
 
 
-def test_the_window_is_five_batches_unless_given() -> None:
-    assert options_of(batch_size=8).window == 40
-    assert options_of(batch_size=8, nearby_shuffle=0).window == 0
-    assert options_of(batch_size=8, nearby_shuffle=7).window == 7
+def test_the_window_is_350_batches_of_at_least_32_unless_given() -> None:
+    windows = [options_of(batch_size=batch_size).order_settings().window for batch_size in (1, 32, 64)]
+    assert windows == [350 * 32, 350 * 32, 350 * 64]
+    assert options_of(batch_size=8, nearby_shuffle=0).order_settings().window == 0
+    assert options_of(batch_size=8, nearby_shuffle=7).order_settings().window == 7
 
 
 @pytest.mark.parametrize(("num_workers", "per_worker"), [(0, 10), (1, 10), (3, 3), (10, 2), (100, 2)])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swift_loader.order import Order, OrderSettings, run_length_for
-from swift_loader.plan import BatchPlan, Plan, PlanReader, PlanSettings, Uneven
+from swift_loader.order import Order, OrderSettings, local_window, run_length_for
+from swift_loader.plan import BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
 
 
 def settings_of(
@@ -21,7 +22,7 @@ def settings_of(
     rank: int = 0,
     seed: int = 3,
     shuffle: bool = True,
-    window: int = 0,
+    window: int | None = 0,
     uneven: Uneven = Uneven.PAD,
     drop_last: bool = False,
 ) -> PlanSettings:
@@ -32,7 +33,7 @@ def settings_of(
 SETTINGS = settings_of()
 
 sizes = st.one_of(st.integers(0, 40), st.integers(0, 3000))
-windows = st.one_of(st.just(0), st.integers(1, 40), st.integers(41, 5000))
+windows = st.one_of(st.none(), st.just(0), st.integers(1, 40), st.integers(41, 5000))
 plan_settings = st.builds(
     settings_of,
     batch_size=st.one_of(st.integers(1, 9), st.integers(1, 200)),
@@ -156,7 +157,7 @@ def test_another_batch_size_and_number_of_ranks_goes_on_where_the_first_stopped(
 
 @given(num_samples=sizes, seed=st.integers(0, 2**64), window=windows, batch_size=st.integers(1, 64))
 @settings(max_examples=150, deadline=None)
-def test_an_order_is_a_permutation(num_samples: int, seed: int, window: int, batch_size: int) -> None:
+def test_an_order_is_a_permutation(num_samples: int, seed: int, window: int | None, batch_size: int) -> None:
     order = Order(num_samples, OrderSettings.of(seed=seed, shuffle=True, window=window, batch_size=batch_size))
     for epoch in (0, 1, 10**9):
         indices = order.indices(epoch, np.arange(num_samples))
@@ -180,7 +181,7 @@ def test_without_shuffle_the_order_is_the_dataset() -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_epochs_and_seeds_differ_and_the_same_call_gives_the_same(
-    num_samples: int, seed: int, window: int, epochs: tuple[int, int]
+    num_samples: int, seed: int, window: int | None, epochs: tuple[int, int]
 ) -> None:
     assume(epochs[0] != epochs[1])
     plan = Plan.of(num_samples, settings_of(seed=seed, window=window))
@@ -237,9 +238,9 @@ def test_more_ranks_than_samples_wrap_around_more_than_once() -> None:
     assert {int(rank[0].indices[0]) for rank in batches} == {0, 1}
 
 
-@pytest.mark.parametrize("window", [0, 5 * 32, 10**6])
+@pytest.mark.parametrize("window", [None, 0, 5 * 32, 10**6])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_billion_samples_take_no_memory(window: int, shuffle: bool) -> None:
+def test_a_billion_samples_take_no_memory(window: int | None, shuffle: bool) -> None:
     chosen = settings_of(batch_size=32, world_size=4, rank=2, window=window, shuffle=shuffle)
     Plan.of(1000, chosen).batch(0, 0)  # what is allocated once, on first use
     tracemalloc.start()
@@ -253,15 +254,19 @@ def test_a_billion_samples_take_no_memory(window: int, shuffle: bool) -> None:
     assert peak_bytes < 1 << 20
 
 
-def mean_classes_per_batch(window: int) -> float:
+def mean_classes_per_batch(window: int | None) -> float:
     """For 100,000 samples sorted by class, 100 classes."""
     plan = Plan.of(100_000, settings_of(batch_size=32, window=window))
     batches = np.array(whole_order(plan))[: 100_000 // 32 * 32].reshape(-1, 32) // 1000
     return float(np.mean([len(np.unique(batch)) for batch in batches]))
 
 
-def test_batches_of_sorted_data_are_mixed_by_the_default_window() -> None:
+def test_batches_of_sorted_data_are_mixed_by_a_window_of_five_batches() -> None:
     assert mean_classes_per_batch(5 * 32) >= 0.7 * mean_classes_per_batch(0)
+
+
+def test_batches_of_sorted_data_have_as_many_classes_by_default_as_by_a_uniform_shuffle() -> None:
+    assert mean_classes_per_batch(None) >= 0.99 * mean_classes_per_batch(0)
 
 
 def windows_of(plan: Plan) -> NDArray[np.int64]:
@@ -325,3 +330,115 @@ def test_a_sample_comes_at_every_place_equally_often(window: int) -> None:
     expected = num_epochs / num_samples
     freedom = num_samples - 1
     assert ((counts - expected) ** 2 / expected).sum() < freedom + 6 * (2 * freedom) ** 0.5
+
+
+def neighbours_and_near(num_samples: int, batch_size: int, window: int | None, epoch: int) -> tuple[float, float]:
+    """The shares of samples that have the next one, and one less than 16 away, in their batch."""
+    order = Order(num_samples, OrderSettings.of(seed=11, shuffle=True, window=window, batch_size=batch_size))
+    num_full = num_samples // batch_size * batch_size
+    ordered = np.sort(order.indices(epoch, np.arange(num_full)).reshape(-1, batch_size), axis=1)
+    distances = np.diff(ordered, axis=1)
+    close = distances < 16
+    nothing = np.zeros((len(ordered), 1), bool)
+    near = np.hstack([close, nothing]) | np.hstack([nothing, close])
+    return (distances == 1).sum() / num_full, near.mean()
+
+
+def variance_of_class_counts(num_samples: int, batch_size: int, window: int | None, num_epochs: int) -> float:
+    """Of data sorted by ten classes, over that of drawing without replacement."""
+    order_settings = OrderSettings.of(seed=11, shuffle=True, window=window, batch_size=batch_size)
+    order = Order(num_samples, order_settings)
+    num_full = num_samples // batch_size * batch_size
+    sizes = np.bincount(np.arange(num_samples) * 10 // num_samples)
+    squares = []
+    for epoch in range(num_epochs):
+        classes = order.indices(epoch, np.arange(num_full)).reshape(-1, batch_size) * 10 // num_samples
+        for label, size in enumerate(sizes):
+            squares.append((((classes == label).sum(axis=1) - batch_size * size / num_samples) ** 2).mean())
+    shares = sizes / num_samples
+    expected = (batch_size * shares * (1 - shares)).mean() * (num_samples - batch_size) / (num_samples - 1)
+    return float(np.mean(squares) / expected)
+
+
+BATCH_SIZES = (1, 2, 8, 32, 100, 256, 1024, 4096)
+LENGTHS_IN_WINDOWS = (0.3, 1.05, 1.5, 2.01, 6)
+"""Lengths of datasets; in an epoch with a very short last window, that window's batches are mixed least."""
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@pytest.mark.parametrize("num_windows", LENGTHS_IN_WINDOWS)
+def test_by_default_a_batch_is_mixed_like_one_of_a_uniform_shuffle(batch_size: int, num_windows: float) -> None:
+    num_samples = int(min(local_window(batch_size) * num_windows, 1_500_000))
+    num_epochs = max(1, 200_000 // num_samples)
+    assert variance_of_class_counts(num_samples, batch_size, None, num_epochs) <= 1.1
+    neighbours, near = neighbours_and_near(num_samples, batch_size, None, 0)
+    uniform_neighbours, uniform_near = neighbours_and_near(num_samples, batch_size, 0, 0)
+    assert neighbours <= uniform_neighbours + 0.01
+    assert neighbours <= 0.05
+    assert near <= uniform_near + 0.04
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 100, 1797])
+def test_by_default_a_small_dataset_is_shuffled_uniformly(num_samples: int) -> None:
+    """The window has all of it, so that runs leave no trace: a sample comes after any other one equally often."""
+    order = Order(num_samples, OrderSettings.of(seed=3, shuffle=True, window=None, batch_size=4))
+    epochs = range(400 if num_samples > 2 else 1)
+    follows = [(np.diff(order.indices(epoch, np.arange(num_samples))) == 1).sum() for epoch in epochs]
+    assert np.mean(follows) <= 1 + 6 / len(epochs) ** 0.5  # (N - 1) / N per epoch
+
+
+def test_by_default_reads_stay_local() -> None:
+    """In a window, samples come in runs of eight: as many pages of eight are read as runs, and one more at most."""
+    window = local_window(64)
+    order = Order(20 * window, OrderSettings.of(seed=3, shuffle=True, window=None, batch_size=64))
+    pages = np.unique(order.indices(0, np.arange(window)) // 8)
+    assert len(pages) <= 2 * window / 8
+    uniform = Order(20 * window, OrderSettings.of(seed=3, shuffle=True, window=0, batch_size=64))
+    assert len(np.unique(uniform.indices(0, np.arange(window)) // 8)) >= 0.8 * window
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "indices"),
+    [
+        (100, [15, 30, 43, 78, 29, 39, 96, 40, 28, 95, 0, 64, 7, 69, 62, 61]),
+        (1000, [7, 810, 779, 186, 809, 911, 572, 776, 808, 639, 432, 324, 491, 261, 854, 853]),
+    ],
+)
+def test_an_order_that_was_saved_stays_what_it_was(num_samples: int, indices: list[int]) -> None:
+    """Those of the first release, whose default was a window of five batches in runs of four."""
+    order = Order(num_samples, OrderSettings(7, shuffle=True, window=40, run_length=4))
+    assert order.indices(2, np.arange(30, 46)).tolist() == indices
+
+
+HUGE = (2**31, 2**62, 2**63, 2**64, 10**30, 10**400)
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 2, 100])
+@pytest.mark.parametrize("run_length", [1, 3, *HUGE])
+@pytest.mark.parametrize("window", [0, 1, 40, *HUGE])
+def test_windows_and_runs_of_any_size_make_permutations(num_samples: int, run_length: int, window: int) -> None:
+    order = Order(num_samples, OrderSettings(10**400, shuffle=True, window=window, run_length=run_length))
+    assert np.array_equal(np.sort(order.indices(1, np.arange(num_samples))), np.arange(num_samples))
+
+
+@pytest.mark.parametrize("window", [None, 1, 40, *HUGE])
+@pytest.mark.parametrize("batch_size", [1, 7, *HUGE])
+def test_batches_of_any_size_take_what_there_is(batch_size: int, window: int | None) -> None:
+    plan = Plan.of(100, settings_of(batch_size=batch_size, window=window, world_size=2))
+    assert sum(len(batch.indices) for batch in all_batches(plan)) == 50
+
+
+def test_a_trial_is_as_large_as_the_first_batch() -> None:
+    def trial_of(num_samples: int, **chosen: Any) -> int | None:
+        plan = Plan.of(num_samples, settings_of(**chosen))
+        return None if plan.trial_epoch is None else len(plan.batch(plan.trial_epoch, 0).indices)
+
+    assert trial_of(100, batch_size=8) == 8
+    assert trial_of(5, batch_size=8) == 5
+    assert trial_of(5, batch_size=8, world_size=2) == 3
+    assert trial_of(5, batch_size=8, drop_last=True) is None
+    assert trial_of(0) is None
+    assert trial_of(1, world_size=2, rank=1, uneven=Uneven.EXACT) is None
+    resumed, _ = settings_of(batch_size=8).going_on_at(Position(0, 19))
+    assert Plan.of(20, resumed).num_batches(0) == 3
+    assert len(Plan.of(20, resumed).batch(Plan.of(20, resumed).trial_epoch or 0, 0).indices) == 8
