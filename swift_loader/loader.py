@@ -140,7 +140,8 @@ class SwiftLoader:
             logger: Prefix of a log file, or a dict with `path`, `stdout` and `level`.
             benchmark: Take the times of the stages; see `report`.
             benchmark_file: Where these go on `close()`, as JSON; by default to the log, if there is one.
-            validate: Have a worker build a trial batch before `start()` returns.
+            validate: Have a worker build the first batch of the first epoch before `start()` returns. With
+                `on_error="raise"` it isn't built again if the loop begins with it.
             multithread: Listen to each worker on a thread of its own; False: one thread for all.
             max_nb_batch_on_device: Batches on the device ahead of the loop.
             pin_memory: Without a device, copy batches into memory that torch has page-locked, for a loop that moves
@@ -224,7 +225,7 @@ class SwiftLoader:
     ) -> None:
         """Start the workers of one consumer; they begin to build batches at once.
 
-        Blocks until the dataset stands and, with `validate`, a trial batch of its first samples has arrived.
+        Blocks until the dataset stands and, with `validate`, a trial batch has arrived.
 
         Args:
             consumer_index: Which part of the dataset is this process's: its rank, below `nb_consumer`. By default what

@@ -116,6 +116,13 @@ class Plan:
         """Return how many batches an epoch has on this rank."""
         return self._num_full_steps(epoch) + (self._last_count(epoch, self.settings.rank) > 0)
 
+    @property
+    def trial_epoch(self) -> int | None:
+        """An epoch whose first batch is like any first batch of this rank; None if the rank never has one."""
+        shift = self.settings.shift
+        epoch = shift.epoch + 1 if shift.num_samples else 0  # what is left of an epoch may be less than a batch
+        return epoch if self.num_batches(epoch) else None
+
     def num_samples(self, epoch: int) -> int:
         """Return how many samples this rank's batches of an epoch have, padding included."""
         settings = self.settings

@@ -234,10 +234,11 @@ def test_past_the_budget_a_hung_worker_is_a_typed_error_with_its_stack(restarts:
 
 
 def test_a_trial_batch_that_hangs_ends_by_the_same_rule() -> None:
-    options: dict[str, Any] = {"kwargs": {"deed": "hang", "at": 0}, "timeout": 0.3, "worker_restarts": 0}
+    options: dict[str, Any] = {"kwargs": {"deed": "hang", "at": 2}, "timeout": 0.3, "worker_restarts": 0}
+    where = r"the trial batch, batch 0 of epoch 0 \(dataset indices 0, 1, 2, 3\), at dataset index 2,"
     with (
-        make_loader(datasets.Misbehaving, **options) as loader,
-        pytest.raises(WorkerStalled, match="the trial batch of the dataset's first samples"),
+        make_loader(datasets.Misbehaving, shuffle=False, batch_size=4, **options) as loader,
+        pytest.raises(WorkerStalled, match=where),
     ):
         loader.start(0)
 

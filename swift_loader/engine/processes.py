@@ -57,7 +57,7 @@ from swift_loader.transport.messages import (
     Verdicts,
 )
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.build import NUM_PROBED_SAMPLES
+from swift_loader.worker.fetch import OnError
 
 __all__ = ["ProcessEngine"]
 
@@ -87,6 +87,7 @@ class _Outcome:
     batch: Any
     error: BaseException | None
     failures: tuple[SampleFailure, ...] = ()
+    build_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class ProcessEngine:
         self._stalls: dict[int, _Stall] = {}
         """By serial number, of workers that are being killed."""
         self._probed: _Outcome | None = None
+        """The trial batch: until the loop's first batch is assigned, which it is in most runs."""
         self._prober: int | None = None
         """The worker that is building the trial batch."""
         self._failed: dict[tuple[int, int, int], dict[int, SampleFailed]] = {}
@@ -178,7 +180,7 @@ class ProcessEngine:
             self._plan = Plan.of(num_samples, self._setup.plan)
             self._pool.start_workers(self)
             self._listen()
-            if self._settings.validate and self.num_samples:
+            if self._settings.validate and self._plan.trial_epoch is not None:
                 self._await_probe()
             with self._lock:
                 self._check_open()
@@ -214,7 +216,7 @@ class ProcessEngine:
                 if self._probed is None and self._error is not None:
                     raise self._error
                 if self._probed is not None:
-                    probed, self._probed = self._probed, None  # and so the slot goes back
+                    probed = self._probed
                     break
                 living = [worker for serial, worker in self._pool.workers.items() if serial not in self._left_at]
                 living = [worker for worker in living if worker.is_ready]  # the time of a batch, not of a start
@@ -224,6 +226,8 @@ class ProcessEngine:
             self._listen_or_look(listening, watch)
         if probed.error is not None:
             raise probed.error
+        if self._setup.on_error is not OnError.RAISE or not self._settings.limits.in_order:
+            self._probed = None  # which samples it does without isn't known; it would always be the first to complete
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
@@ -332,13 +336,27 @@ class ProcessEngine:
 
     def _dispatch(self) -> None:
         """Send out whatever tasks there is room for."""
+        dropped = None
         with self._dispatch_lock:
             with self._lock:
                 assignments = self._ledger.assign() if self._state is EngineState.RUNNING else []
+                if assignments and self._probed is not None:
+                    dropped, self._probed = self._probed, None
+                    assignments = self._use_trial(dropped, assignments)
             workers = self._pool.workers
             for assignment in assignments:
                 if assignment.worker in workers:  # else it is gone, and the task is lost with all its others
                     workers[assignment.worker].send(assignment)
+        del dropped  # outside the locks: the user's objects may have finalisers
+
+    def _use_trial(self, trial: _Outcome, assignments: list[Assignment]) -> list[Assignment]:
+        """Take the trial batch for the first task, if that is the same; return the tasks to be sent. Under the lock."""
+        assert self._plan is not None
+        first = assignments[0]
+        if self._plan.settings != self._setup.plan or (first.epoch, first.step) != (self._plan.trial_epoch, 0):
+            return assignments
+        self._ledger.complete(first.worker, first.generation, first.sequence, trial, trial.build_s)
+        return [*assignments[1:], *self._ledger.assign()]
 
     def _check_open(self) -> None:
         if self._state is EngineState.CLOSED:
@@ -480,24 +498,26 @@ class ProcessEngine:
         return rebuild_samples(failed.values(), epoch, step, self._who(worker), self._pool.definitions, where)
 
     def _take_batch(self, worker: WorkerHandle, batch: Batch) -> None:
+        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         with self._lock:
             wanted = batch.generation in (0, self._ledger.generation)
         started_ns = time.perf_counter_ns()
         if wanted:
             failures = self._take_failed(worker, batch.generation, batch.sequence) if self._failed else ()
-            outcome = self._decode(worker, batch, failures)
+            outcome = self._decode(worker, batch, failures, build_s)
         else:
             worker.discard(batch)
             outcome = _Outcome(None, None)
         self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
-        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         self._complete(worker, batch.generation, batch.sequence, outcome, build_s)
 
-    def _decode(self, worker: WorkerHandle, batch: Batch, failures: tuple[SampleFailure, ...]) -> _Outcome:
+    def _decode(
+        self, worker: WorkerHandle, batch: Batch, failures: tuple[SampleFailure, ...], build_s: float
+    ) -> _Outcome:
         """Return a batch, or why it can't be rebuilt: raised by `next`, where the batch would have been."""
         memory = worker.lend(batch)
         try:
-            return _Outcome(worker.decode(batch, memory), None, failures)
+            return _Outcome(worker.decode(batch, memory), None, failures, build_s)
         except Exception as error:
             if threading.current_thread() is not threading.main_thread():
                 return _Outcome(None, error)
@@ -505,7 +525,7 @@ class ProcessEngine:
         # Here handlers of signals run, and what they raise can't be told from what decoding raises. But that happens
         # once more.
         try:
-            outcome = _Outcome(worker.decode(batch, memory), None, failures)
+            outcome = _Outcome(worker.decode(batch, memory), None, failures, build_s)
         except Exception:
             return _Outcome(None, first)
         self._interrupt = first
@@ -517,8 +537,8 @@ class ProcessEngine:
             return
         with self._lock:
             current = failure.generation == self._ledger.generation and failure.generation > 0
-            epoch, step = self._ledger.locate(failure.sequence) if current else (0, 0)
-        where = f", {self._describe(epoch, step)}" if current else ", while trying out the dataset's first samples"
+            epoch, step = self._ledger.locate(failure.sequence) if current else _TRIAL
+        where = f", {self._describe(epoch, step)}"
         error = rebuild(failure, self._who(worker), self._pool.definitions, where)
         failures = self._take_failed(worker, failure.generation, failure.sequence)
         if failures:  # all of the batch's samples: what the last one raised says more than where the batch was built
@@ -647,13 +667,14 @@ class ProcessEngine:
 
     def _describe(self, epoch: int, step: int) -> str:
         if (epoch, step) == _TRIAL:
-            return "the trial batch of the dataset's first samples"
+            assert self._plan is not None
+            return f"the trial batch, {describe_batch(self._plan.trial_epoch or 0, 0, self._indices(*_TRIAL))}"
         return describe_batch(epoch, step, self._indices(epoch, step))
 
     def _indices(self, epoch: int, step: int) -> list[int]:
         assert self._plan is not None
         if (epoch, step) == _TRIAL:
-            return list(range(min(NUM_PROBED_SAMPLES, self.num_samples)))
+            epoch, step = self._plan.trial_epoch or 0, 0
         indices: list[int] = self._plan.batch(epoch, step).indices.tolist()
         return indices
 
@@ -677,7 +698,8 @@ class ProcessEngine:
             os.close(self._wake)
         with self._lock:
             ledger, self._ledger = self._ledger, Ledger(self._settings.limits)
-        del ledger  # outside the lock, with what was ready in it: the user's objects may have finalisers
+            probed, self._probed = self._probed, None
+        del ledger, probed  # outside the lock, with what was ready: the user's objects may have finalisers
 
     def __repr__(self) -> str:
         return f"<ProcessEngine {self._state.value}, {self._ledger!r}>"

@@ -29,10 +29,7 @@ from swift_loader.worker.fetch import Fetcher
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.setup import WorkerSetup
 
-__all__ = ["NUM_PROBED_SAMPLES", "BatchBuilder"]
-
-NUM_PROBED_SAMPLES = 2
-"""What a trial batch has: enough to notice samples that don't collate."""
+__all__ = ["BatchBuilder"]
 
 _NUM_REMEMBERED_SIZES = 16
 
@@ -85,17 +82,14 @@ class BatchBuilder:
         return self._build(store, generation, sequence, epoch, indices)
 
     def build_probe(self, store: SlotStore) -> Batch:
-        """Return a trial batch: of the dataset's first samples or, if all of them are left out, of the first batch's.
+        """Return a trial batch: a real one, so that nothing fails that the loop would never ask for.
 
         Raises:
             BuildError: The user's code raised; the cause says what.
         """
-        try:
-            return self._build(store, 0, 0, 0, list(range(min(NUM_PROBED_SAMPLES, self._num_samples))))
-        except BuildError as failed:
-            if not failed.failures or not self._plan.plan.num_batches(0):
-                raise
-        return self.build(store, 0, 0, 0, 0)
+        epoch = self._plan.plan.trial_epoch
+        assert epoch is not None, "a trial was asked for where no batch is ever built"
+        return self.build(store, 0, 0, epoch, 0)
 
     def _build(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
         """Build a batch; twice, if it turns out only then that random numbers are drawn."""

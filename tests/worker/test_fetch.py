@@ -315,7 +315,7 @@ def test_the_only_sample_has_no_replacement() -> None:
     assert built.note.endswith("there is none")
 
 
-def test_a_trial_batch_whose_first_samples_fail_is_built_of_the_first_batch() -> None:
+def test_a_trial_batch_does_without_samples_that_fail() -> None:
     builder, batches = make_builder(Single(8, frozenset({0, 1})), OnError.SKIP)
     builder.build_probe(HeapStore())
     assert batches[-1] == [(2, 0.0), (3, 0.0)]
