@@ -145,8 +145,8 @@ class SwiftLoader:
             multithread: Listen to each worker on a thread of its own; False: one thread for all.
             max_nb_batch_on_device: Batches on the device ahead of the loop.
             pin_memory: Without a device, copy batches into memory that torch has page-locked, for a loop that moves
-                them by itself; numeric arrays become tensors. With a device, batches are read from page-locked memory
-                in any case.
+                them by itself. Numeric arrays become tensors, also where there is no CUDA device and nothing is
+                page-locked. With a device, batches are read from page-locked memory in any case.
             start_method: `"template"` forks workers from a fresh interpreter; `"spawn"` starts an interpreter for each.
             dataset_per_worker: Have each worker build its own dataset instead of sharing the template's.
             unknown: Refused.

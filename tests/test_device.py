@@ -252,8 +252,14 @@ def test_what_does_not_fit_together_is_refused_before_anything_starts(arguments:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")
-def test_pin_memory_without_a_gpu_is_a_warning() -> None:
-    with make_loader(Blocks, workers=0, pin_memory=True) as loader:
-        with pytest.warns(SwiftLoaderWarning, match="pin_memory=True does nothing"):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pin_memory_without_a_gpu_is_a_warning_and_tensors_all_the_same(workers: int) -> None:
+    with make_loader(Blocks, workers=workers) as loader:
+        plain = list(loader)
+    assert isinstance(plain[0], np.ndarray)
+    with make_loader(Blocks, workers=workers, pin_memory=True) as loader:
+        with pytest.warns(SwiftLoaderWarning, match="pin_memory=True makes tensors of arrays, but page-locks nothing"):
             loader.start()
-        assert isinstance(next(iter(loader)), np.ndarray)
+        batches = list(loader)
+    assert all(isinstance(batch, torch.Tensor) for batch in batches)
+    assert all(np.array_equal(batch, array) for batch, array in zip(batches, plain, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.device.move import pin, to_device
+from swift_loader.device.move import as_tensors, pin, to_device
 from swift_loader.device.pinning import PageLock, cuda_page_lock
 from swift_loader.device.streams import STREAMING, CopyStream, NoStream, copy_stream
 from swift_loader.notices import warn
@@ -48,8 +48,11 @@ def find_destination(
     import torch
 
     if not torch.cuda.is_available():
-        warn("pin_memory=True does nothing: there is no CUDA device that could read page-locked memory")
-        return None
+        warn(
+            "pin_memory=True makes tensors of arrays, but page-locks nothing: there is no CUDA device that could read "
+            "page-locked memory"
+        )
+        return Destination(as_tensors)
     return Destination(pin)
 
 

@@ -16,7 +16,7 @@ from swift_loader.device.streams import STREAMING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["copy_on_device", "pin", "to_device"]
+__all__ = ["as_tensors", "copy_on_device", "pin", "to_device"]
 
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
@@ -54,6 +54,11 @@ def pin(batch: Any) -> Any:
     from it are over, so the user may drop the batch at any time.
     """
     return _convert(batch, lambda tensor: tensor.pin_memory(), lambda pinnable: pinnable.pin_memory(), "pin_memory")
+
+
+def as_tensors(batch: Any) -> Any:
+    """Return the batch with all numeric arrays as tensors, as `pin` does, of the same memory."""
+    return _convert(batch, lambda tensor: tensor, lambda pinnable: pinnable, "pin_memory")
 
 
 def copy_on_device(batch: Any, device: torch.device) -> Any:
