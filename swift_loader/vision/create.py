@@ -7,6 +7,7 @@ workers always stay from epoch to epoch, and what a sample draws depends on (see
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     grayscale_prob: float = 0.0,
     gaussian_blur_prob: float = 0.0,
     auto_augment: str | None = None,
-    num_aug_repeats: int = 0,
+    num_aug_repeats: float = 0,
     num_aug_splits: int = 0,
     interpolation: str = "bilinear",
     mean: Sequence[float] = IMAGENET_MEAN,
@@ -103,7 +104,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         grayscale_prob: Probability of grey.
         gaussian_blur_prob: Of a blur.
         auto_augment: A policy, such as `"rand-m9-mstd0.5"`.
-        num_aug_repeats: 0; others aren't supported.
+        num_aug_repeats: 0 or 1, which both mean that a sample comes once in an epoch; others aren't supported.
         num_aug_splits: More than 0: the transform is timm's three parts, for timm's `AugMixDataset`.
         interpolation: `"bilinear"`, `"bicubic"`, `"random"` and others that timm knows.
         mean: Of pixels from 0 to 1, per channel.
@@ -136,7 +137,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         batch_schedule_random_mix: Likewise.
         num_batches: None: as many as the dataset has; others aren't supported.
         channels_last: Whether images have their channels side by side in memory, with the prefetcher.
-        seed: Base of all randomness; by default from the clock.
+        seed: Base of all randomness; by default what the program gave to `torch.manual_seed`, if it did.
         nearby_shuffle: See `SwiftLoader`, as for all that follow; 0 shuffles over the whole dataset, as timm does.
         in_order: Deliver batches in order.
         on_error: What becomes of a sample that raises.
@@ -158,8 +159,12 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         input_size_choices=input_size_choices,
         batch_size_choices=batch_size_choices,
         batch_choice_weights=batch_choice_weights,
-        num_batches=num_batches,
     )
+    if num_batches is not None:
+        raise ValueError(
+            f"num_batches={num_batches!r} isn't supported: an epoch has the batches that the dataset has; leave it "
+            f"out, and break from the loop after so many"
+        )
     # Erasing spares the first half of a batch; with augmentation splits, the first of them, which is the clean one.
     re_num_splits = (num_aug_splits or 2) if re_split else 0
     transform = _import_create_transform()(
@@ -242,9 +247,11 @@ def _check_dataset(dataset: Any) -> None:
         )
 
 
-def _check_unsupported(num_aug_repeats: int, worker_seeding: Any) -> None:
+def _check_unsupported(num_aug_repeats: Any, worker_seeding: Any) -> None:
     """Refuse what timm has, and this doesn't."""
-    if num_aug_repeats:
+    if not isinstance(num_aug_repeats, Real):
+        raise TypeError(f"num_aug_repeats={num_aug_repeats!r} is a {type(num_aug_repeats).__name__}; it must be 0 or 1")
+    if num_aug_repeats not in (0, 1):  # timm's own scripts give floats
         raise ValueError(
             f"num_aug_repeats={num_aug_repeats} isn't supported, as no sample comes twice in an epoch; leave it out, "
             f"or have the dataset repeat its samples, with an index for each repeat"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -206,6 +207,10 @@ def test_datasets_that_cannot_be_used_are_refused(dataset: Any, message: str) ->
             {"num_aug_repeats": 3},
             "num_aug_repeats=3 isn't supported, as no sample comes twice in an epoch; leave it out",
         ),
+        ({"num_aug_repeats": 3.0}, "num_aug_repeats=3.0 isn't supported"),
+        ({"num_aug_repeats": 0.5}, "num_aug_repeats=0.5 isn't supported"),
+        ({"num_aug_repeats": float("nan")}, "num_aug_repeats=nan isn't supported"),
+        ({"num_batches": 3}, "num_batches=3 isn't supported: an epoch has the batches that the dataset has"),
         ({"worker_seeding": lambda info: 1}, "isn't supported, as draws are keyed by sample, not by worker"),
         ({"num_workers": -1}, "worker_per_consumer=-1 is too small"),
     ],
@@ -213,6 +218,27 @@ def test_datasets_that_cannot_be_used_are_refused(dataset: Any, message: str) ->
 def test_what_is_not_supported_is_refused(timm_data: Any, photos: Path, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_loader(timm_data.ImageDataset(photos), SIZE, 4, **options)
+
+
+@pytest.mark.parametrize("num_aug_repeats", [0, 1, 0.0, 1.0, np.float32(0)])
+def test_what_means_no_repeats_is_accepted(timm_data: Any, photos: Path, num_aug_repeats: float) -> None:
+    loader = create_loader(timm_data.ImageDataset(photos), SIZE, 4, num_workers=0, num_aug_repeats=num_aug_repeats)
+    assert len(loader) == 4
+
+
+def test_repeats_that_are_no_number_are_refused(timm_data: Any, photos: Path) -> None:
+    with pytest.raises(TypeError, match="num_aug_repeats='3' is a str"):
+        create_loader(timm_data.ImageDataset(photos), SIZE, 4, num_aug_repeats="3")  # type: ignore[arg-type]
+
+
+def test_the_seed_is_torch_s_unless_given(timm_data: Any, photos: Path) -> None:
+    state = torch.get_rng_state()
+    torch.manual_seed(42)
+    try:
+        loaders = [create_loader(timm_data.ImageDataset(photos), SIZE, 4, seed=seed) for seed in (None, 5)]
+    finally:
+        torch.set_rng_state(state)
+    assert [loader.state_dict()["seed"] for loader in loaders] == [42, 5]
 
 
 def test_a_missing_timm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,9 +262,7 @@ def test_the_parameters_are_timms_in_timms_order(timm_data: Any) -> None:
     assert ours[: len(theirs)] == theirs
 
 
-@pytest.mark.parametrize(
-    "option", [{"input_size_choices": [128]}, {"batch_size_choices": [2]}, {"num_batches": 3}], ids=str
-)
+@pytest.mark.parametrize("option", [{"input_size_choices": [128]}, {"batch_size_choices": [2]}], ids=str)
 def test_batches_of_several_sizes_are_refused(timm_data: Any, photos: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="isn't supported: which samples a batch has follows from one batch_size"):
         make(timm_data, photos, **option)
