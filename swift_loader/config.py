@@ -6,6 +6,7 @@ import difflib
 import math
 import operator
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def make_options(
         world_size=None if nb_consumer is None else check_integer("nb_consumer", nb_consumer, 1),
         num_workers=num_workers,
         shuffle=_flag("shuffle", shuffle),
-        seed=time.time_ns() // 1_000_000 if seed is None else check_integer("seed", seed, 0),
+        seed=_default_seed() if seed is None else check_integer("seed", seed, 0),
         chosen=frozenset(
             {"shuffle"}
             | ({"seed"} if seed is not None else set())
@@ -290,6 +291,16 @@ def check_integer(name: str, value: Any, at_least: int) -> int:
     if number < at_least:
         raise ValueError(f"{name}={number} is too small; it must be at least {at_least}")
     return number
+
+
+def _default_seed() -> int:
+    """Return the seed of torch's default generator, without drawing from it; without torch, one from the clock.
+
+    That is what the program gave to `torch.manual_seed`, if it did; else torch has drawn 64 bits for this process,
+    which can't be told from a seed of the program's own.
+    """
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # None as well while torch is imported
+    return time.time_ns() // 1_000_000 if generator is None else int(generator.initial_seed())
 
 
 def _max_errors(value: Any, on_error: str) -> float | None:

@@ -104,8 +104,10 @@ class SwiftLoader:
             worker_per_consumer: Worker processes per consumer; 0 builds batches in the calling thread, for debugging.
             shuffle: Whether each epoch visits the samples in another order.
             dataset: An instance, instead of `dataset_class`.
-            seed: Base of all randomness. By default from the clock; ranks take rank 0's if torch.distributed is up.
-                The old spelling `seed_numer` is accepted.
+            seed: Base of all randomness. By default that of torch's generator if torch is imported: what the program
+                gave to `torch.manual_seed` or `seed_everything`, else what torch has drawn for this process. So loaders
+                made without `seed` have the same one, until torch is seeded again. Without torch, from the clock. Ranks
+                take rank 0's if torch.distributed is up. The old spelling `seed_numer` is accepted.
             drop_last: Leave out the last batch if it would be smaller than the others.
             uneven: What becomes of samples that can't be split evenly over consumers: `"pad"` repeats some, `"drop"`
                 leaves some out, `"exact"` lets consumers differ.

@@ -32,6 +32,7 @@ SCENARIOS: dict[str, tuple[Options, Options]] = {
     "the same index": ({"nb_consumer": 2, "index": 0}, {"nb_consumer": 2, "index": 0}),
     "indices the other way round": ({"nb_consumer": 2, "index": 1}, {"nb_consumer": 2, "index": 0}),
     "no dataset on one rank": ({}, {"length": -1}),
+    "torch seeded by rank": ({"torch_seed": 40}, {"torch_seed": 41}),
     "no seed, once more": ({}, {}),
     "only one rank": ({}, {"skip": True}),  # last: the ranks are out of step afterwards
 }
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, tuple[Options, Options]] = {
 RANK = """
     import json, sys, warnings
     from datetime import timedelta
+    import torch
     import torch.distributed as dist
     from swift_loader import SwiftLoader
 
@@ -46,6 +48,8 @@ RANK = """
     dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=5), world_size=2, rank=rank)
     for name, options in scenarios.items():
         told = {"batch_size": 4, "worker_per_consumer": 0, **options[rank]}
+        if "torch_seed" in told:
+            torch.manual_seed(told.pop("torch_seed"))
         length, epoch, position = told.pop("length", 50), told.pop("epoch", 0), told.pop("position", 0)
         if told.pop("skip", False):
             continue
@@ -95,13 +99,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["no seed", "the same seed", "other numbers of workers", "indices the other way round", "no seed, once more"],
+    [
+        "no seed",
+        "the same seed",
+        "other numbers of workers",
+        "indices the other way round",
+        "torch seeded by rank",
+        "no seed, once more",
+    ],
 )
 def test_ranks_that_agree_share_one_order(outcomes: dict[str, list[Any]], name: str) -> None:
     ((seed, first), warned), ((other_seed, second), warned_too) = outcomes[name]
     assert warned == warned_too == []
     assert seed == other_seed
     assert len(set(first + second)) == 8
+
+
+def test_where_torch_was_seeded_by_rank_all_have_that_of_rank_0(outcomes: dict[str, list[Any]]) -> None:
+    assert [outcome[0] for outcome, _ in outcomes["torch seeded by rank"]] == [40, 40]
 
 
 @pytest.mark.parametrize(
