@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import os
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from swift_loader.engine.ledger import Limits
 from swift_loader.engine.settings import ProcessSettings, StartMethod
@@ -27,14 +26,6 @@ __all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_ra
 
 LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
-
-_ELSEWHERE = {
-    "num_workers": "worker_per_consumer",
-    "prefetch_factor": "data_queue_size",
-    "world_size": "nb_consumer",
-    "num_replicas": "nb_consumer",
-}
-"""What torch calls some options."""
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -228,17 +219,6 @@ def make_options(
         start_method=_choice("start_method", start_method, StartMethod),
         dataset_per_worker=_flag("dataset_per_worker", dataset_per_worker),
     )
-
-
-def unknown_option(name: str, known: list[str]) -> NoReturn:
-    """Refuse an option that doesn't exist.
-
-    Raises:
-        TypeError: Always; names the closest one.
-    """
-    close = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
-    raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
 
 
 def check_collate(collate_fn: Any) -> Any:

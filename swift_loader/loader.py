@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
-from swift_loader.config import check_collate, check_epoch, check_rank, make_options, unknown_option
+from swift_loader.config import check_collate, check_epoch, check_rank, make_options
 from swift_loader.device.destination import find_destination
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
@@ -27,6 +27,7 @@ from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
 from swift_loader.sampler import EpochSampler
 from swift_loader.session import Session
+from swift_loader.unknown_options import refuse_unknown
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.setup import length_of
@@ -163,7 +164,7 @@ class SwiftLoader:
                 raise TypeError("seed and seed_numer, its old spelling, were both given; give one")
             seed = old_seed
         for name in unknown:
-            unknown_option(name, [*_option_names(), "seed_numer"])
+            refuse_unknown(name, [*_option_names(), "seed_numer"])
         self._options = make_options(
             dataset_class=dataset_class,
             dataset_kwargs=dataset_kwargs,

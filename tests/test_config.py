@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from swift_loader.config import Options, check_rank
 from swift_loader.placement import Placement
 from swift_loader.plan import Uneven
 from swift_loader.worker.seeding import Rng
+from tests.helpers import run_script
 
 DATASET = list(range(10))
 
@@ -266,6 +270,76 @@ def test_a_seed_is_drawn_unless_given() -> None:
     assert options_of(seed=2**70).seed == 2**70
     assert "seed" not in options_of().chosen
     assert options_of().seed > 0
+
+
+@pytest.fixture
+def torch_generator() -> Iterator[torch.Generator]:
+    """torch's default generator, which gets its state back."""
+    state = torch.get_rng_state()
+    yield torch.default_generator
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 - 1])
+def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
+    seed: int, torch_generator: torch.Generator
+) -> None:
+    torch_generator.manual_seed(seed)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    with SwiftLoader(dataset=DATASET, worker_per_consumer=0) as loader:
+        list(loader)
+        assert loader.state_dict()["seed"] == seed
+    assert "seed" not in loader._options.chosen
+    assert torch.equal(torch.get_rng_state(), before)
+    assert options_of().seed == seed
+    assert options_of(seed=3).seed == 3
+    torch_generator.seed()
+    assert options_of().seed == torch.initial_seed() != seed
+
+
+@pytest.mark.parametrize("first", ["import torch", "import torch; torch.rand(3)", "pass"])
+def test_where_torch_was_not_seeded_the_seed_is_another_one_in_each_process(first: str, tmp_path: Path) -> None:
+    code = f"""
+{first}
+import sys
+from swift_loader import SwiftLoader
+had_torch = "torch" in sys.modules
+print(SwiftLoader(dataset=[1]).state_dict()["seed"])
+assert ("torch" in sys.modules) == had_torch
+"""
+    assert run_script(code, folder=tmp_path) != run_script(code, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sampler", "torch.utils.data.Subset"),
+        ("batch_sampler", "collate_fn that returns samples[0]"),
+        ("num_workers", "worker_per_consumer"),
+        ("generator", "give seed"),
+        ("worker_init_fn", "constructor of dataset_class"),
+        ("persistent_workers", "workers stay"),
+        ("prefetch_factor", "data_queue_size"),
+        ("pin_memory_device", "pin_memory=True"),
+        ("multiprocessing_context", "start_method"),
+        ("num_replicas", "nb_consumer"),
+        ("rank", "loader.start(rank)"),
+        ("device", "loader.start(device=...)"),
+    ],
+)
+def test_an_option_of_torch_is_refused_with_what_to_do_instead(name: str, text: str) -> None:
+    with pytest.raises(TypeError, match=rf"^SwiftLoader has no option '{name}'; ") as caught:
+        options_of(**{name: None})
+    assert text in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_every_option_of_torch_s_loader_is_taken_or_explained() -> None:
+    for name in inspect.signature(torch.utils.data.DataLoader.__init__).parameters:
+        if name not in ("self", *inspect.signature(SwiftLoader.__init__).parameters):
+            with pytest.raises(TypeError, match=rf"no option '{name}'; (?!did you mean|the options are)"):
+                options_of(**{name: None})
 
 
 def test_the_old_spelling_of_seed_is_understood_but_not_beside_the_new_one() -> None:
