@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, SupportsIndex, TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
 from swift_loader.engine.ledger import Limits
 from swift_loader.engine.settings import ProcessSettings, StartMethod
+from swift_loader.integers import MAX_BITS, as_integer, shown
 from swift_loader.log import LogSettings
 from swift_loader.order import OrderSettings
 from swift_loader.placement import Placement
@@ -26,6 +27,12 @@ __all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_ra
 
 LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
+
+MAX_WORKERS = 4096
+"""Each is a process with some descriptors; far more than any machine runs."""
+
+MAX_WAIT_S = 1e6
+"""Eleven days. poll(2) takes less than 2**31 ms; a longer limit is none."""
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -168,7 +175,7 @@ def make_options(
         ValueError: A value outside its range; the message names value, rule and remedy.
     """
     batch_size = check_integer("batch_size", batch_size, 1)
-    num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0)
+    num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0, MAX_WORKERS)
     in_flight = check_integer("data_queue_size", data_queue_size, 1)
     per_worker = max(2, in_flight // max(1, num_workers)) if max_buffer_size is None else max_buffer_size
     check_collate(collate_fn)
@@ -229,10 +236,7 @@ def check_collate(collate_fn: Any) -> Any:
 
 def check_epoch(epoch: Any) -> int:
     """Return an epoch as an integer, if it is one that can be planned."""
-    checked = check_integer("epoch", epoch, 0)
-    if checked > MAX_EPOCH:
-        raise ValueError(f"epoch={checked} is too large; it must be at most {MAX_EPOCH}")
-    return checked
+    return check_integer("epoch", epoch, 0, MAX_EPOCH)
 
 
 def check_rank(rank: Any) -> int | None:
@@ -260,16 +264,16 @@ def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSou
     return DatasetSource(factory=dataset_class, kwargs=dict(dataset_kwargs or {}))
 
 
-def check_integer(name: str, value: Any, at_least: int) -> int:
-    """Return a value as an integer, if it is one of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BITS - 1) -> int:
+    """Return a value as an integer, if it is one of at least, and at most, so much."""
+    number = as_integer(value)
+    if number is None:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer")
-    try:
-        number = int(operator.index(value))
-    except TypeError:  # an array or a tensor that isn't a single integer
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer") from None
     if number < at_least:
-        raise ValueError(f"{name}={number} is too small; it must be at least {at_least}")
+        raise ValueError(f"{name}={shown(number)} is too small; it must be at least {at_least}")
+    if number > at_most:
+        limit = f"at most {at_most}" if at_most.bit_length() < MAX_BITS else f"below 2**{MAX_BITS}"
+        raise ValueError(f"{name}={shown(number)} is too large; it must be {limit}")
     return number
 
 
@@ -286,9 +290,9 @@ def _default_seed() -> int:
 def _max_errors(value: Any, on_error: str) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, float):
+    if isinstance(value, Integral) or not isinstance(value, Real):
         checked: float = check_integer("max_errors", value, 0)
-    elif 0 < value < 1:
+    elif 0 < _float(value) < 1:
         checked = float(value)
     else:
         raise ValueError(
@@ -304,25 +308,33 @@ def _max_errors(value: Any, on_error: str) -> float | None:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be True or False")
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be True or False")
     return value
 
 
 def _seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a number of seconds, or None")
-    if not value >= 0:
-        raise ValueError(f"{name}={value} is not a duration; it must be at least 0, or None to wait for ever")
-    return float(value) if 0 < value < math.inf else None  # 0 means no limit, as in torch
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be a number of seconds, or None")
+    seconds = _float(value)
+    if not seconds >= 0:
+        raise ValueError(f"{name}={shown(value)} is not a duration; it must be at least 0, or None to wait for ever")
+    return seconds if 0 < seconds <= MAX_WAIT_S else None  # 0 means no limit, as in torch
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond 1e308
+        return math.inf if value > 0 else -math.inf
 
 
 def _path(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a path, or None")
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be a path, or None")
     return str(os.fspath(value))
 
 
@@ -331,7 +343,7 @@ def _choice(name: str, value: Any, choices: type[_Choice]) -> _Choice:
         return choices(value)
     except ValueError:
         allowed = ", ".join(repr(choice.value) for choice in choices)
-        raise ValueError(f"{name}={value!r} is unknown; it must be one of {allowed}") from None
+        raise ValueError(f"{name}={shown(value)} is unknown; it must be one of {allowed}") from None
 
 
 def _callable(name: str, value: Any) -> None:

@@ -147,7 +147,12 @@ class Plan:
             raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {num_batches} batches")
         extents = [self._extent(epoch, step) for step in range(first_step, stop_step)]
         num_samples = self.order.num_samples
-        positions = np.concatenate([np.arange(start, start + count, dtype=np.int64) for start, count in extents])
+        # Wrapped around first as integers of Python, which have no bounds: with 10**30 ranks, starts are large.
+        starts = [start % num_samples for start, _ in extents]
+        counts = [count for _, count in extents]
+        positions = np.concatenate(
+            [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
+        )
         indices = self.order.indices(epoch, positions % num_samples)
         batches, taken = [], 0
         for step, (_, count) in zip(range(first_step, stop_step), extents, strict=True):
@@ -183,19 +188,22 @@ class Plan:
         first = self._offset(epoch) + step * settings.samples_per_step
         if step < self._num_full_steps(epoch):
             return first + settings.rank * settings.batch_size, settings.batch_size
-        before = sum(self._last_count(epoch, rank) for rank in range(settings.rank))
-        return first + before, self._last_count(epoch, settings.rank)
+        return first + self._last_before(epoch, settings.rank), self._last_count(epoch, settings.rank)
 
     def _last_count(self, epoch: int, rank: int) -> int:
         """Return how many samples a rank gets in the last, partial step; 0 when there is no such step for it."""
+        return self._last_before(epoch, rank + 1) - self._last_before(epoch, rank)
+
+    def _last_before(self, epoch: int, rank: int) -> int:
+        """Return how many samples all ranks before this one get in the last, partial step."""
         settings = self.settings
         left = (self.order.num_samples - self._offset(epoch)) % settings.samples_per_step
         if settings.drop_last or not left:
             return 0
         if settings.uneven is Uneven.PAD:
-            return -(-left // settings.world_size)
+            return rank * -(-left // settings.world_size)
         share, rest = divmod(left, settings.world_size)
-        return share + (settings.uneven is Uneven.EXACT and rank < rest)
+        return rank * share + (min(rank, rest) if settings.uneven is Uneven.EXACT else 0)
 
 
 class PlanReader:

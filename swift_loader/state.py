@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.errors import StateMismatch
+from swift_loader.integers import MAX_BITS, as_integer, shown
 from swift_loader.order import OrderSettings
 from swift_loader.plan import MAX_EPOCH, Position
 
@@ -57,36 +58,44 @@ class SavedState:
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; give what state_dict() returned, a dict")
-        _check_fields(state)
-        num_samples = state.get("num_samples")
-        if num_samples is not None and state["position"] > num_samples:
-            raise StateMismatch(f"the state's position={state['position']} lies beyond its num_samples={num_samples}")
-        order = OrderSettings(state["seed"], bool(state["shuffle"]), state["nearby_shuffle"], state["run_length"])
-        return cls(order, Position(state["epoch"], state["position"]), num_samples)
+        fields = _checked_fields(state)
+        num_samples, position = fields.get("num_samples"), fields["position"]
+        if num_samples is not None and position > num_samples:
+            raise StateMismatch(f"the state's position={position} lies beyond its num_samples={num_samples}")
+        order = OrderSettings(fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"])
+        return cls(order, Position(fields["epoch"], position), num_samples)
 
 
-def _check_fields(state: Mapping[str, Any]) -> None:
+def _checked_fields(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return the fields as integers of Python: a checkpoint may have made NumPy's or torch's of them."""
     if "version" not in state:
         keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN])
         raise StateMismatch(
             f"the state has no version, but the keys {keys}; give what state_dict() returned, such as "
             f"checkpoint['loader']"
         )
-    if state["version"] != VERSION:
+    if as_integer(state["version"]) != VERSION:
         raise StateMismatch(
-            f"the state's version is {state['version']!r}, and this loader continues version {VERSION}: it was "
+            f"the state's version is {shown(state['version'])}, and this loader continues version {VERSION}: it was "
             f"saved by something else, or by another release of swift_loader"
         )
     unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL}))
     if unknown:
         raise StateMismatch(f"the state has the unknown fields {', '.join(unknown)}; give what state_dict() returned")
+    fields = {}
     for name, smallest in (_SMALLEST | _OPTIONAL).items():
         if name not in state:
             if name in _OPTIONAL:
                 continue
             raise StateMismatch(f"the state has no field {name!r}; give what state_dict() returned")
-        value = state[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-            raise StateMismatch(f"the state's {name}={value!r} isn't an integer of at least {smallest}")
-    if max(state["epoch"], state["position"]) > MAX_EPOCH:
-        raise StateMismatch(f"the state's epoch={state['epoch']} or position={state['position']} is beyond {MAX_EPOCH}")
+        value = as_integer(state[name])
+        if value is None or value < smallest:
+            raise StateMismatch(f"the state's {name}={shown(state[name])} isn't an integer of at least {smallest}")
+        if value.bit_length() > MAX_BITS:
+            raise StateMismatch(f"the state's {name}={shown(value)} is too large; it must be below 2**{MAX_BITS}")
+        fields[name] = value
+    if max(fields["epoch"], fields["position"]) > MAX_EPOCH:
+        raise StateMismatch(
+            f"the state's epoch={fields['epoch']} or position={fields['position']} is beyond {MAX_EPOCH}"
+        )
+    return fields

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,41 @@ def test_a_count_that_is_no_integer_is_refused_by_name_and_value(value: object) 
 def test_a_count_may_be_any_kind_of_integer(value: Any) -> None:
     batch_size = options_of(batch_size=value).batch_size
     assert (batch_size, type(batch_size)) == (4, int)
+
+
+HUGE = (10**9, 2**31, 2**62, 2**63, 2**64, sys.maxsize, 10**30, 10**400)
+
+
+def test_a_count_may_be_as_large_as_it_likes() -> None:
+    for name, value in itertools.product([*COUNTS, "worker_restarts"], HUGE):
+        if name != "worker_per_consumer":
+            with SwiftLoader(dataset=DATASET, **{"worker_per_consumer": 0, "seed": 1, name: value}) as loader:  # type: ignore[arg-type]
+                loader.start(0)
+                assert list(loader), name
+
+
+@pytest.mark.parametrize("value", [4097, *HUGE])
+def test_more_workers_than_any_machine_runs_are_refused_at_once(value: int) -> None:
+    with pytest.raises(ValueError, match=f"worker_per_consumer={value} is too large; it must be at most 4096"):
+        options_of(worker_per_consumer=value)
+
+
+def test_a_count_that_can_not_even_be_printed_is_refused() -> None:
+    for name in COUNTS:
+        with pytest.raises(ValueError, match=f"{name}=<an integer of 16610 bits> is too large"):
+            options_of(**{name: 10**5000})
+        with pytest.raises(ValueError, match=f"{name}=<an integer of 16610 bits> is too small"):
+            options_of(**{name: -(10**5000)})
+
+
+@pytest.mark.parametrize("name", ["timeout", "stall_warning"])
+def test_a_duration_beyond_what_can_be_waited_is_none(name: str) -> None:
+    for value in (1e300, 2**62, 10**400, float("inf"), np.float64(1e300)):
+        options = options_of(**{name: value})
+        assert (options.timeout_s if name == "timeout" else options.stall_warning_s) is None
+    for value in (2, np.int64(2), np.float32(2)):
+        options = options_of(**{name: value})
+        assert (options.timeout_s if name == "timeout" else options.stall_warning_s) == 2.0
 
 
 def test_a_flag_that_is_no_bool_is_refused_by_name_and_value() -> None:

@@ -442,3 +442,12 @@ def test_a_trial_is_as_large_as_the_first_batch() -> None:
     resumed, _ = settings_of(batch_size=8).going_on_at(Position(0, 19))
     assert Plan.of(20, resumed).num_batches(0) == 3
     assert len(Plan.of(20, resumed).batch(Plan.of(20, resumed).trial_epoch or 0, 0).indices) == 8
+
+
+@pytest.mark.parametrize("uneven", Uneven)
+@pytest.mark.parametrize("world_size", [10**9, 10**20, 10**30])
+def test_any_number_of_ranks_is_planned_at_once(world_size: int, uneven: Uneven) -> None:
+    for rank in (0, 9, world_size - 1):
+        plan = Plan.of(10, settings_of(world_size=world_size, rank=rank, uneven=uneven))
+        expected = {Uneven.PAD: 1, Uneven.DROP: 0, Uneven.EXACT: int(rank < 10)}[uneven]
+        assert [len(batch.indices) for batch in all_batches(plan)] == [1] * expected

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +71,20 @@ def test_a_position_beyond_the_dataset_is_refused() -> None:
 def test_what_no_message_has_room_for_is_refused(name: str) -> None:
     with pytest.raises(StateMismatch, match=f"{name}={2**62}"):
         SavedState.from_dict({**STATE, "num_samples": 2**63, name: 2**62})
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.array, torch.tensor])
+def test_fields_may_be_any_kind_of_integer(kind: Any) -> None:
+    saved = SavedState.from_dict({name: kind(value) for name, value in STATE.items()}).to_dict()
+    assert saved == STATE
+    assert all(type(value) is int for value in saved.values())
+
+
+@pytest.mark.parametrize("name", sorted(STATE))
+def test_any_other_value_is_refused_by_name(name: str) -> None:
+    for value in (-(10**5000), 10**5000, np.array([1, 2]), float("nan"), float("inf"), 1e300, b"1", [], object()):
+        with pytest.raises(StateMismatch, match=name):
+            SavedState.from_dict({**STATE, name: value})
 
 
 def test_something_that_is_no_dict_is_a_type_error() -> None:
