@@ -16,11 +16,14 @@ import torch
 from accelerate import Accelerator
 from digits import Digits, checkpoint_path, count_right, make_model, make_parser, result
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LinearLR
 
 from swift_loader import SwiftLoader
 
 
-def train(arguments: Namespace, accelerator: Accelerator, model: Any, optimizer: Any, loader: SwiftLoader) -> bool:
+def train(
+    arguments: Namespace, accelerator: Accelerator, model: Any, optimizer: Any, scheduler: Any, loader: SwiftLoader
+) -> bool:
     """Train up to the last epoch; return False if that was to be broken off before."""
     num_steps = 0
     for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
@@ -29,6 +32,7 @@ def train(arguments: Namespace, accelerator: Accelerator, model: Any, optimizer:
             optimizer.zero_grad()
             accelerator.backward(cross_entropy(model(batch["images"]), batch["labels"]))
             optimizer.step()
+            scheduler.step()
             num_steps += 1
             path = checkpoint_path(arguments, num_steps, loader.state_dict())
             if path:
@@ -51,7 +55,9 @@ def evaluate(accelerator: Accelerator, model: Any, loader: SwiftLoader) -> list[
 
 def main() -> None:
     """Train, and evaluate on the held-out digits."""
-    arguments = make_parser(__doc__).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--decay", action="store_true", help="have the learning rate fall to a tenth")
+    arguments = parser.parse_args()
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     options = {"batch_size": arguments.batch_size, "worker_per_consumer": arguments.workers, "seed": 0}
     with (
@@ -60,12 +66,17 @@ def main() -> None:
     ):
         bare_model = make_model()
         model, optimizer = accelerator.prepare(bare_model, torch.optim.Adam(bare_model.parameters(), lr=3e-3))
+        # A prepared scheduler takes num_processes steps at each step of the loop. len(training) counts the batches of
+        # this rank, while a DataLoader that isn't prepared yet counts those of all; hence the last factor.
+        num_training_steps = len(training) * arguments.epochs * accelerator.num_processes
+        last_factor = 0.1 if arguments.decay else 1.0
+        scheduler = accelerator.prepare(LinearLR(optimizer, 1.0, last_factor, total_iters=num_training_steps))
         accelerator.register_for_checkpointing(training)  # save_state and load_state include it from now on
         if arguments.resume:
             accelerator.load_state(str(arguments.resume))
         training.start(device=accelerator.device)  # finds out by itself which rank this is
         held_out.start(device=accelerator.device)
-        if train(arguments, accelerator, model, optimizer, training):
+        if train(arguments, accelerator, model, optimizer, scheduler, training):
             counts = evaluate(accelerator, model, held_out)
             accelerator.print(result(bare_model, *counts))
     accelerator.end_training()

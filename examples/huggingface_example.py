@@ -35,15 +35,24 @@ class Classifier(torch.nn.Module):
 
 
 class SwiftTrainer(Trainer):
-    """Trains with a SwiftLoader instead of a DataLoader that it makes by itself."""
+    """Trains and evaluates with SwiftLoaders instead of DataLoaders that it makes by itself.
 
-    def __init__(self, loader: SwiftLoader, **options: Any) -> None:
+    A DataLoader of the Trainer's leaves out what the model's `forward` doesn't take (`remove_unused_columns`). A
+    SwiftLoader delivers all that the samples have, so they must have nothing else: here, `Digits` gives just `images`
+    and `labels`. Of a `datasets.Dataset`, give the loader `dataset.select_columns([...])`.
+    """
+
+    def __init__(self, training: SwiftLoader, held_out: SwiftLoader, **options: Any) -> None:
         super().__init__(**options)
-        self.loader = loader
+        self.training, self.held_out = training, held_out
 
     def get_train_dataloader(self) -> Any:
         """Return the loader as it is; it has the ranks and the device already."""
-        return self.loader
+        return self.training
+
+    def get_eval_dataloader(self, _eval_dataset: Any = None) -> Any:
+        """Return the same loader each time, so that its workers stay from one evaluation to the next."""
+        return self.held_out
 
 
 class StopAfter(TrainerCallback):
@@ -62,7 +71,8 @@ def evaluate(trainer: Trainer, model: torch.nn.Module, loader: SwiftLoader) -> l
     """Return how many of all ranks' samples the model gets right, and of how many."""
     counts = torch.zeros(2, dtype=torch.int64, device=trainer.args.device)
     for batch in loader:
-        # So that all ranks have equally many batches, some samples are repeated; they must not count twice.
+        # So that all ranks have equally many batches, some samples are repeated; they must not count twice, as they do
+        # in the Trainer's own evaluation.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=trainer.args.device)
     return trainer.accelerator.reduce(counts, reduction="sum").tolist()
 
@@ -75,6 +85,7 @@ def train(arguments: Any, folder: str) -> None:
         num_train_epochs=arguments.epochs,
         save_strategy="steps" if arguments.save else "no",
         save_steps=arguments.save_every,
+        eval_strategy="epoch",
         learning_rate=3e-3,
         ignore_data_skip=True,  # the loader goes on by itself
         use_cpu=not has_gpu,
@@ -91,7 +102,14 @@ def train(arguments: Any, folder: str) -> None:
         held_out.start(device=settings.device)
         callbacks = [LoaderStateCallback(), *([StopAfter(arguments.stop_after)] if arguments.stop_after else [])]
         classifier = Classifier()
-        trainer = SwiftTrainer(training, model=classifier, args=settings, callbacks=callbacks)
+        trainer = SwiftTrainer(
+            training,
+            held_out,
+            model=classifier,
+            args=settings,
+            eval_dataset=held_out.dataset,  # the Trainer wants to see one
+            callbacks=callbacks,
+        )
         trainer.train(resume_from_checkpoint=str(arguments.resume) if arguments.resume else None)
         if not arguments.stop_after:
             counts = evaluate(trainer, classifier.model.eval(), held_out)
