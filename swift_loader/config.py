@@ -28,6 +28,9 @@ __all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_ra
 LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 
+MIN_IN_FLIGHT = 10
+"""The default of `data_queue_size` for few workers. Many get two batches each: one to build, one to wait."""
+
 MAX_WORKERS = 4096
 """Each is a process with some descriptors; far more than any machine runs."""
 
@@ -145,7 +148,7 @@ def make_options(
     drop_last: bool,
     uneven: str,
     in_order: bool,
-    data_queue_size: int,
+    data_queue_size: int | None,
     message_queue_size: int,
     max_buffer_size: int | None,
     nearby_shuffle: int | None,
@@ -176,7 +179,8 @@ def make_options(
     """
     batch_size = check_integer("batch_size", batch_size, 1)
     num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0, MAX_WORKERS)
-    in_flight = check_integer("data_queue_size", data_queue_size, 1)
+    in_flight = max(MIN_IN_FLIGHT, 2 * num_workers) if data_queue_size is None else data_queue_size
+    in_flight = check_integer("data_queue_size", in_flight, 1)
     per_worker = max(2, in_flight // max(1, num_workers)) if max_buffer_size is None else max_buffer_size
     check_collate(collate_fn)
     _callable("batch_encoder", batch_encoder)

@@ -73,7 +73,7 @@ class SwiftLoader:
         timeout: float | None = None,
         stall_warning: float | None = 60.0,
         worker_restarts: int = 3,
-        data_queue_size: int = 10,
+        data_queue_size: int | None = None,
         message_queue_size: int = 10,
         max_buffer_size: int | None = None,
         nearby_shuffle: int | None = None,
@@ -119,7 +119,8 @@ class SwiftLoader:
                 0: never.
             worker_restarts: How many times in a row, with no batch in between, a worker that died is replaced by
                 another one, which builds what was lost; past that `WorkerDied` is raised. 0: at the first death.
-            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop.
+            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. By default
+                `max(10, 2 * worker_per_consumer)`; with fewer than there are workers, some are always idle.
             message_queue_size: Tasks that may wait in a worker's pipe.
             max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
                 `max(2, data_queue_size // worker_per_consumer)`.

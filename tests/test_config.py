@@ -271,6 +271,12 @@ def test_the_buffer_per_worker_is_its_share_but_at_least_two(num_workers: int, p
     assert options_of(worker_per_consumer=num_workers).limits.max_ready_per_worker == per_worker
 
 
+@pytest.mark.parametrize(("num_workers", "in_flight"), [(0, 10), (1, 10), (5, 10), (6, 12), (64, 128)])
+def test_every_worker_has_batches_to_build_unless_told_otherwise(num_workers: int, in_flight: int) -> None:
+    assert options_of(worker_per_consumer=num_workers).limits.max_in_flight == in_flight
+    assert options_of(worker_per_consumer=num_workers, data_queue_size=3).limits.max_in_flight == 3
+
+
 def test_public_names_are_translated_once() -> None:
     options = options_of(
         batch_size=3,
@@ -334,7 +340,7 @@ def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
     assert options_of().seed == torch.initial_seed() != seed
 
 
-@pytest.mark.parametrize("first", ["import torch", "import torch; torch.rand(3)", "pass"])
+@pytest.mark.parametrize("first", ["import torch; torch.rand(3)", "pass"])
 def test_where_torch_was_not_seeded_the_seed_is_another_one_in_each_process(first: str, tmp_path: Path) -> None:
     code = f"""
 {first}

@@ -235,6 +235,18 @@ def test_augmentations_are_the_same_bytes_after_a_resume(workers: int, batch_siz
     assert rest[: len(reference) - 32] == reference[32:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_was_begun_with_another_default_goes_on_in_its_order(workers: int) -> None:
+    """The first release's default was a window of five batches, in runs of four."""
+    saved = {"version": 1, "seed": 7, "epoch": 1, "position": 48, "shuffle": 1, "nearby_shuffle": 40, "run_length": 4}
+    order = Order(100, OrderSettings(7, shuffle=True, window=40, run_length=4))
+    with make_loader(datasets.Counting, workers=workers) as loader:
+        loader.load_state_dict({**saved, "num_samples": 100})
+        assert ids_of(loader) == order.indices(1, np.arange(48, 100)).tolist()
+        assert ids_of(loader) == order.indices(2, np.arange(100)).tolist()
+        assert loader.state_dict() == {**saved, "epoch": 2, "position": 100, "num_samples": 100}
+
+
 def test_the_state_is_plain_integers_and_says_where_the_loop_is() -> None:
     with make_loader(datasets.Counting, workers=2, nearby_shuffle=20) as loader:
         assert loader.state_dict() == {
