@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -334,3 +335,39 @@ def test_without_workers_a_fork_goes_on_with_its_own_copy(tmp_path: Path) -> Non
                 assert os.waitpid(pid, 0)[1] == 0
     """
     assert run_script(code, via="-c", folder=tmp_path) == ""
+
+
+def test_a_fork_while_an_interpreter_is_started_holds_nothing_up(tmp_path: Path) -> None:
+    code = """
+        import os, subprocess, threading, time
+        from swift_loader import SwiftLoader
+        from tests.datasets import Counting
+
+        children = []
+
+        def fork():
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(20)
+                os._exit(0)
+            children.append(pid)
+
+        real = subprocess._fork_exec
+
+        def fork_exec(*arguments):  # the pipe, whose end tells of the interpreter's start, is open here
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join(0.3)
+            return real(*arguments)
+
+        subprocess._fork_exec = fork_exec
+        began = time.monotonic()
+        with SwiftLoader(Counting, {"num_samples": 20}, batch_size=2, worker_per_consumer=2) as loader:
+            print(len(list(loader)), time.monotonic() - began < 15, len(children))
+        for child in children:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    """
+    if not hasattr(subprocess, "_fork_exec"):
+        pytest.skip("this Python starts processes in another way")
+    assert run_script(code, folder=tmp_path) == "10 True 1\n"

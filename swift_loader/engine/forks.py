@@ -4,8 +4,11 @@ A forked child has the batches that its parent had, as mappings of the same memo
 lives; nobody tells the parent when it lets them go. So memory that was lent out at the time of a fork is never written
 again. A fork that runs no Python code, as `posix_spawn` does, replaces the child's memory and needs none of this.
 
-The hooks run in every fork of the process, on whichever thread forks. They take no lock: another thread might hold it,
-which the child doesn't have.
+A child also has copies of all descriptors. One that is forked while an interpreter is being started would hold open the
+pipe on which that start waits. So forks wait for the few milliseconds of a start.
+
+The hooks run in every fork of the process, on whichever thread forks. They take no other lock: another thread might
+hold it, which the child doesn't have.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ class Forks:
     def __init__(self) -> None:
         self.stamp = object()
         """Replaced when a fork begins and when it has ended, so that one that is kept tells of the forks since."""
+        self.starting = threading.RLock()
+        """Held while an interpreter is being started, and while a thread forks."""
         self._under_way: set[int] = set()
         """The threads that are forking; like `stamp` only changed by single operations, which are atomic."""
 
@@ -33,6 +38,7 @@ class Forks:
 
     def begin(self) -> None:
         """Take note that this thread is about to fork."""
+        self.starting.acquire()
         self._under_way.add(threading.get_ident())
         self.stamp = object()
 
@@ -40,10 +46,12 @@ class Forks:
         """Take note that this thread has forked, or has failed to."""
         self.stamp = object()  # first: what is lent out meanwhile may be in the child as well
         self._under_way.discard(threading.get_ident())
+        self.starting.release()
 
     def forget(self) -> None:
         """Begin anew, in the child: the threads of the parent aren't here."""
         self.stamp = object()
+        self.starting = threading.RLock()
         self._under_way = set()
 
     def __repr__(self) -> str:

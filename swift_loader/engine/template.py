@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 
+from swift_loader.engine.forks import FORKS
 from swift_loader.engine.launch import Launch
 from swift_loader.engine.witness import Witness
 from swift_loader.errors import ProtocolError
@@ -82,7 +83,8 @@ class TemplateProcess:
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = launch.start(theirs.fileno(), traces, stderr)
+            with FORKS.starting:
+                self._process = launch.start(theirs.fileno(), traces, stderr)
             self.pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self._channel.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class OfAKind(datasets.Counting):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         self.count += 1
-        values = {
+        values: dict[str, Callable[[], Any]] = {
             "built at random": lambda: self.noise,
             "fetched at random": self.generator.normal,
             "counted": lambda: self.count,
@@ -122,7 +123,7 @@ def test_offsets_of_open_files_stay_where_they_are() -> None:
     class Reads(datasets.Counting):
         def __init__(self) -> None:
             super().__init__()
-            self.file = open(__file__, "rb", buffering=0)  # noqa: PTH123
+            self.file = open(__file__, "rb", buffering=0)
 
         def __getitem__(self, index: int) -> dict[str, Any]:
             self.file.seek(index)
