@@ -229,7 +229,7 @@ class Reports(Counting):
     """Tells about the process it runs in."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        names = sorted(name for name in ("torch", "dill", "loguru") if name in sys.modules)
+        names = sorted(name for name in ("cloudpickle", "dill", "loguru", "torch") if name in sys.modules)
         return {
             "id": index,
             "modules": ",".join(names),

@@ -108,7 +108,7 @@ def test_the_workers_side_does_not_import_the_trainers() -> None:
 
 def test_the_workers_side_imports_torch_only_where_it_is_used() -> None:
     found = [(file, module) for file in WORKER_SIDE for module, is_inner in imports_of(PACKAGE / file) if not is_inner]
-    assert [(file, module) for file, module in found if is_within(module, "torch", "dill")] == []
+    assert [(file, module) for file, module in found if is_within(module, "torch", "dill", "cloudpickle")] == []
 
 
 @pytest.mark.parametrize("name", PURE)

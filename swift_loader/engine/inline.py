@@ -19,7 +19,7 @@ from swift_loader.engine.worker import BatchReader
 from swift_loader.errors import LoaderClosed, RemoteTraceback
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.definitions import NewDefinitions
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
@@ -49,7 +49,7 @@ class InlineEngine:
         self._setup = setup
         self._metrics = metrics
         self._state = InlineState.NEW
-        self._definitions = Definitions()
+        self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
         self._dataset = dataset
         self._builder: BatchBuilder | None = None
@@ -95,6 +95,7 @@ class InlineEngine:
         if self._state is not InlineState.RUNNING or builder is None or self._plan is None:
             raise LoaderClosed("the loader was closed; make a new one to go on")
         started_ns = time.perf_counter_ns()
+        self._definitions.clear()
         store = HeapStore()
         try:
             keeping = preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext()

@@ -3,7 +3,7 @@
 Encoding runs in the worker: arrays and tensors are copied into the arena, unless they were made there, and the pickle
 holds only their shapes. Decoding runs in the trainer: they come back as views of the same memory, writable, with dtype,
 shape, strides and values intact. Two references to one array stay one. Classes and functions that can't be imported are
-sent by number where the trainer knows them (`Definitions`), else by value, with dill.
+sent by number where the receiver knows them (`Definitions`), else by value (`CodeEncoder`).
 
 Source: PEP 574, pickle protocol 5 with out-of-band buffers.
 """
@@ -15,7 +15,9 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,17 +27,33 @@ from numpy.typing import NDArray
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena, Block
 from swift_loader.transport.definitions import Definitions, travels_by_value
+from swift_loader.transport.rebuild import Finished
 from swift_loader.transport.walk import find_unencodable, type_name
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Encoded", "decode", "decode_bytes", "encode", "encode_bytes"]
+__all__ = [
+    "CodeNeeded",
+    "Encoded",
+    "Encoder",
+    "NumberOf",
+    "decode",
+    "decode_bytes",
+    "decode_with_code",
+    "encode",
+    "encode_bytes",
+    "encode_with_code",
+    "try_out",
+]
 
 _ROW = struct.Struct("<QQ")
 """One buffer: (offset, nbytes); or (number, _DEFINITION)."""
 
 _DEFINITION = (1 << 64) - 1
+
+_CODE_MARK = b"\0"
+"""Precedes a row of pickles that bring code along; a single pickle begins otherwise."""
 
 _PLAIN_KINDS = frozenset("biufcSUmM?")
 """dtypes that their `str` describes in full."""
@@ -48,6 +66,10 @@ class Encoded:
     meta: bytes
     """The table of the buffers, then the pickled structure."""
     num_blocks: int
+
+
+class CodeNeeded(Exception):
+    """A batch holds a class or function that the receiver doesn't know."""
 
 
 NumberOf = Callable[[object], "int | None"]
@@ -66,13 +88,77 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
         EncodeError: Something in the batch can't be sent; the message names where it is and its type.
     """
     stream = io.BytesIO()
-    encoder = _Encoder(stream, arena, number_of)
+    encoder = Encoder(stream, arena, number_of)
     try:
         encoder.dump(batch)
+    except CodeNeeded:
+        return _encode_with_code(batch, arena, number_of, None)
     except Exception as error:
-        raise EncodeError(find_unencodable(batch, error, lambda part: _dry_run(part, number_of))) from error
-    table = b"".join([_ROW.pack(*row) for row in encoder.rows])
-    return Encoded(table + stream.getbuffer(), len(encoder.rows))
+        attempt = partial(_dry_run, number_of=number_of)
+        raise EncodeError(_explain(batch, error, attempt)) from error
+    return encoder.encoded(stream)
+
+
+def encode_with_code(content: object, note: Callable[[object], object]) -> tuple[Encoded, Arena]:
+    """Return an object's structure and its bulk data, for a process that can import nothing but modules.
+
+    Args:
+        content: Anything that pickle can take apart, and what scripts hold.
+        note: Told of each class and function that is sent by value.
+
+    Raises:
+        EncodeError: The code can't be sent: a global variable that it uses, or an attribute of a class.
+        Exception: The content can't be sent.
+    """
+    from swift_loader.transport.code import CodeEncoder
+
+    stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8))
+    encoder = CodeEncoder(stream, arena, _number_of_nothing, note, sends_code=False)
+    try:
+        encoder.dump(content)
+    except CodeNeeded:
+        arena = Arena(np.empty(0, np.uint8))
+        return _encode_with_code(content, arena, _number_of_nothing, note), arena
+    return encoder.encoded(stream), arena
+
+
+def _explain(batch: object, error: Exception, attempt: Callable[[object], None]) -> str:
+    path, culprit, reason = find_unencodable(batch, error, attempt)
+    return (
+        f"batch{path} is a {type_name(culprit)}, which can't be sent to the trainer "
+        f"({type(reason).__name__}: {reason}). Return arrays, tensors, numbers, strings and containers of them, or "
+        f"give batch_encoder and batch_decoder"
+    )
+
+
+def _number_of_nothing(thing: object) -> None:
+    """Return that the receiver doesn't know it."""
+
+
+def _encode_with_code(
+    content: object, arena: Arena, number_of: NumberOf, note: Callable[[object], object] | None
+) -> Encoded:
+    from swift_loader.transport.code import CodeEncoder
+
+    stream = io.BytesIO(_CODE_MARK)
+    stream.seek(len(_CODE_MARK))
+    encoder = CodeEncoder(stream, arena, number_of, note)
+    try:
+        encoder.write(content)
+    except EncodeError:
+        raise
+    except Exception as error:
+        if note is not None:
+            raise
+        raise EncodeError(_explain(content, error, try_out)) from error
+    return encoder.encoded(stream)
+
+
+def try_out(part: object) -> None:
+    """Raise if something can't be sent even with its code."""
+    from swift_loader.transport.trial import Trial
+
+    Trial().dump(part)
 
 
 def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:
@@ -88,14 +174,39 @@ def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definit
         ProtocolError: A buffer lies outside the memory.
         Exception: Whatever a class of the batch raises when it is rebuilt.
     """
+    rows, structure = _take_table(meta, num_blocks)
+    buffers = _buffers(rows, memory, definitions)
+    if structure[:1] == _CODE_MARK:
+        return _load_with_code(structure, buffers).content
+    return pickle.loads(structure, buffers=buffers)
+
+
+def decode_with_code(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8]) -> tuple[Any, list[object]]:
+    """Return what `encode_with_code` took apart, and the classes and functions that came along, in their order."""
+    rows, structure = _take_table(meta, num_blocks)
+    buffers = _buffers(rows, memory, Definitions())
+    if structure[:1] == _CODE_MARK:
+        finished = _load_with_code(structure, buffers)
+        return finished.content, finished.things
+    return pickle.loads(structure, buffers=buffers), []
+
+
+def _take_table(meta: memoryview, num_blocks: int) -> tuple[Iterator[tuple[int, int]], memoryview]:
     table_nbytes = num_blocks * _ROW.size
     if table_nbytes > len(meta):
         raise ProtocolError(f"a batch of {num_blocks} buffers has a structure of only {len(meta)} bytes")
     # Not iter_unpack: its iterator, in a cycle with the traceback of a failed decode, crashes CPython 3.11's collector
     # (an exported memoryview is cleared before its export is released).
     numbers = struct.unpack_from(f"<{2 * num_blocks}Q", meta)
-    rows = zip(numbers[::2], numbers[1::2], strict=True)
-    return pickle.loads(meta[table_nbytes:], buffers=_buffers(rows, memory, definitions))
+    return zip(numbers[::2], numbers[1::2], strict=True), meta[table_nbytes:]
+
+
+def _load_with_code(structure: memoryview, buffers: Iterator[Any]) -> Finished:
+    unpickler = pickle.Unpickler(io.BytesIO(structure[len(_CODE_MARK) :]), buffers=buffers)
+    loaded = None
+    while not isinstance(loaded, Finished):
+        loaded = unpickler.load()
+    return loaded
 
 
 def encode_bytes(data: object, arena: Arena) -> Encoded:
@@ -137,7 +248,7 @@ def _buffers(
             yield plain[offset : offset + nbytes]
 
 
-class _Encoder(pickle.Pickler):
+class Encoder(pickle.Pickler):
     """pickle in C, with its own way for arrays, tensors and what can't be imported."""
 
     def __init__(self, stream: io.BytesIO, arena: Arena, number_of: NumberOf) -> None:
@@ -148,7 +259,12 @@ class _Encoder(pickle.Pickler):
         self._number_of = number_of
         self.rows = self._buffers.rows
 
-    def reducer_override(self, obj: Any) -> Any:
+    def encoded(self, stream: io.BytesIO) -> Encoded:
+        """Return what was written to the stream, after the table of the buffers."""
+        table = b"".join([_ROW.pack(*row) for row in self.rows])
+        return Encoded(table + stream.getbuffer(), len(self.rows))
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
         kind = type(obj)
         if kind is np.ndarray:
             return NotImplemented if obj.dtype.hasobject else self._reduce_array(obj)
@@ -171,14 +287,23 @@ class _Encoder(pickle.Pickler):
         return _rebuild_array, (self._mark_block(block), named, array.shape, order)
 
     def _reduce_tensor(self, tensor: torch.Tensor, torch: ModuleType) -> Any:
-        if tensor.requires_grad and not tensor.is_leaf:
-            raise TypeError("a tensor that requires grad and is the result of a computation can't be sent; detach() it")
-        if tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+        if not self.can_reduce_tensor(tensor):
             return NotImplemented
         rebuild, fields = self._take_apart(tensor, torch)
         if tensor.__dict__:
             return rebuild, fields, tensor.__dict__, None, None, _set_attributes
         return rebuild, fields
+
+    @staticmethod
+    def can_reduce_tensor(tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's elements can be copied; else torch has to take it apart.
+
+        Raises:
+            TypeError: It can't be sent at all.
+        """
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise TypeError("a tensor that requires grad and is the result of a computation can't be sent; detach() it")
+        return tensor.device.type == "cpu" and not tensor.is_quantized and not tensor.is_nested
 
     def _take_apart(self, tensor: torch.Tensor, torch: ModuleType) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if tensor.layout is torch.sparse_coo:
@@ -202,10 +327,12 @@ class _Encoder(pickle.Pickler):
     def _reduce_definition(self, thing: type | FunctionType) -> Any:
         number = self._number_of(thing)
         if number is None:
-            import dill
-
-            return dill.loads, (dill.dumps(thing, protocol=5, byref=False, recurse=True),)
+            return self._reduce_code(thing)
         return _identity, (self._buffers.mark((number, _DEFINITION), pickle.PickleBuffer(bytearray(1))),)
+
+    def _reduce_code(self, thing: type | FunctionType) -> Any:  # noqa: ARG002
+        """Take apart what the receiver doesn't know; overridden where that is possible."""
+        raise CodeNeeded
 
     def _mark_block(self, block: Block) -> pickle.PickleBuffer:
         return self._buffers.mark((block.offset, len(block.memory)), pickle.PickleBuffer(cast(Any, block.memory)))
@@ -251,7 +378,8 @@ def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 
 def _dry_run(part: object, number_of: NumberOf) -> None:
-    _Encoder(io.BytesIO(), Arena(np.empty(0, np.uint8)), number_of).dump(part)
+    with suppress(CodeNeeded):
+        Encoder(io.BytesIO(), Arena(np.empty(0, np.uint8)), number_of).dump(part)
 
 
 # What the pickles refer to: renaming one of these breaks nothing but a loader whose two sides differ.

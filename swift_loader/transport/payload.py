@@ -1,7 +1,7 @@
 """What a template needs to build the dataset, in one anonymous file: nothing is ever written to a folder.
 
-Layout: bulk data | environment (pickle) | definitions (dill) | structure (the codec's). The environment comes first
-when reading: the other parts run the user's code.
+Layout: bulk data | environment (pickle) | structure (the codec's, with code). The environment comes first when reading:
+the structure runs the user's code.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from swift_loader.errors import EncodeError, ProtocolError
-from swift_loader.transport.arena import Arena
-from swift_loader.transport.codec import decode, encode
+from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.segments import Segment, capacity_for
+from swift_loader.transport.walk import find_unencodable, type_name
 
 __all__ = [
     "Environment",
@@ -32,7 +32,16 @@ __all__ = [
     "write_payload",
 ]
 
-_LAYOUT = struct.Struct("<QQQQQI")
+_OPTIONS = {
+    ".source.instance": "dataset",
+    ".source.factory": "dataset_class",
+    ".source.kwargs": "dataset_kwargs",
+    ".collate_fn": "collate_fn",
+    ".batch_encoder": "batch_encoder",
+}
+"""What the user calls the parts of a worker's set-up."""
+
+_LAYOUT = struct.Struct("<QQQQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +88,12 @@ class PayloadLayout:
     total_nbytes: int
     bulk_nbytes: int
     environment_nbytes: int
-    definitions_nbytes: int
     structure_nbytes: int
     num_blocks: int
 
     def pack(self) -> bytes:
         """Return the frame that announces the payload; its descriptor is attached."""
-        sizes = (self.total_nbytes, self.bulk_nbytes, self.environment_nbytes, self.definitions_nbytes)
+        sizes = (self.total_nbytes, self.bulk_nbytes, self.environment_nbytes)
         return pack_frame(Kind.SETUP, _LAYOUT.pack(*sizes, self.structure_nbytes, self.num_blocks))
 
     @classmethod
@@ -102,11 +110,10 @@ class PayloadLayout:
         raise ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
 
     @property
-    def ends(self) -> tuple[int, int, int, int]:
+    def ends(self) -> tuple[int, int, int]:
         """Where each part ends."""
         environment = self.bulk_nbytes + self.environment_nbytes
-        definitions = environment + self.definitions_nbytes
-        return self.bulk_nbytes, environment, definitions, definitions + self.structure_nbytes
+        return self.bulk_nbytes, environment, environment + self.structure_nbytes
 
 
 def write_payload(content: object, environment: Environment) -> tuple[PayloadLayout, int, Definitions]:
@@ -120,17 +127,14 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
         EncodeError: Something in it can't be sent.
     """
     definitions = Definitions()
-    arena = Arena(np.empty(0, np.uint8))
-    encoded = encode(content, arena, definitions.add)
     try:
-        code = definitions.dumps()
+        encoded, arena = encode_with_code(content, definitions.add)
+    except EncodeError:
+        raise
     except Exception as error:
-        raise EncodeError(
-            f"the code of the dataset or of a callable can't be sent to the workers ({type(error).__name__}: {error}). "
-            f"Put it into a module that can be imported"
-        ) from error
+        raise EncodeError(_explain(content, error)) from error
     first = pickle.dumps(environment)
-    parts = (first, code, encoded.meta)
+    parts = (first, encoded.meta)
     used = arena.used + sum(map(len, parts))
     segment, descriptor = Segment.create(capacity_for(used))
     memory = segment.array()
@@ -139,7 +143,7 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
     for part in parts:
         memory[position : position + len(part)] = np.frombuffer(part, np.uint8)
         position += len(part)
-    layout = PayloadLayout(segment.nbytes, arena.used, len(first), len(code), len(encoded.meta), encoded.num_blocks)
+    layout = PayloadLayout(segment.nbytes, arena.used, len(first), len(encoded.meta), encoded.num_blocks)
     return layout, descriptor, definitions
 
 
@@ -153,12 +157,15 @@ def read_environment(layout: PayloadLayout, segment: Segment) -> Environment:
 
 
 def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definitions]:
-    """Return the object and the definitions. Its arrays are views of the segment, which must outlive them."""
-    _, environment_end, definitions_end, structure_end = layout.ends
-    data = segment.memory
-    definitions = Definitions.loads(bytes(data[environment_end:definitions_end]))
+    """Return the object and the definitions, as they were sent, also when it is not the first time.
+
+    Its arrays are views of the segment, which must outlive them.
+    """
+    segment.restore()
+    _, begin, end = layout.ends
     bulk = segment.array()[: layout.bulk_nbytes]
-    return decode(data[definitions_end:structure_end], layout.num_blocks, bulk, definitions), definitions
+    content, things = decode_with_code(segment.memory[begin:end], layout.num_blocks, bulk)
+    return content, Definitions(things)
 
 
 def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int]) -> bool:
@@ -168,3 +175,16 @@ def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int
     mappings = [Segment.attach(os.dup(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
     end = one[0].ends[-1]
     return bool(np.array_equal(mappings[0].array()[:end], mappings[1].array()[:end]))
+
+
+def _explain(content: object, error: Exception) -> str:
+    path, culprit, reason = find_unencodable(content, error, try_out)
+    for inner, option in _OPTIONS.items():
+        if path.startswith(inner):
+            path = option + path[len(inner) :]
+            break
+    return (
+        f"{path} is a {type_name(culprit)}, which can't be sent to the workers ({type(reason).__name__}: {reason}). "
+        f"Give the dataset as dataset_class= with dataset_kwargs= of what can be sent, and have its constructor open "
+        f"files and connections: it runs in the loader's own processes. Or give worker_per_consumer=0"
+    )

@@ -27,6 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -84,6 +85,10 @@ class Segment:
             return cls(descriptor, nbytes, flags)
         finally:
             os.close(descriptor)
+
+    def restore(self) -> None:
+        """Take back what this process has written to a private mapping."""
+        _libc.madvise(self._address, self.nbytes, mmap.MADV_DONTNEED)
 
     @property
     def address(self) -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 __all__ = ["find_unencodable", "parts", "type_name"]
+
+
+_CODE = (type, FunctionType, MethodType, ModuleType)
 
 
 def type_name(thing: object) -> str:
@@ -15,9 +19,11 @@ def type_name(thing: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def find_unencodable(batch: object, error: Exception, attempt: Callable[[object], None]) -> str:
-    """Return a message that names the innermost part of `batch` for which `attempt` raises."""
-    path, culprit, seen = "batch", batch, {id(batch)}
+def find_unencodable(
+    whole: object, error: Exception, attempt: Callable[[object], None]
+) -> tuple[str, object, Exception]:
+    """Return the innermost part of `whole` for which `attempt` raises: the path to it, the part, and the reason."""
+    path, culprit, seen = "", whole, {id(whole)}
     descended = True
     while descended:
         descended = False
@@ -30,10 +36,7 @@ def find_unencodable(batch: object, error: Exception, attempt: Callable[[object]
             except Exception as part_error:
                 path, culprit, error, descended = path + step, part, part_error, True
                 break
-    return (
-        f"{path} is a {type_name(culprit)}, which can't be sent to the trainer ({type(error).__name__}: {error}). "
-        f"Return arrays, tensors, numbers, strings and containers of them, or give batch_encoder and batch_decoder"
-    )
+    return path, culprit, error
 
 
 def parts(thing: Any) -> Iterator[tuple[str, object]]:
@@ -48,5 +51,5 @@ def parts(thing: Any) -> Iterator[tuple[str, object]]:
         yield from (("{...}", part) for part in thing)
     elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         yield from ((f".{field.name}", getattr(thing, field.name)) for field in dataclasses.fields(thing))
-    elif not isinstance(thing, type) and hasattr(thing, "__dict__") and not callable(thing):
+    elif not isinstance(thing, _CODE) and hasattr(thing, "__dict__"):
         yield from ((f".{name}", part) for name, part in vars(thing).items())

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+import types
 
 import numpy as np
 import pytest
 
-from swift_loader.transport.definitions import Definitions, travels_by_value
+from swift_loader.transport.definitions import Definitions, NewDefinitions, travels_by_value
 
 
 class Importable:
@@ -65,48 +65,16 @@ def test_numbers_follow_the_order_of_adding() -> None:
     assert len(definitions) == 2
 
 
-def test_no_definitions_are_no_bytes() -> None:
-    assert Definitions().dumps() == b""
-    assert len(Definitions.loads(b"")) == 0
+def test_types_of_c_code_travel_by_name() -> None:
+    assert not travels_by_value(types.FunctionType)
+    assert not travels_by_value(type({}.keys()))
 
 
-def test_the_copies_have_the_same_numbers_and_share_what_was_shared() -> None:
-    class Base:
-        counter = 3
-
-    class Derived(Base):
-        def __init__(self, x: int) -> None:
-            super().__init__()
-            self.x = x
-
-    def make() -> Derived:
-        return Derived(Base.counter)
-
-    ours = Definitions([make])
-    theirs = Definitions.loads(ours.dumps())
-    assert len(theirs) == len(ours)
-    numbers = [ours.number_of(thing) for thing in (make, Base, Derived)]
-    copies: list[Any] = [theirs[number] for number in numbers if number is not None]
-    assert len(copies) == 3
-    made = copies[0]()
-    assert type(made) is copies[2]
-    assert type(made).__mro__[1] is copies[1]
-    assert made.x == 3
-
-
-def test_a_function_that_is_made_anew_each_time_it_is_sent_does_not_go_on_for_ever() -> None:
-    class Anew:
-        num_sent = 0
-
-        def __reduce__(self) -> Any:
-            Anew.num_sent += 1
-            if Anew.num_sent > 20:
-                pytest.fail("it is sent again and again")
-            return (lambda: 3), ()
-
-    thing = Anew()
-
-    def refers() -> object:
-        return thing
-
-    assert len(Definitions([refers]).dumps()) > 0
+def test_what_is_sent_within_a_process_is_known_until_it_has_arrived() -> None:
+    definitions = NewDefinitions()
+    thing = local_class()
+    number = definitions.number_of(thing)
+    assert definitions[number] is thing
+    definitions.clear()
+    assert len(definitions) == 0
+    assert definitions.number_of(local_class()) == 0

@@ -1,0 +1,374 @@
+"""Sends objects together with the code that they need: classes and functions that can't be imported.
+
+What is written is a row of pickles that share one memo. The first ones make each class and function, empty, and fill
+it; the last one holds the content. So a class is complete before an instance of it is rebuilt, cycles need no care,
+and the recursion is as deep as the data, not as the script's functions call each other.
+
+All functions of the script get one set of globals, with the variables that they use; a variable that is used and can't
+be sent is an error, one that isn't used does no harm.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from swift_loader.errors import EncodeError
+from swift_loader.transport import rebuild
+from swift_loader.transport.arena import Arena
+from swift_loader.transport.codec import CodeNeeded, Encoder, NumberOf
+from swift_loader.transport.definitions import MAIN_MODULES
+from swift_loader.transport.names import used_globals
+from swift_loader.transport.reducers import reducers
+from swift_loader.transport.trial import Trial, reduce_special
+from swift_loader.transport.walk import find_unencodable, type_name
+
+__all__ = ["CodeEncoder"]
+
+_BASICS = ("__name__", "__package__", "__file__", "__path__")
+_OF_THE_MODULE = frozenset(
+    {*_BASICS, "__builtins__", "__loader__", "__spec__", "__cached__", "__doc__", "__annotations__"}
+)
+
+_MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__orig_bases__"})
+_NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})
+_LEAVES = (type(None), bool, int, float, complex, str, bytes)
+
+_REMEDY = (
+    "Make it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its own; "
+    "or put the code into a module that can be imported"
+)
+
+
+class _Call:
+    """Is pickled as what a function returns."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.reduced = function, args
+
+
+@dataclass(eq=False, slots=True)
+class _Space:
+    """The globals of some functions."""
+
+    name: str
+    basics: dict[str, Any]
+    is_script: bool
+    asked: set[str] = field(default_factory=set)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why variables weren't sent that nobody used when they were tried."""
+
+
+class _Step(NamedTuple):
+    """A value to be set once everything is known that it needs."""
+
+    call: _Call
+    value: Any
+    where: str
+    is_required: bool
+    space: _Space | None = None
+    name: str = ""
+
+
+class CodeEncoder(Encoder):
+    """An encoder that also takes apart code, locks and other things that scripts hold."""
+
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        arena: Arena,
+        number_of: NumberOf,
+        note: Callable[[object], object] | None = None,
+        *,
+        sends_code: bool = True,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            stream: Receives the pickles.
+            arena: Receives the bulk data.
+            number_of: Returns the number of what the receiver has; nothing of it is sent.
+            note: Told of each class and function that is sent. The receiver is a process without the script, then.
+            sends_code: False: raise `CodeNeeded` instead.
+        """
+        super().__init__(stream, arena, number_of)
+        self.dispatch_table = reducers()
+        self._note = note
+        self._sends_code = sends_code
+        self._kept: list[object] = []
+        """What the memo knows by its address must live on."""
+        self._things: dict[int, object] = {}
+        self._cells: dict[int, types.CellType] = {}
+        self._spaces: dict[int | str, _Space] = {}
+        self._soon: deque[_Call] = deque()
+        self._new_steps: list[_Step] = []
+        self._hooks: list[_Call] = []
+        self._packages: dict[str, list[tuple[frozenset[str], str]]] = {}
+        self._names: set[str] = set()
+        self._num_seen = (0, 0)
+
+    def write(self, content: object) -> None:
+        """Write all pickles.
+
+        Raises:
+            EncodeError: A variable of the script can't be sent, or an attribute of one of its classes.
+            Exception: The content can't be sent.
+        """
+        # An error of the content has no place of its own: it is the caller's to explain.
+        self._steps([_Step(_Call(rebuild.nothing), content, "", True)])
+        self._soon.extend(self._hooks)
+        self._hooks = []
+        self._steps([])
+        self.dump(content)
+        self._steps([])  # for what is made anew each time it is sent
+        self._soon.extend(self._hooks)
+        self._steps([])
+        things = list(self._things.values()) if self._note is not None else []
+        self._dump_call(_Call(rebuild.Finished, content, things))
+
+    # What pickle asks -------------------------------------------------------------------------------------------------
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
+        kind = type(obj)
+        if kind is _Call:
+            return obj.reduced
+        if kind is _Space:
+            return rebuild.new_namespace, (obj.name, obj.basics, obj.is_script)
+        if kind is types.CellType:
+            self._note_cell(obj)
+            return rebuild.new_cell, ()
+        if kind is types.ModuleType or isinstance(obj, types.ModuleType):
+            return self._reduce_module(obj)
+        special = reduce_special(obj, kind, self._number_of)
+        return super().reducer_override(obj) if special is None else special
+
+    def _reduce_code(self, thing: Any) -> Any:
+        if not self._sends_code:
+            raise CodeNeeded
+        self._things.setdefault(id(thing), thing)
+        if self._note is not None:
+            self._note(thing)
+        if thing.__module__ in MAIN_MODULES:
+            variables, name = vars(sys.modules["__main__"]), thing.__qualname__.partition(".")[0]
+            if variables.get(name) is thing:  # for those who look it up there, as pickle does
+                self._use(self._space_of(variables), variables, name, "it")
+        return self._begin_class(thing) if isinstance(thing, type) else self._begin_function(thing)
+
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        name = module.__name__
+        if sys.modules.get(name) is not module:
+            alias = next((alias for alias, known in list(sys.modules.items()) if known is module), None)
+            if alias is None:
+                return NotImplemented  # made by hand: cloudpickle takes it apart
+            name = alias
+        if name in MAIN_MODULES:
+            self._use_all(vars(module))
+        elif hasattr(module, "__path__") and name not in self._packages:
+            inner = [other for other in list(sys.modules) if other.startswith(f"{name}.")]
+            self._packages[name] = [(frozenset(other[len(name) + 1 :].split(".")), other) for other in inner]
+        return rebuild.import_module, (name,)
+
+    # Functions --------------------------------------------------------------------------------------------------------
+
+    def _begin_function(self, function: types.FunctionType) -> Any:
+        space = self._space_of(function.__globals__)
+        used = used_globals(function.__code__)
+        self._names.update(used.names)
+        if used.is_all and space.is_script:
+            self._use_all(function.__globals__)
+        user = f"the function {function.__qualname__}"
+        for name in used.variables:
+            if name in function.__globals__:
+                self._use(space, function.__globals__, name, user)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._note_cell(cell, f"the variable {name!r}, which {user} uses,")
+        attributes = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+        given = {name: value for name, value in attributes.items() if value}
+        if given or vars(function):
+            more = dict(vars(function))
+            self._set(_Call(rebuild.fill_function, function, given, more), (given, more), f"a default of {user}")
+        annotations = _annotations_of(function)
+        if annotations:
+            call = _Call(rebuild.fill_function, function, {"__annotations__": annotations}, {})
+            self._set(call, annotations, "", required=False)
+        names = (function.__name__, function.__qualname__, function.__module__)
+        return rebuild.new_function, (function.__code__, space, names, function.__doc__, function.__closure__)
+
+    def _note_cell(self, cell: types.CellType, where: str = "a variable of a function") -> None:
+        if id(cell) in self._cells:
+            return
+        self._cells[id(cell)] = cell
+        try:
+            value = cell.cell_contents
+        except ValueError:  # empty
+            return
+        self._set(_Call(rebuild.fill_cell, cell, value), value, where)
+
+    def _space_of(self, variables: dict[str, Any]) -> _Space:
+        name = variables.get("__name__", "")
+        main = vars(sys.modules["__main__"])
+        # In a process that multiprocessing spawned, the script's functions have a copy of the module's variables.
+        is_script = variables is main or (name == "__mp_main__" and main.get("__name__") == name)
+        key = name if is_script else id(variables)
+        if key not in self._spaces:
+            basics = {basic: variables[basic] for basic in _BASICS if basic in variables}
+            self._spaces[key] = _Space(str(name), basics, is_script and self._note is not None)
+            self._kept.append(variables)
+        return self._spaces[key]
+
+    def _use(self, space: _Space, variables: dict[str, Any], name: str, user: str, *, required: bool = True) -> None:
+        where = f"the global variable {name!r}, which {user} uses,"
+        if name in space.missing and required:
+            raise EncodeError(f"{where} {space.missing[name]}")
+        if name in space.asked:
+            return
+        space.asked.add(name)
+        value = variables[name]
+        call = _Call(rebuild.fill_namespace, space, name, value)
+        self._set(call, value, where, required=required, variable=(space, name))
+
+    def _use_all(self, variables: dict[str, Any]) -> None:
+        """Send all variables that can be sent: code may look up any of them by its name."""
+        space = self._space_of(variables)
+        for name in list(variables):
+            if name not in _OF_THE_MODULE:
+                self._use(space, variables, name, "", required=False)
+
+    # Classes ----------------------------------------------------------------------------------------------------------
+
+    def _begin_class(self, cls: type) -> Any:
+        has_abstract = hasattr(cls, "_abc_impl") and "_abc_impl" in vars(cls)
+        basics = {name: value for name, value in vars(cls).items() if name in _MADE_WITH_THE_CLASS}
+        basics.setdefault("__qualname__", cls.__qualname__)
+        now: dict[str, Any] = {}
+        for name, value in vars(cls).items():
+            if name in basics or name in _NOT_SENT or _is_made_with_the_class(value, cls):
+                continue
+            if name == "_abc_impl":
+                self._send_registered(cls)
+            elif name == "__init_subclass__":
+                self._hooks.append(_Call(rebuild.fill_class, cls, {name: value}))
+            elif _is_code(value):
+                now[name] = value
+            else:
+                where = f"the attribute {name!r} of the class {cls.__qualname__}"
+                self._set(_Call(rebuild.fill_class, cls, {name: value}), value, where, required=not _is_dunder(name))
+        self._soon.append(_Call(rebuild.fill_class, cls, now))
+        return rebuild.new_class, (type(cls), cls.__name__, cls.__bases__, basics, has_abstract)
+
+    def _send_registered(self, cls: type) -> None:
+        import abc
+
+        registered = [known for ref in abc._get_dump(cls)[0] if (known := ref()) is not None]  # type: ignore[attr-defined]  # noqa: SLF001
+        if registered:
+            call = _Call(rebuild.fill_class, cls, {"_abc_registry": registered})
+            self._set(call, registered, "", required=False)
+
+    # The order --------------------------------------------------------------------------------------------------------
+
+    def _set(
+        self,
+        call: _Call,
+        value: object,
+        where: str,
+        *,
+        required: bool = True,
+        variable: tuple[_Space | None, str] = (None, ""),
+    ) -> None:
+        """Have something filled: at once, if that needs nothing but code, or after the code that the value needs."""
+        if _is_code(value):
+            self._soon.append(call)
+        else:
+            self._new_steps.append(_Step(call, value, where, required, *variable))
+
+    def _steps(self, stack: list[_Step]) -> None:
+        """Write what has been put off; of the values, those first that others need."""
+        tried: set[int] = set()
+        while True:
+            self._write_soon()
+            stack.extend(reversed(self._new_steps))
+            self._new_steps.clear()
+            if not stack:
+                return
+            step = stack[-1]
+            if id(step) not in tried:
+                tried.add(id(step))
+                self._kept.append(step)
+                try:
+                    unknown = self._try(step.value)
+                except Exception as error:
+                    self._refuse(stack.pop(), error)
+                    continue
+                if unknown:
+                    for thing in unknown:
+                        self.dump(thing)
+                    continue
+            self._dump_call(stack.pop().call)
+
+    def _try(self, value: object) -> list[object]:
+        trial = Trial(lambda thing: self._number_of(thing) is not None or id(thing) in self._things)
+        trial.dump(value)
+        return trial.found
+
+    def _refuse(self, step: _Step, error: Exception) -> None:
+        """Raise for a value that can't be sent; or take note of it, for as long as nobody uses it."""
+        if not (step.where or not step.is_required) or isinstance(error, EncodeError):
+            raise error
+        path, culprit, error = find_unencodable(step.value, error, lambda part: Trial().dump(part))
+        holds = f"holds at {path} a" if path else "is a"
+        text = (
+            f"{holds} {type_name(culprit)}, which can't be sent to another process ({type(error).__name__}: {error}). "
+            f"{_REMEDY}"
+        )
+        if step.is_required:
+            raise EncodeError(f"{step.where} {text}") from error
+        if step.space is not None:
+            step.space.missing[step.name] = text
+
+    def _write_soon(self) -> None:
+        while self._soon:
+            self._dump_call(self._soon.popleft())
+        if (len(self._packages), len(self._names)) == self._num_seen:
+            return
+        self._num_seen = len(self._packages), len(self._names)
+        used: list[str] = []
+        for package, inner in self._packages.items():
+            found = [name for parts, name in inner if parts <= self._names]
+            used.extend(found)
+            self._packages[package] = [(parts, name) for parts, name in inner if name not in found]
+        if used:
+            self._dump_call(_Call(rebuild.import_modules, used))
+
+    def _dump_call(self, call: _Call) -> None:
+        self._kept.append(call)
+        self.dump(call)
+
+
+def _annotations_of(function: types.FunctionType) -> dict[str, Any]:
+    try:
+        return function.__annotations__
+    except Exception:  # evaluated only now, from Python 3.14 on
+        return {}
+
+
+def _is_code(value: object) -> bool:
+    """Return whether a value can be sent before any other: it needs no instance."""
+    if isinstance(value, (classmethod, staticmethod)):
+        return _is_code(value.__func__)
+    if type(value) is property:
+        return all(_is_code(function) for function in (value.fget, value.fset, value.fdel))
+    return isinstance(value, (types.FunctionType, type)) or type(value) in (types.ModuleType, *_LEAVES)
+
+
+def _is_made_with_the_class(value: object, cls: type) -> bool:
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    return isinstance(value, kinds) and value.__objclass__ is cls
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")

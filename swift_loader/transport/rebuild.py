@@ -1,0 +1,263 @@
+"""Rebuilds code that another process sent by value: what its pickles call.
+
+Nothing that made a thing runs a second time: no metaclass or `__init_subclass__` of the script, no `__set_name__`, no
+decorator. A thing is made empty and filled later, so that cycles need no care. Imports the standard library only:
+workers need nothing else for this.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import marshal
+import sys
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Iterable
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "Finished",
+    "add_abstract",
+    "fill_cell",
+    "fill_class",
+    "fill_function",
+    "fill_namespace",
+    "import_module",
+    "import_modules",
+    "new_alias",
+    "new_cache",
+    "new_cell",
+    "new_class",
+    "new_context_var",
+    "new_event",
+    "new_function",
+    "new_local",
+    "new_member",
+    "new_memmap",
+    "new_namespace",
+    "new_ref",
+    "new_type_variable",
+    "new_weak_keys",
+    "new_weak_values",
+    "nothing",
+    "read_code",
+    "update_attributes",
+]
+
+
+class Finished(NamedTuple):
+    """The last of the pickles."""
+
+    content: Any
+    things: list[object]
+    """The classes and functions that came by value, in the order of their numbers."""
+
+
+class _Script(types.ModuleType):
+    """The module `__main__` in a process that has never run the script."""
+
+    @property
+    def __file__(self) -> str:  # type: ignore[override]
+        """Absent, or `multiprocessing` would run the script in each process that it spawns. The functions see it."""
+        raise AttributeError("__file__")
+
+
+def new_namespace(name: str, basics: dict[str, Any], is_script: bool) -> dict[str, Any]:
+    """Return the globals of functions; those of the script become `__main__`, for whoever looks a class up there."""
+    namespace: dict[str, Any] = {}
+    if is_script:
+        module = _Script("__main__")
+        namespace = module.__dict__
+        sys.modules["__main__"] = sys.modules[name] = module
+    namespace.update(basics, __builtins__=builtins)
+    return namespace
+
+
+def read_code(data: bytes) -> types.CodeType:
+    """Return a code object of an interpreter of the same version."""
+    code = marshal.loads(data)  # noqa: S302 - from a process of ours
+    assert isinstance(code, types.CodeType)
+    return code
+
+
+def new_function(
+    code: types.CodeType,
+    namespace: dict[str, Any],
+    names: tuple[str, str, str | None],
+    doc: str | None,
+    closure: tuple[types.CellType, ...] | None,
+) -> types.FunctionType:
+    """Return a function without defaults; `names` are its name, qualified name and module."""
+    function = types.FunctionType(code, namespace, names[0], None, closure)
+    function.__qualname__, function.__doc__ = names[1], doc
+    function.__module__ = names[2]  # type: ignore[assignment]  # None is allowed
+    return function
+
+
+def new_cell() -> types.CellType:
+    """Return an empty cell of a closure."""
+    return types.CellType()
+
+
+def new_class(metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool) -> type:
+    """Return a class without attributes, past what its metaclass does to make one."""
+    try:
+        cls: type = type.__new__(metaclass, name, bases, basics)
+    except TypeError as error:
+        if "is not safe" not in str(error):  # a metaclass in C, as that of ctypes.Structure
+            return _without_hook(metaclass, name, bases, basics, has_abstract)
+        cls = types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(basics))
+    except Exception:
+        return _without_hook(metaclass, name, bases, basics, has_abstract)
+    if has_abstract:
+        add_abstract(cls)
+    return cls
+
+
+class _Quiet:
+    """As the first base, it keeps a library's `__init_subclass__` from a class that isn't filled yet."""
+
+    def __init_subclass__(cls) -> None: ...
+
+
+def _without_hook(
+    metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool
+) -> type:
+    cls: type = type.__new__(metaclass, name, (_Quiet, *bases), basics)
+    type.__setattr__(cls, "__bases__", bases)
+    if has_abstract:
+        add_abstract(cls)
+    return cls
+
+
+def add_abstract(cls: type) -> None:
+    """Give a class what `ABCMeta` keeps beside it."""
+    from abc import _abc_init  # type: ignore[attr-defined]
+
+    _abc_init(cls)
+
+
+def new_member(enum: type, base: Any, args: tuple[Any, ...]) -> Any:
+    """Return an empty member of an Enum that isn't filled itself."""
+    return base.__new__(enum, *args)
+
+
+def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
+    """Fill an object past its class's `__setattr__`."""
+    thing.__dict__.update(attributes)
+
+
+def fill_namespace(namespace: dict[str, Any], name: str, value: Any) -> None:
+    """Set a global variable."""
+    namespace[name] = value
+
+
+def fill_cell(cell: types.CellType, value: Any) -> None:
+    """Set what a closure refers to."""
+    cell.cell_contents = value
+
+
+def fill_function(function: types.FunctionType, attributes: dict[str, Any], more: dict[str, Any]) -> None:
+    """Set defaults and the like, and the attributes that the user gave it."""
+    for name, value in attributes.items():
+        setattr(function, name, value)
+    function.__dict__.update(more)
+
+
+def fill_class(cls: type, attributes: dict[str, Any]) -> None:
+    """Set attributes, past the metaclass."""
+    for name, value in attributes.items():
+        if name == "_abc_registry":
+            for known in value:
+                cls.register(known)  # type: ignore[attr-defined]
+        else:
+            type.__setattr__(cls, name, value)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import submodules, which the attributes of their packages then are."""
+    for name in names:
+        try:
+            import_module(name)
+        except Exception:  # noqa: S112 - it may be none that is needed; who needs it gets an AttributeError
+            continue
+
+
+def new_type_variable(kind: type, name: str, args: tuple[Any, ...], options: dict[str, Any], module: str) -> Any:
+    """Return a `TypeVar`, a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
+    made = kind(name, *args, **options)
+    made.__module__ = module
+    return made
+
+
+def new_alias(name: str, value: Any, type_params: tuple[Any, ...]) -> Any:
+    """Return what `type name = value` makes, from Python 3.12 on."""
+    return typing.TypeAliasType(name, value, type_params=type_params)  # type: ignore[attr-defined, unused-ignore]
+
+
+def new_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """Return a function with an empty `lru_cache`."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def new_event(is_set: bool) -> threading.Event:
+    """Return an event."""
+    event = threading.Event()
+    if is_set:
+        event.set()
+    return event
+
+
+def new_local(kind: Any) -> Any:
+    """Return what has attributes of its own in each thread."""
+    return kind.__new__(kind)  # its __init__ runs in other threads only
+
+
+def new_context_var(name: str, values: tuple[Any, ...]) -> ContextVar[Any]:
+    """Return a variable with the value that it had as its default, if it had one."""
+    return ContextVar(name, default=values[0]) if values else ContextVar(name)
+
+
+def new_ref(target: Any) -> Any:
+    """Return a weak reference, to something that is gone if that was."""
+    return weakref.ref(_Quiet()) if target is None else weakref.ref(target)
+
+
+def new_weak_keys(items: dict[Any, Any]) -> Any:
+    """Return a `WeakKeyDictionary`."""
+    return weakref.WeakKeyDictionary(items)
+
+
+def new_weak_values(items: dict[Any, Any]) -> Any:
+    """Return a `WeakValueDictionary`."""
+    return weakref.WeakValueDictionary(items)
+
+
+def new_memmap(
+    file: tuple[str, str, int, int], dtype: np.dtype[Any], shape: tuple[int, ...], start: int, strides: tuple[int, ...]
+) -> Any:
+    """Return a `np.memmap` of the same file.
+
+    Args:
+        file: Its name, how it is mapped, where the mapping begins in it, and how many bytes are mapped.
+        dtype: Of the elements.
+        shape: Of the array.
+        start: Where the array begins in the mapping.
+        strides: Of the array.
+    """
+    name, mode, offset, nbytes = file
+    whole: Any = np.memmap(name, np.uint8, mode, offset, (nbytes,))  # type: ignore[call-overload]
+    array: Any = np.ndarray.__new__(np.memmap, shape, dtype, whole, start, strides)
+    array._mmap, array.filename, array.offset, array.mode = whole._mmap, whole.filename, offset, mode  # noqa: SLF001
+    return array
+
+
+def nothing() -> None:
+    """Stand for something in a trial."""

@@ -1,0 +1,164 @@
+"""How objects are taken apart that pickle refuses or gets wrong, and that scripts hold.
+
+Locks arrive free, whoever held them: their holders stay behind. Runs in the sender, mostly the trainer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import marshal
+import mmap
+import os
+import queue
+import sys
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift_loader.transport import rebuild
+from swift_loader.transport.definitions import is_importable
+
+__all__ = ["reduce_local", "reduce_member", "reduce_memmap", "reducers"]
+
+Reduced = tuple[Any, ...]
+
+
+@functools.cache
+def reducers() -> dict[type, Callable[[Any], Any]]:
+    """Return a table of reducers by exact type, cloudpickle's among them."""
+    import copyreg
+
+    import cloudpickle
+
+    return {**copyreg.dispatch_table, **cloudpickle.Pickler.dispatch_table, **_own()}
+
+
+def _own() -> dict[type, Callable[[Any], Any]]:
+    table: dict[type, Callable[[Any], Any]] = {
+        type(threading.Lock()): lambda _: (threading.Lock, ()),
+        type(threading.RLock()): lambda _: (threading.RLock, ()),
+        threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),  # noqa: SLF001
+        threading.Event: lambda event: (rebuild.new_event, (event.is_set(),)),
+        threading.BoundedSemaphore: lambda limit: (threading.BoundedSemaphore, (limit._initial_value,)),  # noqa: SLF001
+        queue.SimpleQueue: lambda _: (queue.SimpleQueue, ()),
+        types.CodeType: lambda code: (rebuild.read_code, (marshal.dumps(code),)),
+        type(dataclasses.MISSING): lambda _: (getattr, (dataclasses, "MISSING")),
+        type(dataclasses.KW_ONLY): lambda _: (getattr, (dataclasses, "KW_ONLY")),
+        type(dataclasses._HAS_DEFAULT_FACTORY): lambda _: (getattr, (dataclasses, "_HAS_DEFAULT_FACTORY")),  # type: ignore[attr-defined]  # noqa: SLF001
+        functools._lru_cache_wrapper: _reduce_cache,  # noqa: SLF001
+        weakref.ref: lambda ref: (rebuild.new_ref, (ref(),)),
+        weakref.WeakKeyDictionary: lambda weak: (rebuild.new_weak_keys, (dict(weak),)),
+        weakref.WeakValueDictionary: lambda weak: (rebuild.new_weak_values, (dict(weak),)),
+        ContextVar: _reduce_context_var,
+        io.TextIOWrapper: _reduce_stream,
+        typing.TypeVar: _reduce_type_var,
+        typing.NewType: lambda new: _reduce_variable(new, (new.__supertype__,), {}),
+    }
+    for name in ("ParamSpec", "TypeVarTuple"):  # some are younger than Python 3.10
+        if hasattr(typing, name):
+            table[getattr(typing, name)] = lambda variable: _reduce_variable(variable, (), {})
+    if hasattr(typing, "TypeAliasType"):
+        table[typing.TypeAliasType] = _reduce_alias
+    return table
+
+
+def _reduce_cache(cached: Any) -> Reduced | str:
+    if is_importable(cached):
+        return str(cached.__qualname__)
+    options = cached.cache_parameters()
+    return rebuild.new_cache, (cached.__wrapped__, options["maxsize"], options["typed"]), vars(cached)
+
+
+def _reduce_context_var(variable: ContextVar[Any]) -> Reduced:
+    try:
+        values: tuple[Any, ...] = (variable.get(),)
+    except LookupError:  # it has neither a value nor a default
+        values = ()
+    return rebuild.new_context_var, (variable.name, values)
+
+
+def _reduce_stream(stream: io.TextIOWrapper) -> Reduced:
+    for name in ("stdout", "stderr", "stdin"):
+        if stream in (getattr(sys, name), getattr(sys, f"__{name}__")):
+            return getattr, (sys, name)
+    raise TypeError(f"the open file {getattr(stream, 'name', '')!r} can't be sent")
+
+
+def _reduce_type_var(variable: Any) -> Reduced | str:
+    options = {"covariant": variable.__covariant__, "contravariant": variable.__contravariant__}
+    if variable.__bound__ is not None:
+        options["bound"] = variable.__bound__
+    return _reduce_variable(variable, variable.__constraints__, options)
+
+
+def _reduce_variable(variable: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Reduced | str:
+    if is_importable(variable):
+        return str(variable.__name__)
+    return rebuild.new_type_variable, (type(variable), variable.__name__, args, options, variable.__module__)
+
+
+def _reduce_alias(alias: Any) -> Reduced | str:
+    if is_importable(alias):
+        return str(alias.__name__)
+    return rebuild.new_alias, (alias.__name__, alias.__value__, alias.__type_params__)
+
+
+def reduce_local(local: threading.local) -> Reduced:
+    """Take apart what has attributes of its own in each thread: those of this thread go along."""
+    return rebuild.new_local, (type(local),), dict(vars(local)), None, None, rebuild.update_attributes
+
+
+def reduce_member(member: Any) -> Reduced:
+    """Take apart a member of an Enum, whose class may be sent with it and can't be asked for it yet."""
+    base = type(member)._member_type_
+    args: tuple[Any, ...] = ()
+    if base.__new__ is not object.__new__:
+        get_args = getattr(base, "__getnewargs__", None)
+        args = (member.value,) if get_args is None else get_args(member)
+    state = dict(vars(member))
+    return rebuild.new_member, (type(member), base, args), state, None, None, rebuild.update_attributes
+
+
+def reduce_memmap(array: Any) -> Reduced | None:
+    """Take apart a mapped file by its name, if the file is still there under it and holds what the array shows."""
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    mode = "r+" if array.mode == "w+" else array.mode
+    is_mapped = isinstance(whole, np.memmap) and isinstance(whole.base, mmap.mmap)
+    if not is_mapped or mode not in ("r", "r+") or array.filename is None or array.dtype.hasobject:
+        return None  # in mode "c" the memory may differ from the file
+    begin = whole.__array_interface__["data"][0]
+    name = os.fspath(array.filename)
+    if not _maps(name, begin):
+        return None
+    if mode == "r+":
+        array.flush()
+    start = array.__array_interface__["data"][0] - begin
+    file = (os.path.abspath(name), mode, int(whole.offset), whole.nbytes)
+    return rebuild.new_memmap, (file, array.dtype, array.shape, start, array.strides)
+
+
+def _maps(name: str, address: int) -> bool:
+    """Return whether a file is what this process has mapped at an address."""
+    try:
+        there = Path(name).stat()
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                bounds, _, _, device, inode, *_ = line.split(maxsplit=5)
+                first, last = (int(bound, 16) for bound in bounds.split("-"))
+                if first <= address < last:
+                    major, minor = (int(part, 16) for part in device.split(":"))
+                    return (os.makedev(major, minor), int(inode)) == (there.st_dev, there.st_ino)
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,67 @@
+"""Tries whether an object can be sent, without sending it. Runs in the sender."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from enum import Enum
+from threading import local as thread_local
+from typing import Any
+
+import numpy as np
+
+from swift_loader.transport import rebuild
+from swift_loader.transport.codec import Encoder, NumberOf
+from swift_loader.transport.definitions import travels_by_value
+from swift_loader.transport.reducers import reduce_local, reduce_member, reduce_memmap, reducers
+
+__all__ = ["Trial", "reduce_special"]
+
+_NAMES_OF_TYPES = {kind: name for name, kind in vars(types).items() if type(kind) is type}
+"""Types such as that of functions, which the module doesn't hold that they name."""
+
+
+class Trial(pickle.Pickler):
+    """Pickles an object to nowhere: raises if it can't be sent, and finds the code that it needs."""
+
+    def __init__(self, is_known: Callable[[object], bool] = lambda thing: False) -> None:  # noqa: ARG005
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda buffer: False)  # noqa: ARG005
+        self.dispatch_table = reducers()
+        self._is_known = is_known
+        self.found: list[object] = []
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
+        kind = type(obj)
+        if isinstance(obj, (types.FunctionType, type)) and travels_by_value(obj):
+            if not self._is_known(obj):
+                self.found.append(obj)
+            return rebuild.nothing, ()
+        if kind is types.CellType or (isinstance(obj, types.ModuleType) and obj.__name__ in sys.modules):
+            return rebuild.nothing, ()
+        if kind is np.ndarray and not obj.dtype.hasobject:
+            return rebuild.nothing, ()
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor and Encoder.can_reduce_tensor(obj):
+            return rebuild.nothing, ()
+        special = reduce_special(obj, kind, lambda thing: 0 if self._is_known(thing) else None)
+        return NotImplemented if special is None else special
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def reduce_special(obj: Any, kind: type, number_of: NumberOf) -> Any:
+    """Return how an object is taken apart whose type isn't in a table, but that of a base; else None."""
+    if isinstance(obj, Enum):
+        return reduce_member(obj) if travels_by_value(kind) and number_of(kind) is None else None
+    if isinstance(obj, thread_local):
+        return reduce_local(obj)
+    if isinstance(obj, np.memmap):
+        return reduce_memmap(obj)
+    if isinstance(obj, type) and obj in _NAMES_OF_TYPES:
+        return getattr, (types, _NAMES_OF_TYPES[obj])
+    return None
