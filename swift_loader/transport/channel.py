@@ -7,12 +7,16 @@ is the end of the stream, after everything it had sent. Assumes Linux, and one r
 from __future__ import annotations
 
 import array
+import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
+from swift_loader.errors import ProtocolError
+
+__all__ = ["MAX_MESSAGE_BYTES", "Channel", "OutOfDescriptors", "Received"]
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """Far below the kernel's default of 208 KiB for one message, so that several fit into a pipe."""
@@ -23,7 +27,20 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsiz
 
 # Plain numbers: to combine enum members takes as long as to receive.
 _WAIT = int(socket.MSG_CMSG_CLOEXEC)
+_CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _DONT_WAIT = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+
+
+class OutOfDescriptors(ProtocolError, OSError):
+    """This process needs one more descriptor, and has as many open as it may have."""
+
+    def __init__(self) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        super().__init__(
+            errno.EMFILE,
+            f"process {os.getpid()} has as many files open as it may have, {limit}, and a loader needs a few for each "
+            f"worker. Raise the limit with ulimit -n, or use fewer workers",
+        )
 
 
 class Received(NamedTuple):
@@ -44,8 +61,17 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Return the two ends of a new pipe."""
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Return the two ends of a new pipe.
+
+        Raises:
+            OutOfDescriptors: This process can't open them.
+        """
+        try:
+            one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise OutOfDescriptors from error
+            raise
         return cls(one), cls(other)
 
     @classmethod
@@ -58,7 +84,10 @@ class Channel:
 
         Raises:
             BrokenPipeError: The peer is gone (also as ConnectionResetError).
+            ProtocolError: The message is too long.
         """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {len(message)} bytes is longer than {MAX_MESSAGE_BYTES}")
         if descriptors:
             rights = array.array("i", descriptors)
             self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
@@ -70,16 +99,20 @@ class Channel:
 
         Raises:
             BlockingIOError: `wait` is False and no message is here.
+            OutOfDescriptors: This process can't open what it was sent.
+            ProtocolError: The message is longer than any that is sent.
         """
         flags = _WAIT if wait else _DONT_WAIT
         while True:
             try:
-                count, ancillary, _, _ = self._socket.recvmsg_into([self._view], _ANCILLARY_BYTES, flags)
+                count, ancillary, happened, _ = self._socket.recvmsg_into([self._view], _ANCILLARY_BYTES, flags)
             except ConnectionResetError:
                 # The peer closed with messages of ours unread. The kernel tells so once, ahead of what the peer itself
                 # had sent; read on, that comes next.
                 continue
             break
+        if happened & _CUT_SHORT:
+            raise _cut_short(happened, _descriptors(ancillary))
         if count == 0:
             return None
         return Received(self._view[:count], _descriptors(ancillary) if ancillary else [])
@@ -101,6 +134,17 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"<Channel {'closed' if self.fileno() < 0 else f'fd={self.fileno()}'} in process {os.getpid()}>"
+
+
+def _cut_short(happened: int, descriptors: list[int]) -> ProtocolError:
+    """Return the error for a message that didn't arrive whole, after closing what it brought."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if happened & socket.MSG_TRUNC:
+        return ProtocolError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
+    if len(descriptors) >= _MAX_DESCRIPTORS:
+        return ProtocolError(f"a message brings more than {_MAX_DESCRIPTORS} descriptors")
+    return OutOfDescriptors()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -16,8 +16,9 @@ from swift_loader.transport.walk import type_name
 __all__ = ["BuildError", "describe_failure"]
 
 _MAX_PICKLED_BYTES = 16 * 1024
-_MAX_TEXT = 12 * 1024
-"""Characters kept of a traceback's end and of a message; together they fit into one message between the processes."""
+_MAX_TEXT_BYTES = 12 * 1024
+"""Kept of a traceback's end and of a message, in UTF-8: with the exception they fit into one message."""
+_MAX_NAME_BYTES = 1024
 
 
 class BuildError(Exception):
@@ -65,10 +66,16 @@ def describe_failure(
         index,
         pickled,
         num_blocks,
-        type_name(error),
-        message.encode("utf-8", "backslashreplace").decode()[:_MAX_TEXT],
-        text.encode("utf-8", "backslashreplace").decode()[-_MAX_TEXT:],
+        _shortened(type_name(error), _MAX_NAME_BYTES),
+        _shortened(message, _MAX_TEXT_BYTES),
+        _shortened(text, _MAX_TEXT_BYTES, at_end=False),
     )
+
+
+def _shortened(text: str, limit: int, *, at_end: bool = True) -> str:
+    """Return a text of at most so many bytes in UTF-8, without half a character at the cut."""
+    data = text.encode("utf-8", "backslashreplace")
+    return (data[:limit] if at_end else data[-limit:]).decode("utf-8", "ignore")
 
 
 def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[bytes | None, int]:
