@@ -77,12 +77,24 @@ class Session:
         self._settings = plan
         self.engine: Engine
         if options.num_workers:
-            pool = pool or WorkerPool(options.worker_setup(plan), options.process_settings())
-            make_page_lock = destination.make_page_lock if destination is not None else None
-            on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
-            self.engine = ProcessEngine(pool, self.metrics, self._log, self._notices.append, on_segment)
+            try:
+                self.engine = self._make_engine(
+                    pool or WorkerPool(options.worker_setup(plan), options.process_settings())
+                )
+            except BaseException:
+                self._close_log()
+                raise
         else:
             self.engine = InlineEngine(options.worker_setup(plan), self.metrics, options.batch_decoder, dataset)
+
+    def _make_engine(self, pool: WorkerPool) -> ProcessEngine:
+        try:
+            make_page_lock = self._destination.make_page_lock if self._destination is not None else None
+            on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
+            return ProcessEngine(pool, self.metrics, self._log, self._notices.append, on_segment)
+        except BaseException:
+            pool.close()
+            raise
 
     def start(self) -> None:
         """Start the engine; blocks until it runs. Another thread may close the session meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from typing import Any
 
@@ -86,3 +87,86 @@ def test_tensors_keep_their_memory_too() -> None:
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
     for number, tensor in enumerate(tensors):
         assert (tensor == value_of(number * 4 + 1)).all()
+
+
+class OfAllSizes:
+    """Sample i is full of `i % 251`, and as large as the kind says."""
+
+    def __init__(self, num_samples: int, kind: str) -> None:
+        self.num_samples, self.kind = num_samples, kind
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        nbytes = {
+            "mixed": 4 << 20 if index % 2 else 33,
+            "growing": 20_000 * (index + 1),
+            "shrinking": 4 << 20 if index < 60 else 20_000,
+            "filling half": 1 << 20 if index % 8 == 0 else 300_000,
+        }[self.kind]
+        return np.full(nbytes, index % 251, np.uint8)
+
+
+def loader_of(kind: str, num_samples: int) -> SwiftLoader:
+    kwargs = {"num_samples": num_samples, "kind": kind}
+    return make_loader(OfAllSizes, kwargs=kwargs, shuffle=False, batch_size=1, validate=False)
+
+
+def num_mapped(pid: int) -> tuple[int, int]:
+    """Return how many segments a process has mapped, and their bytes."""
+    with open(f"/proc/{pid}/maps") as maps:
+        extents = [line.split()[0].split("-") for line in maps if "memfd:swift_loader" in line]
+    return len(extents), sum(int(end, 16) - int(start, 16) for start, end in extents)
+
+
+def test_small_batches_that_are_kept_do_not_keep_the_slots_of_large_ones() -> None:
+    gc.collect()
+    _, before = num_mapped(os.getpid())
+    with loader_of("mixed", 240) as loader:
+        kept = [batch for batch in loader if batch.nbytes < 100]
+        held = [len(worker._leases._held) for worker in worker_handles(loader)]
+        assert max(held) < 20, f"slots that are in use: {held}"
+        for process in (os.getpid(), *(worker.process.pid for worker in worker_handles(loader))):
+            assert num_mapped(process)[1] - before < 40 * (5 << 20)
+    assert [int(batch[0, 32]) for batch in kept] == [value_of(index) for index in range(0, 240, 2)]
+
+
+def test_beyond_a_limit_what_a_batch_needs_is_copied_and_not_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "MAX_WASTED_BYTES", 4 << 20)
+    with loader_of("filling half", 240) as loader:
+        kept = list(loader)
+        assert sum(len(worker._leases._held) for worker in worker_handles(loader)) < 60
+        bases = [_base_of(batch) for batch in kept]
+        assert sum(base.nbytes for base in bases if type(base) is np.ndarray) < 1.1 * sum(
+            batch.nbytes for batch in kept
+        )
+    for index, batch in enumerate(kept):
+        assert (batch == value_of(index)).all()
+
+
+def _base_of(array: Any) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_segments_that_batches_have_outgrown_are_given_up_on_both_sides() -> None:
+    with loader_of("growing", 160) as loader:
+        most = 0
+        for index, batch in enumerate(loader):
+            assert (batch == value_of(index)).all()
+            most = max(most, *(len(worker._segments) for worker in worker_handles(loader)))
+        assert most <= 10 + 8 + 2
+        for worker in worker_handles(loader):
+            assert num_mapped(worker.process.pid)[0] <= len(worker._segments) + 4  # board, payload
+
+
+def test_segments_that_are_far_too_large_are_given_up_on_both_sides() -> None:
+    with loader_of("shrinking", 1000) as loader:
+        for index, batch in enumerate(loader):
+            assert (batch == value_of(index)).all()
+            del batch
+        for worker in worker_handles(loader):
+            assert sum(segment.nbytes for segment in worker._segments.values()) < 4 << 20
+            assert num_mapped(worker.process.pid)[1] < 4 << 20

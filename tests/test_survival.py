@@ -15,7 +15,7 @@ import pytest
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
 from tests import datasets
-from tests.helpers import ids_of, make_loader, wait_until
+from tests.helpers import ids_of, make_loader, run_script, wait_until
 
 # Which a busy machine may be slow at: those who ask for the warning get it all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:building the dataset:swift_loader.SwiftLoaderWarning")
@@ -368,3 +368,41 @@ def test_what_a_dead_worker_said_of_its_samples_does_not_count(tmp_path: Path, m
         assert marker.exists()
         assert ids == list(range(80))
         assert loader.failures == []
+
+
+STOPPED = """
+import os, signal, subprocess, sys, time, warnings
+import psutil
+from tests import datasets
+from tests.helpers import ids_of, make_loader
+
+warnings.simplefilter("error")
+
+def stop_me_for(seconds, others):
+    numbers = " ".join(map(str, [os.getpid(), *others]))
+    script = f"sleep 0.1; kill -STOP {numbers}; sleep {seconds}; kill -CONT {numbers}"
+    return subprocess.Popen(["/bin/sh", "-c", script])
+
+options = dict(kwargs={"num_samples": 24, "seconds": 0.05}, batch_size=4, shuffle=False, validate=False)
+with make_loader(datasets.Slow, timeout=1.0, stall_warning=None, worker_restarts=0, **options) as loader:
+    loader.start(0)
+    family = [child.pid for child in psutil.Process().children(recursive=True)]
+    for others in ([], family):
+        for batches in (1, 5):
+            got, iterator = [], iter(loader)
+            for _ in range(batches):
+                got += next(iterator)["id"].tolist()
+            stopper = stop_me_for(2.0, others)
+            got += ids_of(iterator)
+            assert got == list(range(24)), got
+            deadline = time.monotonic() + 3
+            while stopper.poll() is None and time.monotonic() < deadline:
+                list(loader)
+            assert stopper.wait() == 0
+    assert loader.report()["worker_restarts"] == 0
+print("right")
+"""
+
+
+def test_a_stop_of_the_trainer_or_of_all_is_no_stall(tmp_path: Path) -> None:
+    assert run_script(STOPPED, via="-c", folder=tmp_path, timeout_s=55) == "right\n"

@@ -23,7 +23,13 @@ class Duty:
         """Get ready; `wake` is a descriptor that interrupts the loop's listening when readable."""
         groups = list(groups)
         self._listening = Listening([worker for group in groups for worker in group], wake, listener)
-        self._threads = [ReceiverThread(group, listener) for group in groups]
+        self._threads: list[ReceiverThread] = []
+        try:
+            for group in groups:
+                self._threads.append(ReceiverThread(group, listener))
+        except BaseException:
+            self.stop()
+            raise
         self._loop_listens = True
         self._left_ns = 0
         self._absence_ns = float(SHORT_ABSENCE_NS)

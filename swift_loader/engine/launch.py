@@ -7,7 +7,6 @@ another hours later. What the trainer changes in between doesn't count.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import swift_loader
+from swift_loader.transport.descriptors import explained, move_up
 
 __all__ = ["Launch"]
 
@@ -117,8 +117,5 @@ def _working_directory() -> str | None:
 
 
 def _open_directory() -> int:
-    descriptor = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)  # 0 to 2 are the standard streams, also if closed
-    finally:
-        os.close(descriptor)
+    with explained():
+        return move_up(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

@@ -22,6 +22,9 @@ __all__ = ["LeaseBook"]
 MAX_HELD_BYTES = 1 << 30
 """What the user may keep of one worker's slots before further batches are copied out of them."""
 
+MAX_WASTED_BYTES = 1 << 28
+"""The same, as bytes of those slots that their batches don't fill."""
+
 MAX_HELD_SLOTS = 512
 """The same, as a count: each slot is a mapping of its own, and a process may have 65,530 of them."""
 
@@ -54,18 +57,24 @@ class LeaseBook:
     """The slots of one worker that batches are in."""
 
     def __init__(self) -> None:
-        self._held: dict[int, int] = {}
-        """slot -> nbytes"""
+        self._held: dict[int, tuple[int, int]] = {}
+        """slot -> its bytes, and how many of them its batch doesn't fill"""
         self._largest = 0
         """Bytes of the largest slot so far."""
         self._ended: deque[int] = deque()
         self._shared: deque[int] = deque()
         """Those of the ended that a forked child may have."""
 
-    def begin(self, slot: int, segment: Segment) -> NDArray[np.uint8]:
-        """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists."""
+    def begin(self, slot: int, segment: Segment, used: int | None = None) -> NDArray[np.uint8]:
+        """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists.
+
+        Args:
+            slot: Its number.
+            segment: Its memory.
+            used: How many bytes of it the batch fills; by default all.
+        """
         lease = _Lease((segment.nbytes,), np.uint8, buffer=segment.memory)
-        self._held[slot] = segment.nbytes
+        self._held[slot] = segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used)
         self._largest = max(self._largest, segment.nbytes)
         lease.bind(self, slot, segment)
         memory: NDArray[np.uint8] = lease
@@ -88,9 +97,11 @@ class LeaseBook:
     def is_full(self) -> bool:
         """Whether the user keeps so much that batches should be copied instead."""
         num_held = len(self._held)
-        if num_held * self._largest < MAX_HELD_BYTES:  # nearly always, and then there is nothing to sum up
+        if num_held * self._largest < min(MAX_WASTED_BYTES, MAX_HELD_BYTES):  # then there is nothing to sum up
             return num_held >= MAX_HELD_SLOTS
-        return num_held >= MAX_HELD_SLOTS or sum(list(self._held.values())) >= MAX_HELD_BYTES
+        held = list(self._held.values())
+        num_bytes, num_wasted = sum(nbytes for nbytes, _ in held), sum(wasted for _, wasted in held)
+        return num_held >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
 
     def __repr__(self) -> str:
         return f"<LeaseBook {len(self._held)} slots in use, {len(self._ended)} to give back>"

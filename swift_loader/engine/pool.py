@@ -33,6 +33,7 @@ from swift_loader.engine.worker import BatchReader, WorkerHandle
 from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.descriptors import explained
 from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
 from swift_loader.worker.nesting import refuse_nesting
@@ -333,7 +334,8 @@ class WorkerPool:
         assert self._launch is not None
         with self._lock:  # so that whoever stops the pool sees the process, or it isn't started
             self._check_open()
-            template = TemplateProcess(self._launch)
+            with explained():
+                template = TemplateProcess(self._launch)
             self._templates = (*self._templates, template)
         self._watch_witness(template.witness)
         for descriptor in (template.fileno(), template.pidfd):

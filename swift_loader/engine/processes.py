@@ -46,6 +46,7 @@ from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
+from swift_loader.transport.descriptors import explained, new_eventfd
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
@@ -139,7 +140,7 @@ class ProcessEngine:
         self._dispatch_lock = threading.RLock()
         self._loop_lock = threading.RLock()
         """Held by the thread that waits for a batch."""
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake = new_eventfd()
         """Readable once the engine is broken or closed."""
         self._ledger: Ledger[_Outcome] = Ledger(settings.limits)
         self._plan: Plan | None = None
@@ -174,14 +175,8 @@ class ProcessEngine:
         """
         self._state = EngineState.STARTING
         try:
-            num_samples = self._pool.start_template(self._warn_of_template, self._settings.stall_warning_s)
-            if self._pool.reason_for_own_datasets:
-                self._log(f"each worker builds its own dataset: {self._pool.reason_for_own_datasets}")
-            self._plan = Plan.of(num_samples, self._setup.plan)
-            self._pool.start_workers(self)
-            self._listen()
-            if self._settings.validate and self._plan.trial_epoch is not None:
-                self._await_probe()
+            with explained():
+                self._start()
             with self._lock:
                 self._check_open()
             assert self._duty is not None
@@ -189,6 +184,16 @@ class ProcessEngine:
         except BaseException:
             self.close()
             raise
+
+    def _start(self) -> None:
+        num_samples = self._pool.start_template(self._warn_of_template, self._settings.stall_warning_s)
+        if self._pool.reason_for_own_datasets:
+            self._log(f"each worker builds its own dataset: {self._pool.reason_for_own_datasets}")
+        self._plan = Plan.of(num_samples, self._setup.plan)
+        self._pool.start_workers(self)
+        self._listen()
+        if self._settings.validate and self._plan.trial_epoch is not None:
+            self._await_probe()
 
     def _warn_of_template(self) -> None:
         warn(
@@ -371,13 +376,27 @@ class ProcessEngine:
         """Listen, or, if that has gone on for too long, look what the loop waits for; may be interrupted anywhere."""
         if watch.check_at_s == math.inf:
             listening.listen()
-        elif (left_s := watch.check_at_s - time.monotonic()) > 0:
-            listening.listen(left_s)
         else:
-            self._look_for_stall(watch)
+            now_s = self._note_stop(watch)
+            left_s = max(0.0, watch.check_at_s - now_s)
+            watch.expect(now_s + left_s)
+            is_quiet = not listening.listen(left_s)
+            # Once more before anyone is judged: SIGSTOP and SIGCONT end a wait, whatever has arrived meanwhile.
+            if is_quiet and self._note_stop(watch) >= watch.check_at_s and not listening.listen(0):
+                self._look_for_stall(watch)
+            watch.expect(time.monotonic())
         if self._interrupt is not None:
             interrupt, self._interrupt = self._interrupt, None
             raise interrupt
+
+    def _note_stop(self, watch: StallWatch) -> float:
+        """Return the time, after allowing for a stop of this process, which may have been one of the workers, too."""
+        now_s = time.monotonic()
+        if stopped_s := watch.note_time(now_s):
+            with self._dispatch_lock:  # nobody is sending a task
+                for worker in self._pool.workers.values():
+                    worker.postpone(stopped_s)
+        return now_s
 
     def _look_for_stall(self, watch: StallWatch) -> None:
         now_s = time.monotonic()
@@ -440,6 +459,8 @@ class ProcessEngine:
             segment = worker.add_segment(frame, received.descriptors)
             if self._on_segment is not None:
                 self._on_segment(segment)
+        elif frame.kind is Kind.SEGMENT_GONE:
+            worker.drop_segment(frame)
         elif frame.kind is Kind.READY:
             self._take_report(worker, worker.note_ready(frame, received.descriptors))
         elif frame.kind is Kind.VERIFIED:

@@ -10,6 +10,8 @@ import select
 import time
 from collections.abc import Callable
 
+from swift_loader.transport.descriptors import new_eventfd
+
 __all__ = ["Pump"]
 
 
@@ -17,7 +19,7 @@ class Pump:
     """Waits in poll(2), and calls what belongs to the descriptors that are readable."""
 
     def __init__(self) -> None:
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake = new_eventfd()
         self._sources: dict[int, Callable[[], None]] = {}
         self._poll = select.poll()
         self.watch(self._wake, self._read_wake)
@@ -45,7 +47,8 @@ class Pump:
         while not is_done():
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
-                return False
+                self.run_once(0)  # it may be here by now: this process may have been stopped meanwhile
+                return is_done()
             self.run_once(left_s)
         return True
 

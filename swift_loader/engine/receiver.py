@@ -19,6 +19,7 @@ from typing import Protocol
 from swift_loader.engine.worker import WorkerHandle
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.transport.channel import Received
+from swift_loader.transport.descriptors import new_epoll, new_eventfd
 
 __all__ = ["Listener", "Listening", "ReceiverThread"]
 
@@ -58,7 +59,7 @@ class Listening:
         self.is_taking_in = False
         """Whether a message has been read and isn't dealt with yet: what interrupts it then may lose a batch."""
         self._sources: dict[int, WorkerHandle] = {}
-        self._epoll = select.epoll()
+        self._epoll = new_epoll()
         self._epoll.register(wake, select.EPOLLIN)
         for worker in workers:
             self.watch(worker)
@@ -121,8 +122,12 @@ class ReceiverThread:
 
     def __init__(self, workers: Iterable[WorkerHandle], listener: Listener) -> None:
         self._listener = listener
-        self._kick = os.eventfd(0, os.EFD_CLOEXEC)
-        self._listening = Listening(workers, self._kick, listener)
+        self._kick = new_eventfd()
+        try:
+            self._listening = Listening(workers, self._kick, listener)
+        except BaseException:
+            os.close(self._kick)
+            raise
         self._parked = threading.Semaphore(0)
         self._resume = threading.Semaphore(0)
         self._stopping = False

@@ -7,6 +7,9 @@ from enum import Enum
 
 __all__ = ["StallWatch", "Step"]
 
+MIN_STOPPED_S = 0.2
+"""A loop that is later than this was kept from running: by SIGSTOP, a debugger, a suspended machine."""
+
 
 class Step(Enum):
     """What is to be done about something that the loop waits for."""
@@ -34,6 +37,8 @@ class StallWatch:
         self._warned: tuple[float, ...] = ()
         self.check_at_s = now_s + self._period_s
         """When to look again."""
+        self._expected_s = math.inf
+        """When the loop is to run again."""
 
     def judge(self, since_s: float, now_s: float) -> Step:
         """Return what to do about a task that was begun at a time; a warning is asked for once."""
@@ -49,6 +54,22 @@ class StallWatch:
         step = self.judge(self._began_s, now_s)
         is_early = now_s < self._began_s + self._limit_s + grace_s
         return Step.NOTHING if step is Step.GIVE_UP and is_early else step
+
+    def expect(self, by_s: float) -> None:
+        """Take note that the loop will run again by then, if nobody stops the process."""
+        self._expected_s = by_s
+
+    def note_time(self, now_s: float) -> float:
+        """Return for how long the process was stopped since `expect`: that counts for nobody's time.
+
+        What was begun before that is to be judged as if it had begun so much later; this wait is from now on.
+        """
+        stopped_s, self._expected_s = now_s - self._expected_s, math.inf
+        if stopped_s < MIN_STOPPED_S:
+            return 0.0
+        self._began_s += stopped_s
+        self.check_at_s += stopped_s
+        return stopped_s
 
     def start_over(self, now_s: float) -> None:
         """Wait anew: whoever was waited for was given up."""

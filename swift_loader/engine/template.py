@@ -18,6 +18,7 @@ from swift_loader.engine.launch import Launch
 from swift_loader.engine.witness import Witness
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel, Received
+from swift_loader.transport.descriptors import duplicate, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdict, Verdicts, Verify
 from swift_loader.transport.payload import PayloadLayout
@@ -85,7 +86,7 @@ class TemplateProcess:
         try:
             with FORKS.starting:
                 self._process = launch.start(theirs.fileno(), traces, stderr)
-            self.pidfd = os.pidfd_open(self._process.pid)
+            self.pidfd = open_pidfd(self._process.pid)
         except BaseException:
             self._channel.close()
             self.witness.close()
@@ -120,7 +121,7 @@ class TemplateProcess:
     def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
         """Turn the template itself into a worker, and return that."""
         self._send(Fork(serial, in_place=True).pack(), theirs.fileno())
-        process = WorkerProcess(serial, self.pid, os.dup(self.pidfd), self, self.witness)
+        process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.witness)
         self._workers[serial] = process
         return process
 

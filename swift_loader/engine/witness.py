@@ -11,10 +11,12 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections import deque
 from pathlib import Path
 
 import swift_loader
+from swift_loader.transport.descriptors import new_pipe, new_socketpair
 from swift_loader.worker.traces import DUMP_SIGNAL
 
 __all__ = ["Witness"]
@@ -50,8 +52,13 @@ class Witness:
     """The trainer's ends of a process's stderr and traces."""
 
     def __init__(self) -> None:
-        self._stderr, their_stderr = os.pipe()
-        traces, their_traces = socket.socketpair()
+        self._stderr, their_stderr = new_pipe()
+        try:
+            traces, their_traces = new_socketpair(socket.SOCK_STREAM)
+        except BaseException:
+            os.close(self._stderr)
+            os.close(their_stderr)
+            raise
         self._traces, self._their_traces = traces.detach(), their_traces.detach()
         self.their_ends = [their_stderr, self._their_traces]
         """To be passed on; ours to close."""
@@ -152,8 +159,11 @@ def _read(descriptor: int, at_most: int) -> bytes | None:
 def _write_all(data: bytes) -> None:
     """Write to the stderr that this process inherited, as its workers would; also if `sys.stderr` is something else.
 
-    What nobody reads is dropped: the thread has other things to do.
+    What nobody reads is dropped: the thread has other things to do. So is all of it if this process began without a
+    stderr: the descriptor is somebody else's then, if it is open at all.
     """
+    if sys.__stderr__ is None:
+        return
     view, poll = memoryview(data), select.poll()
     poll.register(2, select.POLLOUT)
     while view and poll.poll(_UNREAD_MS):

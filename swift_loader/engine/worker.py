@@ -26,6 +26,7 @@ from swift_loader.transport.board import NUM_BEGUN, NUM_LEFT_OUT, Board
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.descriptors import why_there_are_none
 from swift_loader.transport.frames import Frame, Kind
 from swift_loader.transport.messages import (
     MAX_SLOTS_PER_TASK,
@@ -35,6 +36,7 @@ from swift_loader.transport.messages import (
     BuildReport,
     NewPlan,
     Ready,
+    SegmentGone,
     SegmentMade,
     Task,
     Verify,
@@ -42,6 +44,12 @@ from swift_loader.transport.messages import (
 from swift_loader.transport.segments import Segment
 
 __all__ = ["BatchReader", "WorkerHandle"]
+
+MAX_COPIED_BYTES = 1 << 16
+"""A batch that is no larger is copied out at once if it lies in a slot that is far too large for it: a few µs."""
+
+MIN_WASTE = 16
+"""How many times as large as the batch such a slot is."""
 
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 """The worker has ended, or its channel was closed here."""
@@ -104,6 +112,12 @@ class WorkerHandle:
         except IndexError:
             return math.inf
 
+    def postpone(self, seconds: float) -> None:
+        """Count its tasks as sent so much later: the trainer was stopped, and perhaps the worker, too."""
+        self._answered_s += seconds
+        for _ in range(len(self._sent_s)):
+            self._sent_s.append(self._sent_s.popleft() + seconds)
+
     def note_answer(self) -> None:
         """Take note that it is through with its oldest task."""
         self._answered_s = time.monotonic()
@@ -120,9 +134,7 @@ class WorkerHandle:
         """Take note of where it shows how far it is; return what it says of its dataset."""
         ready = Ready.unpack(frame)
         self._length_address = ready.length_address
-        if len(descriptors) != 1:
-            raise ProtocolError(f"a board was announced with {len(descriptors)} descriptors")
-        self._board = Board.attach(descriptors[0])
+        self._board = Board.attach(_only(descriptors, "a board"))
         return ready.report
 
     def ask_to_verify(self, suspected: list[int]) -> None:
@@ -153,10 +165,14 @@ class WorkerHandle:
     def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
         """Map memory that the worker announced, and return it."""
         made = SegmentMade.unpack(frame)
-        if len(descriptors) != 1:
-            raise ProtocolError(f"a segment was announced with {len(descriptors)} descriptors")
-        segment = self._segments[made.slot] = Segment.attach(descriptors[0], made.nbytes)
+        segment = self._segments[made.slot] = Segment.attach(_only(descriptors, "a segment"), made.nbytes)
         return segment
+
+    def drop_segment(self, frame: Frame) -> None:
+        """Unmap memory that the worker doesn't use any more."""
+        slot = SegmentGone.unpack(frame).slot
+        if self._segments.pop(slot, None) is None:
+            raise ProtocolError(f"slot {slot} was given up, which is unknown")
 
     def lend(self, batch: Batch) -> NDArray[np.uint8]:
         """Return the memory of a batch; its slot is in use for as long as there are views of it."""
@@ -165,11 +181,12 @@ class WorkerHandle:
         segment = self._segments.get(batch.slot)
         if segment is None:
             raise ProtocolError(f"a batch was announced in slot {batch.slot}, which is unknown")
-        crowded = self._leases.is_full
-        memory = self._leases.begin(batch.slot, segment)
-        if crowded:
-            memory = np.array(memory, subok=False)  # the lease ends here, and the slot goes back at once
-        return memory
+        used = min(batch.used_nbytes, segment.nbytes) or segment.nbytes
+        if (used <= MAX_COPIED_BYTES and used * MIN_WASTE <= segment.nbytes) or self._leases.is_full:
+            copied: NDArray[np.uint8] = segment.array()[:used].copy()
+            self._leases.end(batch.slot)
+            return copied
+        return self._leases.begin(batch.slot, segment, used)
 
     def decode(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
         """Return a batch as the user gets it: views of the memory that was lent to it."""
@@ -192,16 +209,18 @@ class WorkerHandle:
 
     def _returned_slots(self) -> tuple[list[int], list[int]]:
         """Return the slots that the worker gets back, and those that it is to give up as they are given up here."""
-        retired, released = self._leases.take_shared(MAX_SLOTS_PER_TASK), list[int]()
+        retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
         for slot in retired:
             del self._segments[slot]
-        for slot in self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired)):
-            if len(self._segments) > self._max_segments:
-                del self._segments[slot]
+        ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
+        num_surplus = len(self._segments) - self._max_segments
+        if num_surplus > 0:
+            # The smallest ones: the worker can use a large one for any batch.
+            for slot in sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]:
+                ended.remove(slot)
                 retired.append(slot)
-            else:
-                released.append(slot)
-        return released, retired
+                del self._segments[slot]
+        return ended, retired
 
     def follow(self, generation: int, plan: PlanSettings) -> None:
         """Have the tasks from this generation on follow another plan."""
@@ -231,3 +250,16 @@ class WorkerHandle:
 
     def __repr__(self) -> str:
         return f"<WorkerHandle {self.serial} in place {self.place}, pid {self.process.pid}, {self._leases!r}>"
+
+
+def _only(descriptors: list[int], what: str) -> int:
+    """Return the descriptor that came with a message.
+
+    Raises:
+        NoDescriptorsLeft: None came: the kernel drops those that the receiver has no room for.
+    """
+    if not descriptors:
+        raise why_there_are_none()
+    if len(descriptors) != 1:
+        raise ProtocolError(f"{what} was announced with {len(descriptors)} descriptors")
+    return descriptors[0]

@@ -7,16 +7,15 @@ is the end of the stream, after everything it had sent. Assumes Linux, and one r
 from __future__ import annotations
 
 import array
-import errno
 import os
-import resource
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swift_loader.errors import ProtocolError
+from swift_loader.errors import ProtocolError, SwiftLoaderError
+from swift_loader.transport.descriptors import move_up, new_socketpair, why_there_are_none
 
-__all__ = ["MAX_MESSAGE_BYTES", "Channel", "OutOfDescriptors", "Received"]
+__all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
 
 MAX_MESSAGE_BYTES = 64 * 1024
 """Far below the kernel's default of 208 KiB for one message, so that several fit into a pipe."""
@@ -29,18 +28,6 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsiz
 _WAIT = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _DONT_WAIT = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
-
-
-class OutOfDescriptors(ProtocolError, OSError):
-    """This process needs one more descriptor, and has as many open as it may have."""
-
-    def __init__(self) -> None:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        super().__init__(
-            errno.EMFILE,
-            f"process {os.getpid()} has as many files open as it may have, {limit}, and a loader needs a few for each "
-            f"worker. Raise the limit with ulimit -n, or use fewer workers",
-        )
 
 
 class Received(NamedTuple):
@@ -64,20 +51,15 @@ class Channel:
         """Return the two ends of a new pipe.
 
         Raises:
-            OutOfDescriptors: This process can't open them.
+            NoDescriptorsLeft: This process can't open them.
         """
-        try:
-            one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:
-            if error.errno == errno.EMFILE:
-                raise OutOfDescriptors from error
-            raise
+        one, other = new_socketpair(socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Channel:
         """Return the channel of an inherited or received descriptor, which it now owns."""
-        return cls(socket.socket(fileno=descriptor))
+        return cls(socket.socket(fileno=move_up(descriptor)))
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send one message, with copies of the descriptors; blocks while the pipe is full.
@@ -99,7 +81,7 @@ class Channel:
 
         Raises:
             BlockingIOError: `wait` is False and no message is here.
-            OutOfDescriptors: This process can't open what it was sent.
+            NoDescriptorsLeft: This process can't open what it was sent.
             ProtocolError: The message is longer than any that is sent.
         """
         flags = _WAIT if wait else _DONT_WAIT
@@ -136,7 +118,7 @@ class Channel:
         return f"<Channel {'closed' if self.fileno() < 0 else f'fd={self.fileno()}'} in process {os.getpid()}>"
 
 
-def _cut_short(happened: int, descriptors: list[int]) -> ProtocolError:
+def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
     """Return the error for a message that didn't arrive whole, after closing what it brought."""
     for descriptor in descriptors:
         os.close(descriptor)
@@ -144,7 +126,7 @@ def _cut_short(happened: int, descriptors: list[int]) -> ProtocolError:
         return ProtocolError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
     if len(descriptors) >= _MAX_DESCRIPTORS:
         return ProtocolError(f"a message brings more than {_MAX_DESCRIPTORS} descriptors")
-    return OutOfDescriptors()
+    return why_there_are_none()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -152,4 +134,4 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(data[: len(data) - len(data) % received.itemsize])
-    return received.tolist()
+    return [move_up(descriptor) for descriptor in received]

@@ -40,6 +40,7 @@ class Kind(IntEnum):
     SAMPLE_FAILED = 18  # worker -> trainer: the batch that comes next does without this sample
     VERIFY = 19  # trainer -> worker or template: why may the samples that were reported differ from those elsewhere?
     VERIFIED = 20  # worker or template -> trainer: that is why
+    SEGMENT_GONE = 21  # worker -> trainer: no batch will lie in that memory any more
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -36,6 +36,7 @@ __all__ = [
     "NewPlan",
     "Ready",
     "SampleFailed",
+    "SegmentGone",
     "SegmentMade",
     "Stage",
     "Task",
@@ -58,8 +59,9 @@ MAX_SLOTS_PER_TASK = 1024
 
 _TASK = struct.Struct("<QqqII")
 _SLOT = struct.Struct("<I")
-_BATCH = struct.Struct("<QIIQIIQQQ")
+_BATCH = struct.Struct("<QIIQIIQQQQ")
 _SEGMENT = struct.Struct("<IQ")
+_SEGMENT_GONE = struct.Struct("<I")
 _SAMPLE = struct.Struct("<I?q")
 _FORK = struct.Struct("<I?")
 _FORKED = struct.Struct("<II")
@@ -215,6 +217,8 @@ class Batch:
     fetch_ns: int
     collate_ns: int
     encode_ns: int
+    used_nbytes: int = 0
+    """Bytes at the beginning of the slot that the batch lies in; 0: all of it."""
 
     def pack(self) -> bytes:
         """Return the frame."""
@@ -228,6 +232,7 @@ class Batch:
             self.fetch_ns,
             self.collate_ns,
             self.encode_ns,
+            self.used_nbytes,
         )
         return pack_frame(Kind.BATCH, head + self.meta, self.generation)
 
@@ -236,13 +241,13 @@ class Batch:
         """Return the batch in a frame; `meta` is a view of the frame."""
         if len(frame.body) < _BATCH.size:
             raise _malformed(frame)
-        sequence, slot, num_blocks, offset, nbytes, num_samples, *times = _BATCH.unpack_from(frame.body)
+        sequence, slot, num_blocks, offset, nbytes, num_samples, *rest = _BATCH.unpack_from(frame.body)
         meta = frame.body[_BATCH.size :]
         if len(meta) not in (0, nbytes):
             raise ProtocolError(
                 f"a batch of {num_blocks} buffers comes with {len(meta)} of {nbytes} bytes of structure"
             )
-        return cls(frame.generation, sequence, slot, num_blocks, meta, offset, nbytes, num_samples, *times)
+        return cls(frame.generation, sequence, slot, num_blocks, meta, offset, nbytes, num_samples, *rest)
 
 
 @dataclass(slots=True)
@@ -282,6 +287,22 @@ class SegmentMade:
     def unpack(cls, frame: Frame) -> SegmentMade:
         """Return the segment in a frame."""
         return cls(*_fields(_SEGMENT, frame))
+
+
+@dataclass(slots=True)
+class SegmentGone:
+    """The worker has unmapped a slot that was free, and no batch will lie in it: the trainer should unmap it, too."""
+
+    slot: int
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(Kind.SEGMENT_GONE, _SEGMENT_GONE.pack(self.slot))
+
+    @classmethod
+    def unpack(cls, frame: Frame) -> SegmentGone:
+        """Return what a frame says."""
+        return cls(*_fields(_SEGMENT_GONE, frame))
 
 
 @dataclass(slots=True)

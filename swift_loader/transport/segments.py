@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import SharedMemoryFull
+from swift_loader.transport.descriptors import NoDescriptorsLeft, new_memfd
 
 __all__ = ["Segment", "capacity_for"]
 
@@ -60,9 +63,15 @@ class Segment:
         Raises:
             SharedMemoryFull: The memory can't be had.
         """
-        descriptor = os.memfd_create("swift_loader", os.MFD_CLOEXEC)
+        try:
+            descriptor = new_memfd("swift_loader")
+        except NoDescriptorsLeft as error:
+            raise SharedMemoryFull(
+                error.errno, f"{nbytes} bytes of shared memory can't be had: {error.strerror}"
+            ) from None
         try:
             reserve(descriptor, nbytes)
+            _seal(descriptor)
             return cls(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE), descriptor
         except BaseException:
             os.close(descriptor)
@@ -120,6 +129,17 @@ class Segment:
 
     def __repr__(self) -> str:
         return f"<Segment of {self.nbytes} bytes>"
+
+
+def _seal(descriptor: int) -> None:
+    """Have nothing but mappings change a memfd: not its size, and not its content by write(2) either.
+
+    For the moment in which a process that has its standard streams closed has received it as one of them, and somebody
+    else there writes to the stream: that would be written where the file ends, and it can't grow.
+    """
+    with suppress(OSError):  # not every kernel that looks like Linux has seals
+        os.lseek(descriptor, 0, os.SEEK_END)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
 
 def reserve(descriptor: int, nbytes: int) -> None:

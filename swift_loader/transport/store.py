@@ -1,6 +1,7 @@
 """The worker's slots: makes segments, announces them, lends them out.
 
-Runs in the worker, on one thread. The trainer maps a segment when it is announced and unmaps it when it retires it.
+Runs in the worker, on one thread. The trainer maps a segment when it is announced. It is unmapped when the trainer
+retires it instead of giving it back, or when it has been given back and doesn't fit the batches of nowadays.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import SegmentMade
+from swift_loader.transport.messages import SegmentGone, SegmentMade
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.transport.slots import FreeSlots
 
@@ -47,6 +48,9 @@ class SegmentStore:
             SharedMemoryFull: A new segment is needed and can't be had.
         """
         slot = self._free.take(nbytes)
+        for unfit in self._free.give_up():
+            del self._segments[unfit]
+            self._channel.send(SegmentGone(unfit).pack())
         if slot is None:
             slot = self._make(capacity_for(nbytes))
         return slot, self._segments[slot].array()

@@ -142,6 +142,7 @@ class BatchBuilder:
             lap.fetched - lap.start,
             lap.collated - lap.fetched,
             time.perf_counter_ns() - lap.collated,
+            arena.used,
         )
 
     def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:

@@ -13,6 +13,8 @@ import select
 import signal
 import threading
 
+from swift_loader.transport.descriptors import new_eventfd
+
 __all__ = ["DUMP_SIGNAL", "Traces"]
 
 DUMP_SIGNAL = signal.SIGURG
@@ -47,7 +49,7 @@ class Traces:
 
     def start(self) -> None:
         """Begin to answer what the trainer asks, on a thread."""
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stop = new_eventfd()
         self._thread = threading.Thread(target=self._serve, name="swift_loader-traces", daemon=True)
         self._thread.start()
 
@@ -60,8 +62,11 @@ class Traces:
             self._thread = None
 
     def _serve(self) -> None:
+        poll = select.poll()  # select(2) can't wait for descriptors beyond 1,023
+        for descriptor in (self._descriptor, self._stop):
+            poll.register(descriptor, select.POLLIN)
         while True:
-            readable, _, _ = select.select([self._descriptor, self._stop], [], [])
+            readable = [descriptor for descriptor, _ in poll.poll()]
             if self._stop in readable or not os.read(self._descriptor, 1):
                 return
             faulthandler.dump_traceback(file=self._descriptor)

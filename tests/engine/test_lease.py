@@ -181,6 +181,18 @@ def test_a_book_is_full_when_too_many_bytes_are_held(monkeypatch: pytest.MonkeyP
     assert repr(book) == "<LeaseBook 3 slots in use, 0 to give back>"
 
 
+def test_a_book_is_full_when_batches_leave_too_much_of_their_slots_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "MAX_WASTED_BYTES", 8000)
+    book = LeaseBook()
+    held, fullness = [], []
+    for slot in range(4):
+        held.append(book.begin(slot, segment_of(), 4096 if slot % 2 else 96))
+        fullness.append(book.is_full)
+    assert fullness == [False, False, True, True]
+    del held[2:]
+    assert not book.is_full
+
+
 def test_a_slot_whose_batch_nobody_wants_ends_at_once() -> None:
     book = LeaseBook()
     book.end(6)

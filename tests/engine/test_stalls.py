@@ -69,3 +69,15 @@ def test_whatever_falls_due_is_seen_by_a_check_that_was_planned(
 
 def test_the_state_can_be_read() -> None:
     assert repr(StallWatch(2.0, None, now_s=1.0)) == "<StallWatch since 1.0 s, checks at 3.0 s>"
+
+
+def test_time_in_which_the_process_was_stopped_is_counted_for_nobody() -> None:
+    watch = StallWatch(None, 5.0, now_s=10.0)
+    watch.expect(12.0)
+    assert watch.note_time(12.05) == 0.0, "a wait may end a little late"
+    watch.expect(13.0)
+    assert watch.note_time(113.0) == 100.0
+    assert watch.check_at_s == 115.0
+    assert watch.judge(109.0, 114.9) is Step.NOTHING
+    assert watch.judge(109.0, 115.0) is Step.GIVE_UP
+    assert watch.note_time(1000.0) == 0.0, "nobody said when to expect it"

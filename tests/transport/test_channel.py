@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.channel import MAX_MESSAGE_BYTES, Channel, OutOfDescriptors
+from swift_loader.transport.channel import MAX_MESSAGE_BYTES, Channel
+from swift_loader.transport.descriptors import NoDescriptorsLeft
 
 
 @pytest.fixture(name="pair")
@@ -65,7 +66,7 @@ def test_a_process_that_can_open_no_more_files_says_what_to_raise(pair: tuple[Ch
         limit = max(taken) + 1 + num_free
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            with pytest.raises(OutOfDescriptors, match=rf"may have, {limit}, .*ulimit -n"):
+            with pytest.raises(NoDescriptorsLeft, match=rf"may have {limit} of them .*ulimit -n"):
                 pair[1].receive()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -21,6 +21,7 @@ from swift_loader.transport.messages import (
     Forked,
     Ready,
     SampleFailed,
+    SegmentGone,
     SegmentMade,
     Stage,
     Task,
@@ -57,6 +58,7 @@ reports = st.builds(BuildReport, bits_64, bits_63, st.lists(st.tuples(bits_63, b
 messages = st.one_of(
     st.builds(Task, bits_32, bits_64, bits_63, bits_63, slots, slots),
     st.builds(SegmentMade, bits_32, bits_64),
+    st.builds(SegmentGone, bits_32),
     failures,
     st.builds(SampleFailed, bits_32, st.none() | bits_63, failures),
     st.builds(Built, reports, st.booleans(), st.text()),
