@@ -10,6 +10,7 @@ __all__ = [
     "DatasetMismatch",
     "EncodeError",
     "LoaderClosed",
+    "NoDescriptorsLeft",
     "ProtocolError",
     "RemoteTraceback",
     "SharedMemoryFull",
@@ -45,6 +46,10 @@ class WorkerStalled(SwiftLoaderError, TimeoutError):
 
 class SharedMemoryFull(SwiftLoaderError, OSError):
     """The memory for a batch can't be had; the message names the need and the limit."""
+
+
+class NoDescriptorsLeft(SwiftLoaderError, OSError):
+    """The process, or the system, has run out of file descriptors; the message names the limit."""
 
 
 class DatasetMismatch(SwiftLoaderError):

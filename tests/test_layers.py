@@ -74,6 +74,7 @@ def test_the_public_names_are_these() -> None:
         "DevicePrefetcher",
         "EncodeError",
         "LoaderClosed",
+        "NoDescriptorsLeft",
         "ProtocolError",
         "RemoteTraceback",
         "SampleFailure",

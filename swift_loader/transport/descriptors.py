@@ -16,10 +16,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swift_loader.errors import SwiftLoaderError
+from swift_loader.errors import NoDescriptorsLeft, SwiftLoaderError
 
 __all__ = [
-    "NoDescriptorsLeft",
     "duplicate",
     "explained",
     "move_up",
@@ -37,10 +36,6 @@ _FIRST = 3
 
 _SUGGESTED = 1024
 """What most systems allow by default. A loader with a few workers needs some 10 descriptors, and 6 for each worker."""
-
-
-class NoDescriptorsLeft(SwiftLoaderError, OSError):
-    """The process, or the system, has run out of file descriptors; the message names the limit."""
 
 
 def why_there_are_none(code: int = errno.EMFILE) -> NoDescriptorsLeft:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import SharedMemoryFull
-from swift_loader.transport.descriptors import NoDescriptorsLeft, new_memfd
+from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
+from swift_loader.transport.descriptors import new_memfd
 
 __all__ = ["Segment", "capacity_for"]
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_loader.errors import ProtocolError
+from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES, Channel
-from swift_loader.transport.descriptors import NoDescriptorsLeft
 
 
 @pytest.fixture(name="pair")
