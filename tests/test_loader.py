@@ -16,7 +16,7 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, WorkerStalled
 from tests import datasets
-from tests.helpers import ids_of, make_loader
+from tests.helpers import ids_of, make_loader, wait_until
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 3])
 
@@ -416,10 +416,11 @@ def test_a_prepared_loader_starts_from_what_was_begun() -> None:
     loader = make_loader(datasets.Counting, workers=2)
     loader.prepare()
     loader.prepare()  # once is enough
-    (template,) = psutil.Process().children()
     with loader:
+        wait_until(lambda: len(psutil.Process().children()) == 1, "the template is there")
+        template = psutil.Process().children()
         assert sorted(ids_of(loader)) == list(range(100))
-        assert psutil.Process().children() == [template]
+        assert psutil.Process().children() == template
 
 
 @pytest.mark.parametrize("change", ["directory", "environment", "path", "dataset"])
