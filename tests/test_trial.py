@@ -47,9 +47,10 @@ class Listed(datasets.Counting):
 
 def without_look(indices: list[int], num_samples: int) -> list[int]:
     """Return what was asked for after the look at some samples that each build begins with."""
-    chosen = chosen_indices(num_samples)
-    num_looked = next((n for n, (got, wanted) in enumerate(zip(indices, chosen, strict=False)) if got != wanted), len(chosen))
-    return indices[num_looked:]
+    looked_at = chosen_indices(num_samples)
+    while looked_at != indices[: len(looked_at)]:
+        looked_at.pop()  # it ends when it has taken too long
+    return indices[len(looked_at) :]
 
 
 def collate_only(samples: list[Any], num_samples: int) -> Any:
