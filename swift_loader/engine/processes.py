@@ -379,12 +379,12 @@ class ProcessEngine:
         else:
             now_s = self._note_stop(watch)
             left_s = max(0.0, watch.check_at_s - now_s)
-            watch.expect(now_s + left_s)
+            watch.expect(now_s, now_s + left_s)
             is_quiet = not listening.listen(left_s)
             # Once more before anyone is judged: SIGSTOP and SIGCONT end a wait, whatever has arrived meanwhile.
             if is_quiet and self._note_stop(watch) >= watch.check_at_s and not listening.listen(0):
                 self._look_for_stall(watch)
-            watch.expect(time.monotonic())
+            watch.expect(now_s := time.monotonic(), now_s)
         if self._interrupt is not None:
             interrupt, self._interrupt = self._interrupt, None
             raise interrupt

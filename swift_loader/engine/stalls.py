@@ -37,8 +37,8 @@ class StallWatch:
         self._warned: tuple[float, ...] = ()
         self.check_at_s = now_s + self._period_s
         """When to look again."""
-        self._expected_s = math.inf
-        """When the loop is to run again."""
+        self._left_s, self._expected_s = now_s, math.inf
+        """When the loop began to rest, and when it is to run again."""
 
     def judge(self, since_s: float, now_s: float) -> Step:
         """Return what to do about a task that was begun at a time; a warning is asked for once."""
@@ -55,18 +55,19 @@ class StallWatch:
         is_early = now_s < self._began_s + self._limit_s + grace_s
         return Step.NOTHING if step is Step.GIVE_UP and is_early else step
 
-    def expect(self, by_s: float) -> None:
-        """Take note that the loop will run again by then, if nobody stops the process."""
-        self._expected_s = by_s
+    def expect(self, now_s: float, by_s: float) -> None:
+        """Take note that the loop rests, and will run again by then if nobody stops the process."""
+        self._left_s, self._expected_s = now_s, by_s
 
     def note_time(self, now_s: float) -> float:
-        """Return for how long the process was stopped since `expect`: that counts for nobody's time.
+        """Return the time since `expect` if the process was stopped in it, else 0: who knows how much of it would count?
 
         What was begun before that is to be judged as if it had begun so much later; this wait is from now on.
         """
-        stopped_s, self._expected_s = now_s - self._expected_s, math.inf
-        if stopped_s < MIN_STOPPED_S:
+        was_stopped, self._expected_s = now_s >= self._expected_s + MIN_STOPPED_S, math.inf
+        if not was_stopped:
             return 0.0
+        stopped_s = now_s - self._left_s
         self._began_s += stopped_s
         self.check_at_s += stopped_s
         return stopped_s

@@ -73,9 +73,9 @@ def test_the_state_can_be_read() -> None:
 
 def test_time_in_which_the_process_was_stopped_is_counted_for_nobody() -> None:
     watch = StallWatch(None, 5.0, now_s=10.0)
-    watch.expect(12.0)
+    watch.expect(11.0, 12.0)
     assert watch.note_time(12.05) == 0.0, "a wait may end a little late"
-    watch.expect(13.0)
+    watch.expect(13.0, 14.0)
     assert watch.note_time(113.0) == 100.0
     assert watch.check_at_s == 115.0
     assert watch.judge(109.0, 114.9) is Step.NOTHING
