@@ -638,6 +638,7 @@ class ProcessEngine:
             if finding.error is not None:
                 self._break(finding.error)
                 return False
+            self._notify(finding.notice)  # before the loop can get what another worker builds in its stead
         self._note_restart(finding.notice)
         self._dispatch()  # others can go on with what it had
         return True
@@ -651,13 +652,13 @@ class ProcessEngine:
             if finding.error is not None:
                 self._break(finding.error)
                 return False
+            self._notify(finding.notice)
         self._note_restart(finding.notice)
         return True
 
     def _note_restart(self, notice: str) -> None:
         self._metrics.note_restart()
         self._log(notice)
-        self._notify(notice)
 
     def on_worker(self, worker: WorkerHandle) -> None:
         """Take in a worker that has just been started."""
