@@ -24,8 +24,9 @@ MIXING = 0.73
 that the user has chosen."""
 
 RUN_LENGTH = 8
-"""Of a new run whose window the user hasn't chosen. With 8, a disk that reads ahead 128 KiB seeks for a seventh of the
-records of 3 KB; longer runs gain little on files that are read by pread(2) (benchmarks/locality.py)."""
+"""Of a new run whose window the user hasn't chosen. With 8, small records come six to seven times as fast from a disk,
+and twice as fast from a cold file on an SSD; runs of 16 are slower there for records of 3 KB
+(benchmarks/locality.py)."""
 
 CROWDING = 0.02
 """How many others of its run a sample meets in its batch, on average, where the user hasn't chosen the window. The
