@@ -30,7 +30,7 @@ class Kind(IntEnum):
     FORKED = 4  # template -> trainer: it has this pid; its pidfd is attached
     EXITED = 5  # template -> trainer: that worker is gone, with this status
     READY = 10  # worker -> trainer: takes tasks; its board is attached
-    PROBE = 11  # trainer -> worker: build a batch of the first samples, as a trial
+    PROBE = 11  # trainer -> worker: build the first batch, as a trial
     TASK = 12  # trainer -> worker: build this batch
     SEGMENT = 13  # worker -> trainer: batches may lie in the attached memory
     BATCH = 14  # worker -> trainer: the batch is in that slot
