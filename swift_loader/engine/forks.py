@@ -29,33 +29,33 @@ class Forks:
         """Replaced when a fork begins and when it has ended, so that one that is kept tells of the forks since."""
         self.starting = threading.RLock()
         """Held while an interpreter is being started, and while a thread forks."""
-        self._under_way: set[int] = set()
-        """The threads that are forking; like `stamp` only changed by single operations, which are atomic."""
+        self._is_under_way = False
+        """Whether a thread is forking; changed by the one that holds `starting`."""
 
     def may_have_seen(self, stamp: object) -> bool:
         """Return whether a child may have what was lent out from when `stamp` was the present one until now."""
-        return self.stamp is not stamp or bool(self._under_way)
+        return self.stamp is not stamp or self._is_under_way
 
     def begin(self) -> None:
         """Take note that this thread is about to fork."""
         self.starting.acquire()
-        self._under_way.add(threading.get_ident())
+        self._is_under_way = True
         self.stamp = object()
 
     def end(self) -> None:
         """Take note that this thread has forked, or has failed to."""
         self.stamp = object()  # first: what is lent out meanwhile may be in the child as well
-        self._under_way.discard(threading.get_ident())
+        self._is_under_way = False
         self.starting.release()
 
     def forget(self) -> None:
         """Begin anew, in the child: the threads of the parent aren't here."""
         self.stamp = object()
         self.starting = threading.RLock()
-        self._under_way = set()
+        self._is_under_way = False
 
     def __repr__(self) -> str:
-        return f"<Forks, {len(self._under_way)} under way>"
+        return f"<Forks{', one under way' * self._is_under_way}>"
 
 
 FORKS = Forks()

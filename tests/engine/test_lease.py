@@ -233,18 +233,29 @@ def test_a_slot_that_is_in_use_while_another_thread_forks_is_never_written_again
     assert not forks.may_have_seen(forks.stamp)
 
 
-def test_forks_of_several_threads_are_told_apart() -> None:
-    forks = Forks()
-    forks.begin()
+def test_forks_of_several_threads_come_one_after_the_other() -> None:
+    forks, order = Forks(), []
 
     def fork() -> None:
         forks.begin()
+        order.append("other")
         forks.end()
 
     other = threading.Thread(target=fork)
+    forks.begin()
     other.start()
-    other.join()
-    assert forks.may_have_seen(forks.stamp), "this thread's is still under way"
-    assert repr(forks) == "<Forks, 1 under way>"
+    assert forks.may_have_seen(forks.stamp), "this thread's is under way"
+    assert repr(forks) == "<Forks, one under way>"
+    order.append("this")
+    forks.end()
+    other.join(10)
+    assert order == ["this", "other"]
+    assert not forks.may_have_seen(forks.stamp)
+
+
+def test_in_the_child_no_fork_is_under_way() -> None:
+    forks = Forks()
+    forks.begin()
     forks.forget()
-    assert not forks.may_have_seen(forks.stamp), "in the child, none is"
+    assert not forks.may_have_seen(forks.stamp)
+    assert forks.starting.acquire(timeout=1)
