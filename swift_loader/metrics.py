@@ -5,6 +5,7 @@ Fed by the loop's thread and the receivers; costs less than a microsecond a batc
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,7 @@ class Metrics:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         self._stages = {name: Histogram() for name in self.STAGES}
         self._num_samples = 0
         self._num_ready = 0
@@ -142,6 +144,8 @@ class Metrics:
         """Return all figures, as plain JSON types; empty if they aren't being taken."""
         if not self._enabled:
             return {}
+        if os.getpid() != self._pid:  # a fork: the thread that has the lock may not be here
+            self._lock, self._pid = threading.RLock(), os.getpid()
         with self._lock:
             self._count()
             num_delivered = self._stages["wait"].count

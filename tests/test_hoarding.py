@@ -136,7 +136,7 @@ def test_beyond_a_limit_what_a_batch_needs_is_copied_and_not_its_slot(monkeypatc
     monkeypatch.setattr(lease, "MAX_WASTED_BYTES", 4 << 20)
     with loader_of("filling half", 240) as loader:
         kept = list(loader)
-        assert sum(len(worker._leases._held) for worker in worker_handles(loader)) < 60
+        assert sum(len(worker._leases._held) for worker in worker_handles(loader)) < 120
         bases = [_base_of(batch) for batch in kept]
         assert sum(base.nbytes for base in bases if type(base) is np.ndarray) < 1.1 * sum(
             batch.nbytes for batch in kept

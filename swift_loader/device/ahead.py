@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from swift_loader.device.copies import Copies
 from swift_loader.device.streams import Event
 from swift_loader.engine.base import Delivery
+from swift_loader.engine.interrupts import is_interrupt
 
 __all__ = ["DirectSource", "MovingSource", "Source"]
 
@@ -59,7 +59,7 @@ class MovingSource:
         self._depth = depth
         self._num_left = num_batches
         self._pulled: Delivery | None = None
-        """What a Ctrl-C kept from being moved."""
+        """What an interrupt kept from being moved."""
         self._ahead: deque[tuple[Delivery, Event | None]] = deque()
         """Without an event: why there is no batch, which is the last entry."""
 
@@ -84,24 +84,16 @@ class MovingSource:
         if self._pulled is None:
             self._pulled = self._pull()
             self._num_left -= 1
-        entry, interrupt = self._moved(self._pulled)
-        if entry[1] is None:
-            self._num_left = 0
-        self._ahead.append(entry)
-        self._pulled = None  # not after a Ctrl-C: then it is moved next time
-        if interrupt is not None:
-            raise interrupt
-
-    def _moved(self, pulled: Delivery) -> tuple[tuple[Delivery, Event | None], Exception | None]:
-        """Return a batch on the device, or why there is none; and what is to be raised now although there is one."""
-        first: Exception | None = None
-        while pulled.error is None:
+        pulled = self._pulled
+        if pulled.error is None:
             try:
                 moved, event = self._copies.issue(self._move, pulled)
-                return (replace(pulled, batch=moved), event), first
+                self._ahead.append((replace(pulled, batch=moved), event))
             except Exception as error:
-                # What the handler of a signal raises can't be told from what the move raises. But that happens again.
-                if first is not None or threading.current_thread() is not threading.main_thread():
-                    pulled = replace(pulled, batch=None, error=first or error)
-                first = error
-        return (pulled, None), None
+                if is_interrupt(error):
+                    raise
+                pulled = replace(pulled, batch=None, error=error)
+        if pulled.error is not None:
+            self._ahead.append((pulled, None))
+            self._num_left = 0
+        self._pulled = None  # not after an interrupt: then it is moved next time

@@ -29,6 +29,7 @@ from swift_loader.engine.coroner import Case, Coroner
 from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import attached, describe_batch, rebuild, rebuild_samples
 from swift_loader.engine.forks import check_process
+from swift_loader.engine.interrupts import is_interrupt
 from swift_loader.engine.ledger import Assignment, Ledger
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.receiver import Listening
@@ -540,17 +541,13 @@ class ProcessEngine:
         try:
             return _Outcome(worker.decode(batch, memory), None, failures, build_s)
         except Exception as error:
-            if threading.current_thread() is not threading.main_thread():
+            if not is_interrupt(error):
                 return _Outcome(None, error)
-            first = error
-        # Here handlers of signals run, and what they raise can't be told from what decoding raises. But that happens
-        # once more.
+            self._interrupt = error
         try:
-            outcome = _Outcome(worker.decode(batch, memory), None, failures, build_s)
-        except Exception:
-            return _Outcome(None, first)
-        self._interrupt = first
-        return outcome
+            return _Outcome(worker.decode(batch, memory), None, failures, build_s)
+        except Exception as error:
+            return _Outcome(None, error)
 
     def _take_failure(self, worker: WorkerHandle, failure: Failure) -> None:
         if failure.stage is Stage.BUILD:

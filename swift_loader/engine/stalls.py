@@ -60,7 +60,7 @@ class StallWatch:
         self._left_s, self._expected_s = now_s, by_s
 
     def note_time(self, now_s: float) -> float:
-        """Return the time since `expect` if the process was stopped in it, else 0: who knows how much of it would count?
+        """Return the time since `expect` if the process was stopped in it, else 0: how much of it counts, nobody knows.
 
         What was begun before that is to be judged as if it had begun so much later; this wait is from now on.
         """

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import signal
 from collections import deque
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -96,18 +98,33 @@ def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
 
 def test_an_error_comes_where_its_batch_would_have_come() -> None:
     engine = Engine()
-    source = source_of(engine, None, None, ValueError("too large"), ValueError("again"), depth=3)
+    source = source_of(engine, None, None, ValueError("too large"), depth=3)
     assert take_all(source, 2) == [0, -1]
     for _ in range(2):
         assert str(source.take().error) == "too large"
 
 
-def test_an_error_that_does_not_come_again_was_no_error_of_the_batch_and_is_raised_at_once() -> None:
-    engine = Engine()
-    source = source_of(engine, None, None, ValueError("of the handler of a signal"), depth=3)
-    with pytest.raises(ValueError, match="of the handler"):
-        source.take()
-    assert take_all(source, 6) == [0, -1, -2, -3, -4, -5]
+def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise ValueError("of the handler")
+
+    def move(delivery: Delivery) -> Any:
+        if delivery.batch == 2 and len(moved) == 2:
+            moved.append("interrupted")
+            signal.raise_signal(signal.SIGUSR1)
+        moved.append(delivery.batch)
+        return -delivery.batch
+
+    moved: list[Any] = []
+    source = MovingSource(Engine().pull, lambda: True, move, Copies(NoStream()), 3, 6)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(ValueError, match="of the handler"):
+            source.take()
+        assert take_all(source, 6) == [0, -1, -2, -3, -4, -5]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert moved == [0, 1, "interrupted", 2, 3, 4, 5]
 
 
 def test_why_there_is_no_batch_comes_where_the_batch_would_have_come_and_is_not_moved() -> None:
