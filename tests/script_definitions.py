@@ -841,4 +841,224 @@ DEFINITIONS = {
             match Point(index, 2):
                 case Point(x, y) if (total := x + y): return [total, sum(numbers(index)), asyncio.run(twice(index))]
     """,
+    # Combinations and rarer things ------------------------------------------------------------------------------------
+    "attrs classes": """
+        import attrs
+        @attrs.define
+        class Slotted:
+            x: int = attrs.field(converter=abs)
+            y: list = attrs.Factory(list)
+        @attrs.frozen(order=True)
+        class Key:
+            name: str
+        SEEN = {Key("a"): 1}
+        def sample(index): return [Slotted(-index).x, SEEN[Key("a")], attrs.asdict(Slotted(1))["x"], Key("a") < Key("b")]
+    """,
+    "Enums by calls, inside classes, of dataclasses and with tricks": """
+        import enum
+        from dataclasses import dataclass
+        Called = enum.Enum("Called", "ONE TWO")
+        class Outer:
+            class Mode(enum.IntFlag):
+                X = enum.auto()
+                Y = enum.auto()
+            default = Mode.X
+        @enum.unique
+        class Op(enum.Enum):
+            ADD = "+"
+            @property
+            def run(self): return {"+": lambda a, b: a + b}[self.value]
+            @classmethod
+            def _missing_(cls, value): return cls.ADD
+        @dataclass(frozen=True)
+        class Size:
+            w: int
+            h: int
+        class Named(Size, enum.Enum):
+            SMALL = 1, 2
+            LARGE = 3, 4
+        TABLE = {Called.ONE: "one", Op.ADD: "add", Outer.Mode.X | Outer.Mode.Y: "both"}
+        def sample(index):
+            return [TABLE[Called["ONE"]], Op("?").run(index, 1), TABLE[Outer.Mode(3)], Outer.default.name,
+                    Named.LARGE.w, Named.SMALL is Named["SMALL"], [mode.name for mode in Outer.Mode]]
+    """,
+    "generic dataclasses, protocols and named tuples": """
+        from dataclasses import dataclass
+        from typing import Generic, NamedTuple, Protocol, TypeVar, overload, get_args, get_origin
+        T = TypeVar("T"); U = TypeVar("U", int, str)
+        @dataclass
+        class Pair(Generic[T, U]):
+            left: T
+            right: U
+        class Source(Protocol[T]):
+            def get(self) -> T: ...
+        class Numbers(Source[int]):
+            def get(self) -> int: return 4
+        IntPair = Pair[int, str]
+        def sample(index): return [IntPair(index, "a").left, Numbers().get(), get_args(IntPair)[0] is int,
+                                   get_origin(IntPair) is Pair, Pair.__parameters__ == (T, U)]
+    """,
+    "metaclasses with ways of their own": """
+        class Odd(type):
+            def __prepare__(name, bases, **options): return {"prepared": True}
+            def __new__(mcs, name, bases, namespace, tag=None):
+                cls = super().__new__(mcs, name, bases, namespace)
+                cls.tag = tag
+                return cls
+            def __init__(cls, name, bases, namespace, tag=None): super().__init__(name, bases, namespace)
+            def __eq__(cls, other): raise RuntimeError("not to be compared")
+            __hash__ = None
+            def __len__(cls): return 0
+            def __iter__(cls): return iter([1])
+            def __getattr__(cls, name):
+                if name.startswith("__"): raise AttributeError(name)
+                return f"no {name}"
+            def __setattr__(cls, name, value):
+                if name != "tag": raise RuntimeError("not to be set")
+                super().__setattr__(name, value)
+            def __instancecheck__(cls, instance): return instance == "odd"
+        class Thing(metaclass=Odd, tag="t"):
+            def get(self): return self.tag
+        class Single(type):
+            instances = {}
+            def __call__(cls, *args):
+                if cls not in cls.instances: cls.instances[cls] = super().__call__(*args)
+                return cls.instances[cls]
+        class Config(metaclass=Single):
+            def __init__(self): self.x = 1
+        config = Config()
+        def sample(index): return [Thing().get(), isinstance("odd", Thing), Thing.nothing, Config() is config, Thing.prepared]
+    """,
+    "containers of the library with code of the script": """
+        import collections, functools, itertools, operator, types
+        COUNTS = collections.defaultdict(lambda: 7, a=1)
+        class Ordered(collections.OrderedDict):
+            def first(self): return next(iter(self))
+        class Users(collections.UserDict):
+            def __missing__(self, key): return key * 2
+        ORDERED, USERS, QUEUE = Ordered(b=1, a=2), Users(), collections.deque([1, 2], maxlen=2)
+        CHAIN = collections.ChainMap({"x": 1}, COUNTS)
+        SPACE = types.SimpleNamespace(scale=3, function=lambda x: x + 1)
+        PROXY = types.MappingProxyType({"a": len})
+        COUNTER = collections.Counter("aab")
+        class Words(list):
+            def join(self): return "-".join(self)
+        class Text(str):
+            extra = 5
+        WORDS, TEXT = Words("ab"), Text("t"); TEXT.own = 6
+        method, part = WORDS.join, functools.partial(Words.join, WORDS)
+        def sample(index):
+            return [COUNTS["new"], ORDERED.first(), USERS[4], QUEUE[1], CHAIN["x"], SPACE.function(SPACE.scale),
+                    PROXY["a"]("abc"), COUNTER["a"], method(), part(), TEXT.own + TEXT.extra]
+    """,
+    "attributes of functions, and state in defaults": """
+        def count(x, cache={}):
+            count.calls = getattr(count, "calls", 0)
+            cache[x] = cache.get(x, 0)
+            return len(cache) > 0
+        count.label = "a label"
+        def outer():
+            def inner(): return inner.mark
+            inner.mark = 5
+            return inner
+        inner = outer()
+        def sample(index): return [count(index), count.label, inner(), inner.__qualname__]
+    """,
+    "Subset, ConcatDataset and random_split of a subclass": """
+        import torch
+        from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+        class Mine(TensorDataset):
+            scale = 2
+            def __getitem__(self, index): return super().__getitem__(index)[0] * self.scale
+        class Both(ConcatDataset):
+            def __getitem__(self, index): return index, super().__getitem__(index)
+        data = Mine(torch.arange(10))
+        left, right = random_split(data, [4, 6], torch.Generator().manual_seed(1))
+        OPTIONS["dataset"] = Both([Subset(left, [0, 1]), right])
+    """,
+    "torch modules with buffers, hooks and parameters": """
+        import torch
+        class Normalize(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("mean", torch.tensor([1.0, 2.0]))
+                self.scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+                self.hook = self.register_forward_hook(lambda module, args, output: output + 1)
+            def forward(self, x): return (x - self.mean) * self.scale
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x): return x * x
+        pipeline = torch.nn.Sequential(Normalize(), torch.nn.Identity())
+        def sample(index): return Square.apply(pipeline(torch.tensor([float(index), 1.0])))
+    """,
+    "a thread pool that nobody has used yet": """
+        import concurrent.futures
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        def sample(index): return pool.submit(lambda: index + 1).result(timeout=10)
+    """,
+    "classes with __reduce__, __getstate__ and __getnewargs__": """
+        class Reduced:
+            def __init__(self, x): self.x = x
+            def __reduce__(self): return make, (self.x + 1,)
+        def make(x): return Reduced(x)
+        class Stated:
+            __slots__ = ("a", "b")
+            def __init__(self): self.a, self.b = 1, 2
+            def __getstate__(self): return (self.a, self.b)
+            def __setstate__(self, state): self.a, self.b = state[0] + STEP, state[1]
+        class New(tuple):
+            def __new__(cls, x, y): return super().__new__(cls, (x, y))
+            def __getnewargs__(self): return tuple(self)
+        STEP = 0
+        reduced, stated, new = Reduced(1), Stated(), New(1, 2)
+        reduced.x = 1
+        OPTIONS["collate_fn"] = list
+        def sample(index): return [reduced.x > 0, stated.a, new[1], type(new).__name__]
+    """,
+    "__main__ by other names": """
+        import __main__, importlib
+        LIMIT = 3
+        class Point: pass
+        def sample(index):
+            main = importlib.import_module("__main__")
+            return [__main__.LIMIT, main.Point is Point, sys.modules["__main__"].LIMIT, vars(main)["LIMIT"]]
+    """,
+    "a script that imports a module that imports it": """
+        import types
+        helper = types.ModuleType("made_by_hand")
+        exec("def twice(x): return 2 * x", helper.__dict__)
+        nested = types.SimpleNamespace(os=os, path=os.path)
+        def sample(index): return [helper.twice(index), nested.path.basename("a/b"), nested.os.sep]
+    """,
+    "types of C code, operators and NumPy's functions": """
+        import types, operator, re, numpy as np, datetime, zoneinfo, uuid, fractions, random
+        FUNCTION, METHOD, KEYS, GENERATOR = types.FunctionType, types.MethodType, dict, types.GeneratorType
+        VECTOR = np.vectorize(lambda x: x + 1)
+        RECORD = np.dtype([("a", "i4"), ("b", "f8", (2,))])
+        RANDOM, STATE = random.Random(1), np.random.RandomState(1)
+        ZONE, UNIQUE, HALF = datetime.timezone.utc, uuid.UUID(int=3), fractions.Fraction(1, 2)
+        ADD = {"+": operator.add, "u": np.add.reduce, "m": str.upper, "j": "-".join}
+        def sample(index):
+            return [isinstance(sample, FUNCTION), VECTOR(np.arange(2)), np.zeros(1, RECORD)["b"].shape[1],
+                    RANDOM.random() >= 0, STATE.rand() >= 0, str(UNIQUE), str(HALF), ADD["+"](index, 1),
+                    ADD["m"]("a"), ADD["j"]("ab"), isinstance({}, KEYS)]
+    """,
+    "torchvision transforms of the script": """
+        import warnings
+        warnings.simplefilter("ignore")  # what torchvision says where its C code can't be loaded
+        import torch, torchvision, PIL.Image
+        from torchvision import transforms
+        class Invert(torch.nn.Module):
+            def forward(self, x): return 1 - x
+        class Gray:
+            def __call__(self, image): return image.convert("L")
+        transform = transforms.Compose([Gray(), transforms.Lambda(lambda i: i.rotate(90)), transforms.ToTensor(), Invert()])
+        class Fake(torchvision.datasets.FakeData):
+            def __init__(self):
+                super().__init__(size=6, image_size=(3, 4, 4), transform=transform)
+            def __getitem__(self, index):
+                image, label = super().__getitem__(index)
+                return image, index
+        Dataset = Fake
+    """,
 }

@@ -28,8 +28,8 @@ _IS_HEAP_TYPE = 1 << 9
 
 def travels_by_value(thing: object) -> bool:
     """Return whether a class or function can't be found by another process under its module and name."""
-    if not isinstance(thing, (type, FunctionType)) or thing in _UNNAMED_TYPES:
-        return False
+    if not isinstance(thing, (type, FunctionType)) or any(thing is unnamed for unnamed in _UNNAMED_TYPES):
+        return False  # not `in`: a metaclass may have an odd __eq__
     if isinstance(thing, type) and not thing.__flags__ & _IS_HEAP_TYPE:
         return False
     return not is_importable(thing)

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable
 from enum import Enum
+from threading import Thread
 from threading import local as thread_local
 from typing import Any
 
@@ -19,8 +20,8 @@ from swift_loader.transport.reducers import reduce_local, reduce_member, reduce_
 
 __all__ = ["Trial", "reduce_special"]
 
-_NAMES_OF_TYPES = {kind: name for name, kind in vars(types).items() if type(kind) is type}
-"""Types such as that of functions, which the module doesn't hold that they name."""
+_NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(kind) is type}
+"""By the address: types such as that of functions, which the module doesn't hold that they name."""
 
 
 class Trial(pickle.Pickler):
@@ -62,6 +63,8 @@ def reduce_special(obj: Any, kind: type, number_of: NumberOf) -> Any:
         return reduce_local(obj)
     if isinstance(obj, np.memmap):
         return reduce_memmap(obj)
-    if isinstance(obj, type) and obj in _NAMES_OF_TYPES:
-        return getattr, (types, _NAMES_OF_TYPES[obj])
+    if isinstance(obj, Thread) and obj.ident is not None:
+        raise TypeError("a thread that was started can't be sent")
+    if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
+        return getattr, (types, _NAMES_OF_TYPES[id(obj)])
     return None

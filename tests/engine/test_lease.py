@@ -123,7 +123,12 @@ def test_a_slot_can_be_lent_again_and_again(data: st.DataObject) -> None:
 def test_the_parts_of_a_decoded_batch_hold_the_slot_one_by_one() -> None:
     book, segment = LeaseBook(), segment_of(1 << 16)
     arena = Arena(segment.array())
-    batch = {"x": np.arange(12.0).reshape(3, 4), "y": torch.arange(6).view(2, 3), "z": [np.zeros(3, "M8[s]")], "n": 3}
+    batch = {
+        "x": np.arange(1200.0).reshape(3, 400),
+        "y": torch.arange(6).view(2, 3),
+        "z": [np.zeros(300, "M8[s]")],
+        "n": 3,
+    }
     sent = encode(batch, arena, Definitions().number_of)
     arrived = decode(memoryview(sent.meta), sent.num_blocks, book.begin(7, segment), Definitions())
     parts = [arrived["x"].T[1:], arrived["y"].t()[0], arrived["z"][0].view("i8")]

@@ -454,11 +454,30 @@ def test_packed_sequences_arrive() -> None:
     assert torch.equal(arrived.batch_sizes, packed.batch_sizes)
 
 
-@pytest.mark.parametrize("leaf", [np.arange(5), torch.arange(5), torch.ones(2, requires_grad=True)], ids=type)
+@pytest.mark.parametrize("leaf", [np.arange(100), torch.arange(5), torch.ones(2, requires_grad=True)], ids=type)
 def test_two_references_to_one_leaf_stay_one(leaf: Any) -> None:
     arrived = round_trip({"a": leaf, "b": [leaf]})
     assert arrived["a"] is arrived["b"][0]
-    assert encoded([leaf, leaf])[1].used == 64
+    assert encoded([leaf, leaf])[1].used == encoded([leaf])[1].used > 0
+
+
+def test_small_arrays_go_into_the_structure_and_arrive_alike() -> None:
+    small = np.arange(6, dtype=np.int16)
+    leaves = [small, small[::2], small.reshape(2, 3), small.reshape(2, 3).T, np.array(3.5), np.empty((0, 3), "M8[s]")]
+    batch = [*leaves, small]
+    assert encoded(batch)[1].used == 64  # the one whose order is another
+    arrived = round_trip(batch)
+    assert arrived[0] is arrived[-1]
+    for array, original in zip(arrived, batch, strict=True):
+        assert (array.dtype, array.shape, array.tolist()) == (original.dtype, original.shape, original.tolist())
+        assert array.flags.writeable
+        assert array.flags.aligned
+
+
+def test_a_large_array_does_not_go_into_the_structure() -> None:
+    sent, arena = encoded(np.zeros(513, np.uint8))
+    assert arena.used >= 513
+    assert len(sent.meta) < 513
 
 
 def test_a_structure_that_holds_itself_arrives() -> None:
@@ -559,11 +578,11 @@ def test_what_was_made_in_the_arena_is_not_copied() -> None:
 
 
 def test_arrivals_are_views_of_the_memory() -> None:
-    sent, arena = encoded([np.zeros(10, np.uint8), torch.zeros(10, dtype=torch.uint8)])
+    sent, arena = encoded([np.zeros(1000, np.uint8), torch.zeros(1000, dtype=torch.uint8)])
     memory = memory_of(arena)
     array, tensor = decode(memoryview(sent.meta), sent.num_blocks, memory, Definitions())
     memory[:] = 7
-    assert array.tolist() == tensor.tolist() == [7] * 10
+    assert array.tolist() == tensor.tolist() == [7] * 1000
 
 
 @given(
@@ -619,12 +638,12 @@ def test_an_error_of_the_users_own_pickling_is_named() -> None:
 ROW = struct.Struct("<QQ")
 
 
-@pytest.mark.parametrize("row", [(0, 81), (1, 80), (81, 0), (2**63, 2**63), (2**64 - 1, 1), (0, 2**64 - 2)])
+@pytest.mark.parametrize("row", [(0, 801), (1, 800), (801, 0), (2**63, 2**63), (2**64 - 1, 1), (0, 2**64 - 2)])
 def test_a_buffer_outside_the_memory_is_refused(row: tuple[int, int]) -> None:
-    sent, arena = encoded(np.arange(10))
-    memory = memory_of(arena)[:80]
+    sent, arena = encoded(np.arange(100))
+    memory = memory_of(arena)[:800]
     meta = ROW.pack(*row) + sent.meta[ROW.size :]
-    with pytest.raises(ProtocolError, match="outside a slot of 80 bytes"):
+    with pytest.raises(ProtocolError, match="outside a slot of 800 bytes"):
         decode(memoryview(meta), 1, memory, Definitions())
 
 
