@@ -852,7 +852,8 @@ DEFINITIONS = {
         class Key:
             name: str
         SEEN = {Key("a"): 1}
-        def sample(index): return [Slotted(-index).x, SEEN[Key("a")], attrs.asdict(Slotted(1))["x"], Key("a") < Key("b")]
+        def sample(index):
+            return [Slotted(-index).x, SEEN[Key("a")], attrs.asdict(Slotted(1))["x"], Key("a") < Key("b")]
     """,
     "Enums by calls, inside classes, of dataclasses and with tricks": """
         import enum
@@ -927,7 +928,8 @@ DEFINITIONS = {
         class Config(metaclass=Single):
             def __init__(self): self.x = 1
         config = Config()
-        def sample(index): return [Thing().get(), isinstance("odd", Thing), Thing.nothing, Config() is config, Thing.prepared]
+        def sample(index):
+            return [Thing().get(), isinstance("odd", Thing), Thing.nothing, Config() is config, Thing.prepared]
     """,
     "containers of the library with code of the script": """
         import collections, functools, itertools, operator, types
@@ -1052,7 +1054,8 @@ DEFINITIONS = {
             def forward(self, x): return 1 - x
         class Gray:
             def __call__(self, image): return image.convert("L")
-        transform = transforms.Compose([Gray(), transforms.Lambda(lambda i: i.rotate(90)), transforms.ToTensor(), Invert()])
+        turned = transforms.Lambda(lambda image: image.rotate(90))
+        transform = transforms.Compose([Gray(), turned, transforms.ToTensor(), Invert()])
         class Fake(torchvision.datasets.FakeData):
             def __init__(self):
                 super().__init__(size=6, image_size=(3, 4, 4), transform=transform)
