@@ -129,9 +129,11 @@ class Loop:
             if not leg.starts_by_itself or self._case.num_consumers > 1:
                 loader.start(self._case.seed % self._case.num_consumers)
             reached = place
+            finished = state["epoch"] if state is not None and place == (state["epoch"] + 1, 0) else None
             for number, one in enumerate(leg.passes):
                 closes = leg.closes_in_midst and number == len(leg.passes) - 1
-                reached, place = self._run_pass(loader, leg, one, place, closes=closes)
+                reached, place = self._run_pass(loader, leg, one, place, finished, closes=closes)
+                finished = None
             self._check_restarts(loader)
         self._finish_holders()
         is_in_midst = reached[1] > 0
@@ -140,15 +142,20 @@ class Loop:
         return loader.state_dict(), reached
 
     def _run_pass(
-        self, loader: SwiftLoader, leg: Leg, one: Pass, place: tuple[int, int], *, closes: bool
+        self, loader: SwiftLoader, leg: Leg, one: Pass, place: tuple[int, int], finished: int | None, *, closes: bool
     ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return where a state goes on, and where the next pass begins."""
+        """Return where a state goes on, and where the next pass begins.
+
+        Of the epoch `finished`, whose end the loaded state was saved at, nothing is left if it is chosen.
+        """
         epoch, begin = place
         chosen = one.epoch if one.epoch is not None or epoch < NUM_EPOCHS else 0
         if chosen is not None:
             loader.set_epoch(chosen)
             epoch, begin = chosen, begin if chosen == epoch else 0
-        due = self._epochs[epoch].batches[begin:]
+        is_finished = chosen is not None and chosen == finished
+        due = () if is_finished else self._epochs[epoch].batches[begin:]
+        due_ending = "" if is_finished else self._epochs[epoch].ending
         limit = one.breaks_at if one.breaks_at is not None and one.breaks_at < len(due) else None
         where = f"epoch {epoch}, from batch {begin} on"
         got: list[Fingerprint] = []
@@ -166,13 +173,13 @@ class Loop:
         except StopIteration:
             pass
         except (PlantedError, TooManyErrors) as error:
-            if type(error).__name__ != self._epochs[epoch].ending:
+            if type(error).__name__ != due_ending:
                 raise
             self.has_met_planted = True
             ending = type(error).__name__
         if not leg.in_order:
             compare_unordered(got, [self._agreement.expected(batch) for batch in due], where)
-        if limit is None and (len(got) != len(due) or ending != self._epochs[epoch].ending):
+        if limit is None and (len(got) != len(due) or ending != due_ending):
             raise Deviation(
                 f"wrong data: {where}: {len(got)} batches instead of {len(due)}, then {ending or 'the end'}"
             )
