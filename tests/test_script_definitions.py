@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import run_script
 from tests.script_definitions import DEFINITIONS, as_script
 
-OPTIONAL = ("pydantic", "matplotlib", "PIL")
+OPTIONAL = ("attrs", "matplotlib", "PIL", "pydantic", "torchvision")
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)

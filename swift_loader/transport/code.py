@@ -14,9 +14,10 @@ import io
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
@@ -25,6 +26,7 @@ from swift_loader.transport.codec import CodeNeeded, Encoder, NumberOf
 from swift_loader.transport.definitions import MAIN_MODULES
 from swift_loader.transport.names import used_globals
 from swift_loader.transport.reducers import reducers
+from swift_loader.transport.steps import Step, Steps
 from swift_loader.transport.trial import Trial, reduce_special
 from swift_loader.transport.walk import find_unencodable, type_name
 
@@ -64,17 +66,6 @@ class _Space:
     """Why variables weren't sent that nobody used when they were tried."""
 
 
-class _Step(NamedTuple):
-    """A value to be set once everything is known that it needs."""
-
-    call: _Call
-    value: Any
-    where: str
-    is_required: bool
-    space: _Space | None = None
-    name: str = ""
-
-
 class CodeEncoder(Encoder):
     """An encoder that also takes apart code, locks and other things that scripts hold."""
 
@@ -106,7 +97,7 @@ class CodeEncoder(Encoder):
         self._cells: dict[int, types.CellType] = {}
         self._spaces: dict[int | str, _Space] = {}
         self._soon: deque[_Call] = deque()
-        self._new_steps: list[_Step] = []
+        self._steps = Steps()
         self._hooks: list[_Call] = []
         self._packages: dict[str, list[tuple[frozenset[str], str]]] = {}
         self._names: set[str] = set()
@@ -120,14 +111,12 @@ class CodeEncoder(Encoder):
             Exception: The content can't be sent.
         """
         # An error of the content has no place of its own: it is the caller's to explain.
-        self._steps([_Step(_Call(rebuild.nothing), content, "", True)])
-        self._soon.extend(self._hooks)
-        self._hooks = []
-        self._steps([])
+        self._steps.add(None, Step(lambda: None, content, ""))
+        self._write_steps()
+        self._write_hooks()
         self.dump(content)
-        self._steps([])  # for what is made anew each time it is sent
-        self._soon.extend(self._hooks)
-        self._steps([])
+        self._write_steps()  # for what is made anew each time it is sent
+        self._write_hooks()
         things = list(self._things.values()) if self._note is not None else []
         self._dump_call(_Call(rebuild.Finished, content, things))
 
@@ -156,7 +145,7 @@ class CodeEncoder(Encoder):
         if thing.__module__ in MAIN_MODULES:
             variables, name = vars(sys.modules["__main__"]), thing.__qualname__.partition(".")[0]
             if variables.get(name) is thing:  # for those who look it up there, as pickle does
-                self._use(self._space_of(variables), variables, name, "it")
+                self._use(self._space_of(variables), variables, name, "it", None)
         return self._begin_class(thing) if isinstance(thing, type) else self._begin_function(thing)
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
@@ -179,23 +168,25 @@ class CodeEncoder(Encoder):
         space = self._space_of(function.__globals__)
         used = used_globals(function.__code__)
         self._names.update(used.names)
-        if used.is_all and space.is_script:
-            self._use_all(function.__globals__)
         user = f"the function {function.__qualname__}"
         for name in used.variables:
             if name in function.__globals__:
-                self._use(space, function.__globals__, name, user)
+                self._use(space, function.__globals__, name, user, id(function))
+        if used.is_all and space.is_script:
+            self._use_all(function.__globals__, id(function))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._note_cell(cell, f"the variable {name!r}, which {user} uses,")
-        attributes = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
-        given = {name: value for name, value in attributes.items() if value}
+            self._steps.link(id(function), id(cell))
+        given = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+        given = {name: value for name, value in given.items() if value}
         if given or vars(function):
             more = dict(vars(function))
-            self._set(_Call(rebuild.fill_function, function, given, more), (given, more), f"a default of {user}")
+            call = _Call(rebuild.fill_function, function, given, more)
+            self._set(id(function), call, (given, more), f"a default or an attribute of {user}")
         annotations = _annotations_of(function)
         if annotations:
             call = _Call(rebuild.fill_function, function, {"__annotations__": annotations}, {})
-            self._set(call, annotations, "", required=False)
+            self._set(id(function), call, annotations, "", required=False)
         names = (function.__name__, function.__qualname__, function.__module__)
         return rebuild.new_function, (function.__code__, space, names, function.__doc__, function.__closure__)
 
@@ -207,7 +198,7 @@ class CodeEncoder(Encoder):
             value = cell.cell_contents
         except ValueError:  # empty
             return
-        self._set(_Call(rebuild.fill_cell, cell, value), value, where)
+        self._set(id(cell), _Call(rebuild.fill_cell, cell, value), value, where)
 
     def _space_of(self, variables: dict[str, Any]) -> _Space:
         name = variables.get("__name__", "")
@@ -221,23 +212,35 @@ class CodeEncoder(Encoder):
             self._kept.append(variables)
         return self._spaces[key]
 
-    def _use(self, space: _Space, variables: dict[str, Any], name: str, user: str, *, required: bool = True) -> None:
+    def _use(
+        self,
+        space: _Space,
+        variables: dict[str, Any],
+        name: str,
+        user: str,
+        owner: Hashable,
+        *,
+        required: bool = True,
+    ) -> None:
+        """Send a global variable, if that wasn't done yet."""
         where = f"the global variable {name!r}, which {user} uses,"
         if name in space.missing and required:
             raise EncodeError(f"{where} {space.missing[name]}")
+        self._steps.link(owner, (id(space), name))
         if name in space.asked:
             return
         space.asked.add(name)
         value = variables[name]
         call = _Call(rebuild.fill_namespace, space, name, value)
-        self._set(call, value, where, required=required, variable=(space, name))
+        note_missing = partial(space.missing.__setitem__, name)
+        self._set((id(space), name), call, value, where, required=required, note_missing=note_missing)
 
-    def _use_all(self, variables: dict[str, Any]) -> None:
+    def _use_all(self, variables: dict[str, Any], owner: Hashable = None) -> None:
         """Send all variables that can be sent: code may look up any of them by its name."""
         space = self._space_of(variables)
         for name in list(variables):
             if name not in _OF_THE_MODULE:
-                self._use(space, variables, name, "", required=False)
+                self._use(space, variables, name, "", owner, required=False)
 
     # Classes ----------------------------------------------------------------------------------------------------------
 
@@ -257,7 +260,10 @@ class CodeEncoder(Encoder):
                 now[name] = value
             else:
                 where = f"the attribute {name!r} of the class {cls.__qualname__}"
-                self._set(_Call(rebuild.fill_class, cls, {name: value}), value, where, required=not _is_dunder(name))
+                call = _Call(rebuild.fill_class, cls, {name: value})
+                self._set(id(cls), call, value, where, required=not _is_dunder(name))
+        for needed in (type(cls), *cls.__bases__, *(code for value in now.values() for code in _code_in(value))):
+            self._steps.link(id(cls), id(needed))
         self._soon.append(_Call(rebuild.fill_class, cls, now))
         return rebuild.new_class, (type(cls), cls.__name__, cls.__bases__, basics, has_abstract)
 
@@ -267,57 +273,60 @@ class CodeEncoder(Encoder):
         registered = [known for ref in abc._get_dump(cls)[0] if (known := ref()) is not None]  # type: ignore[attr-defined]  # noqa: SLF001
         if registered:
             call = _Call(rebuild.fill_class, cls, {"_abc_registry": registered})
-            self._set(call, registered, "", required=False)
+            self._set(id(cls), call, registered, "", required=False)
 
     # The order --------------------------------------------------------------------------------------------------------
 
     def _set(
         self,
+        owner: Hashable,
         call: _Call,
         value: object,
         where: str,
         *,
         required: bool = True,
-        variable: tuple[_Space | None, str] = (None, ""),
+        note_missing: Callable[[str], None] | None = None,
     ) -> None:
-        """Have something filled: at once, if that needs nothing but code, or after the code that the value needs."""
+        """Have something filled: soon, if that needs nothing but code, or after the code that the value needs."""
         if _is_code(value):
             self._soon.append(call)
+            for code in _code_in(value):
+                self._steps.link(owner, id(code))
         else:
-            self._new_steps.append(_Step(call, value, where, required, *variable))
+            self._steps.add(owner, Step(partial(self._dump_call, call), value, where, required, note_missing))
 
-    def _steps(self, stack: list[_Step]) -> None:
-        """Write what has been put off; of the values, those first that others need."""
-        tried: set[int] = set()
-        while True:
+    def _write_steps(self) -> None:
+        """Write what has been put off, each value after all that its code needs."""
+        self._write_soon()
+        while (step := self._steps.next()) is not None:
+            if step.is_open:
+                step.write()
+                step.is_done = True
+                continue
+            step.is_open = True
+            self._kept.append(step)
+            trial = Trial(lambda thing: self._number_of(thing) is not None)
+            try:
+                trial.dump(step.value)
+            except Exception as error:
+                step.is_done = True
+                self._refuse(step, error)
+                continue
+            for thing in trial.found:
+                if id(thing) not in self._things:
+                    self.dump(thing)
             self._write_soon()
-            stack.extend(reversed(self._new_steps))
-            self._new_steps.clear()
-            if not stack:
-                return
-            step = stack[-1]
-            if id(step) not in tried:
-                tried.add(id(step))
-                self._kept.append(step)
-                try:
-                    unknown = self._try(step.value)
-                except Exception as error:
-                    self._refuse(stack.pop(), error)
-                    continue
-                if unknown:
-                    for thing in unknown:
-                        self.dump(thing)
-                    continue
-            self._dump_call(stack.pop().call)
+            self._steps.put_first(id(thing) for thing in trial.found)
 
-    def _try(self, value: object) -> list[object]:
-        trial = Trial(lambda thing: self._number_of(thing) is not None or id(thing) in self._things)
-        trial.dump(value)
-        return trial.found
+    def _write_hooks(self) -> None:
+        """Write what would run too early, once all classes are made."""
+        self._soon.extend(self._hooks)
+        self._hooks.clear()
+        self._write_steps()
 
-    def _refuse(self, step: _Step, error: Exception) -> None:
+    def _refuse(self, step: Step, error: Exception) -> None:
         """Raise for a value that can't be sent; or take note of it, for as long as nobody uses it."""
-        if not (step.where or not step.is_required) or isinstance(error, EncodeError):
+        if isinstance(error, EncodeError) or (step.is_required and not step.where):
             raise error
         path, culprit, error = find_unencodable(step.value, error, lambda part: Trial().dump(part))
         holds = f"holds at {path} a" if path else "is a"
@@ -327,8 +336,8 @@ class CodeEncoder(Encoder):
         )
         if step.is_required:
             raise EncodeError(f"{step.where} {text}") from error
-        if step.space is not None:
-            step.space.missing[step.name] = text
+        if step.note_missing is not None:
+            step.note_missing(text)
 
     def _write_soon(self) -> None:
         while self._soon:
@@ -358,11 +367,15 @@ def _annotations_of(function: types.FunctionType) -> dict[str, Any]:
 
 def _is_code(value: object) -> bool:
     """Return whether a value can be sent before any other: it needs no instance."""
-    if isinstance(value, (classmethod, staticmethod)):
-        return _is_code(value.__func__)
-    if type(value) is property:
-        return all(_is_code(function) for function in (value.fget, value.fset, value.fdel))
+    if isinstance(value, (classmethod, staticmethod, property)):
+        return type(value) in (classmethod, staticmethod, property) and all(map(_is_code, _code_in(value)))
     return isinstance(value, (types.FunctionType, type)) or type(value) in (types.ModuleType, *_LEAVES)
+
+
+def _code_in(value: object) -> tuple[Any, ...]:
+    if isinstance(value, (classmethod, staticmethod)):
+        return _code_in(value.__func__) if isinstance(value.__func__, (classmethod, property)) else (value.__func__,)
+    return (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
 
 
 def _is_made_with_the_class(value: object, cls: type) -> bool:

@@ -182,7 +182,8 @@ def test_a_default_that_cannot_be_sent_is_named() -> None:
         return x
 
     with pytest.raises(
-        EncodeError, match=r"a default of the function .*stuck holds at .*a generator, which can't be sent"
+        EncodeError,
+        match=r"a default or an attribute of the function .*stuck holds at .*a generator, which can't be sent",
     ):
         carried(stuck)
 
@@ -271,3 +272,23 @@ def test_what_was_written_to_a_private_memmap_arrives(tmp_path: Path) -> None:
     ours = np.memmap(tmp_path / "a", np.int32, "c")
     ours[:] = 5
     assert carried(ours).tolist() == [5] * 10
+
+
+def test_an_instance_is_rebuilt_after_all_that_its_class_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+class Key:
+    def __init__(self, x): self.x = x
+    def __hash__(self): return offset() + hash(self.x)
+    def __eq__(self, other): return self.x == other.x
+TABLE = {}
+def offset(): return LATER.value
+class Number:
+    def __init__(self, value): self.value = value
+    def __setstate__(self, state): self.__dict__.update(state); self.scale = SCALES[0]
+LATER = Number(7)
+SCALES = [2]
+TABLE[Key("a")] = 1
+def get(): return TABLE[Key("a")], LATER.scale
+"""
+    names = script(code, monkeypatch)
+    assert carried(names["get"])() == (1, 2)

@@ -1,0 +1,70 @@
+"""In which order values are set that need code: each after those that this code needs in turn. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+__all__ = ["Step", "Steps"]
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """A value that is to be set."""
+
+    write: Callable[[], None]
+    value: object
+    where: str
+    """What it is, for the message if it can't be sent; empty if the message is made elsewhere."""
+    is_required: bool = True
+    """False: if it can't be sent, go without it."""
+    note_missing: Callable[[str], None] | None = None
+    is_open: bool = False
+    """What it needs is being looked for, or being set."""
+    is_done: bool = False
+
+
+class Steps:
+    """Steps, what they belong to (functions, classes, variables), and which of these need which others."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Hashable, list[Step]] = {}
+        self._needs: dict[Hashable, list[Hashable]] = {}
+        self._waiting: deque[Step] = deque()
+        self._stack: list[Step] = []
+
+    def add(self, owner: Hashable, step: Step) -> None:
+        """Have a step done: the owner isn't complete without it."""
+        self._steps.setdefault(owner, []).append(step)
+        self._waiting.append(step)
+
+    def link(self, owner: Hashable, other: Hashable) -> None:
+        """Take note that an owner isn't complete before another one is."""
+        self._needs.setdefault(owner, []).append(other)
+
+    def next(self) -> Step | None:
+        """Return a step to open or, if it is open, to do; None if all are done."""
+        while True:
+            if not self._stack:
+                if not self._waiting:
+                    return None
+                self._stack.append(self._waiting.popleft())
+            step = self._stack[-1]
+            if not step.is_done:
+                return step
+            self._stack.pop()
+
+    def put_first(self, owners: Iterable[Hashable]) -> None:
+        """Have done first what these need; a step that is open itself is left for later: that is a cycle."""
+        found: list[Step] = []
+        queue = deque(owners)
+        seen = set(queue)
+        while queue:
+            owner = queue.popleft()
+            found.extend(step for step in self._steps.get(owner, ()) if not step.is_open and not step.is_done)
+            for other in self._needs.get(owner, ()):
+                if other not in seen:
+                    seen.add(other)
+                    queue.append(other)
+        self._stack.extend(reversed(found))
