@@ -26,6 +26,7 @@ PURE = [
     "transport/slots",
     "transport/frames",
     "transport/messages",
+    "transport/reports",
     "transport/walk",
 ]
 WORKER_FOLDERS = ("worker", "transport")

@@ -7,7 +7,7 @@ report ──► equal | SUSPECT: samples differ, the process is asked why ─�
 from __future__ import annotations
 
 from swift_loader.errors import DatasetMismatch
-from swift_loader.transport.messages import BuildReport, Verdict
+from swift_loader.transport.reports import BuildReport, Verdict
 
 __all__ = ["Builds"]
 

@@ -49,15 +49,8 @@ from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.channel import Received
 from swift_loader.transport.descriptors import explained, new_eventfd
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import (
-    Batch,
-    BuildReport,
-    Failure,
-    SampleFailed,
-    Stage,
-    Verdict,
-    Verdicts,
-)
+from swift_loader.transport.messages import Batch, Failure, SampleFailed, Stage, Verdicts
+from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.fetch import OnError
 

@@ -20,8 +20,9 @@ from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.descriptors import duplicate, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdict, Verdicts, Verify
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdicts, Verify
 from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.reports import Verdict
 from swift_loader.worker.termination import end_group
 
 __all__ = ["TemplateProcess", "WorkerProcess"]

@@ -33,7 +33,6 @@ from swift_loader.transport.messages import (
     NO_SLOT,
     UNKNOWN_ADDRESS,
     Batch,
-    BuildReport,
     NewPlan,
     Ready,
     SegmentGone,
@@ -41,6 +40,7 @@ from swift_loader.transport.messages import (
     Task,
     Verify,
 )
+from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 
 __all__ = ["BatchReader", "WorkerHandle"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import Frame, Kind, pack_frame
+from swift_loader.transport.reports import BuildReport, Verdict
 
 if TYPE_CHECKING:
     from swift_loader.plan import PlanSettings
@@ -26,9 +27,7 @@ __all__ = [
     "NO_SLOT",
     "UNKNOWN_ADDRESS",
     "Batch",
-    "BuildReport",
     "Built",
-    "Checksums",
     "Exited",
     "Failure",
     "Fork",
@@ -40,7 +39,6 @@ __all__ = [
     "SegmentMade",
     "Stage",
     "Task",
-    "Verdict",
     "Verdicts",
     "Verify",
 ]
@@ -86,32 +84,6 @@ class Stage(str, Enum):
     FETCH = "fetching a sample"
     COLLATE = "collating a batch"
     ENCODE = "encoding a batch"
-
-
-Checksums = tuple[tuple[int, int], ...]
-"""(dataset index, checksum) of some samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildReport:
-    """What a process says of the dataset that it has built, so that the trainer can compare it with others."""
-
-    num_samples: int
-    hash_of_text: int
-    """Of a fixed string: it differs where the hash seed does."""
-    checksums: Checksums = ()
-    """Empty if this is no build of its own, or none could be taken."""
-
-
-class Verdict(str, Enum):
-    """Why a sample differs from that of another build."""
-
-    UNSTABLE = "unstable"
-    """It is another one each time it is fetched, or in each process: that says nothing of the build."""
-    RANDOM = "random"
-    """Each build gives another one: something is drawn from a generator that isn't keyed."""
-    CHANGED = "changed"
-    """It stays as it is here: what it is read from has changed in between."""
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import BuildReport, Stage, Verdicts
+from swift_loader.transport.messages import Stage, Verdicts
 from swift_loader.transport.payload import Environment, PayloadLayout, read_payload
+from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import chosen_indices, judge, look_at_samples, look_in_fork, report

@@ -25,7 +25,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.board import Board
 from swift_loader.transport.codec import encode
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import BuildReport, Checksums, Verdict
+from swift_loader.transport.reports import BuildReport, Checksums, Verdict
 from swift_loader.worker.fetch import Fetcher, OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng, Seeding

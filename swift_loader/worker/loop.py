@@ -17,16 +17,8 @@ from swift_loader.transport.board import NUM_BEGUN, Board
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import (
-    Batch,
-    BuildReport,
-    Failure,
-    NewPlan,
-    Ready,
-    SampleFailed,
-    Task,
-    Verdicts,
-)
+from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, Task, Verdicts
+from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure

@@ -19,7 +19,6 @@ from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
-    BuildReport,
     Built,
     Exited,
     Failure,
@@ -32,10 +31,10 @@ from swift_loader.transport.messages import (
     SegmentMade,
     Stage,
     Task,
-    Verdict,
     Verdicts,
 )
 from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.reports import BuildReport, Verdict
 
 MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""

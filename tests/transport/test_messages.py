@@ -13,7 +13,6 @@ from swift_loader.transport.messages import (
     MAX_SLOTS_PER_TASK,
     NO_SLOT,
     Batch,
-    BuildReport,
     Built,
     Exited,
     Failure,
@@ -25,10 +24,10 @@ from swift_loader.transport.messages import (
     SegmentMade,
     Stage,
     Task,
-    Verdict,
     Verdicts,
     Verify,
 )
+from swift_loader.transport.reports import BuildReport, Verdict
 
 bits_31 = st.integers(-(2**31), 2**31 - 1)
 bits_32 = st.integers(0, 2**32 - 1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import Verdict
+from swift_loader.transport.reports import Verdict
 from swift_loader.worker.fingerprint import chosen_indices, judge, look_at_samples, look_in_fork
 from tests import datasets
 
