@@ -127,7 +127,13 @@ class Loop:
                 place = (place[0], 0)
                 loader.set_epoch(place[0])
             if not leg.starts_by_itself or self._case.num_consumers > 1:
-                loader.start(self._case.seed % self._case.num_consumers)
+                try:
+                    loader.start(self._case.seed % self._case.num_consumers)
+                except PlantedError:
+                    if not self._trial_fails(leg):
+                        raise
+                    self.has_met_planted = True
+                    return state, place
             reached = place
             finished = state["epoch"] if state is not None and place == (state["epoch"] + 1, 0) else None
             for number, one in enumerate(leg.passes):
@@ -140,6 +146,11 @@ class Loop:
         if is_in_midst and not leg.in_order:
             return None, place
         return loader.state_dict(), reached
+
+    def _trial_fails(self, leg: Leg) -> bool:
+        """Return whether the trial batch, the first of epoch 0, has a sample that fails."""
+        first = self._epochs[0]
+        return leg.validate and leg.workers > 0 and first.ending == PlantedError.__name__ and not first.batches
 
     def _run_pass(
         self, loader: SwiftLoader, leg: Leg, one: Pass, place: tuple[int, int], finished: int | None, *, closes: bool
@@ -173,9 +184,12 @@ class Loop:
         except StopIteration:
             pass
         except (PlantedError, TooManyErrors) as error:
-            if type(error).__name__ != due_ending:
+            is_of_trial = isinstance(error, PlantedError) and not got and self._trial_fails(leg)
+            if type(error).__name__ != due_ending and not is_of_trial:
                 raise
             self.has_met_planted = True
+            if is_of_trial:
+                return place, place
             ending = type(error).__name__
         if not leg.in_order:
             compare_unordered(got, [self._agreement.expected(batch) for batch in due], where)
