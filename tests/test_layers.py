@@ -26,7 +26,9 @@ PURE = [
     "transport/slots",
     "transport/frames",
     "transport/messages",
+    "transport/names",
     "transport/reports",
+    "transport/steps",
     "transport/walk",
 ]
 WORKER_FOLDERS = ("worker", "transport")
