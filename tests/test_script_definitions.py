@@ -22,6 +22,7 @@ def test_a_definition_gives_the_same_batches_without_workers_with_a_template_and
         if module in definition and importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} isn't installed")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torchinductor"))  # torchvision imports the compiler
     printed = run_script(as_script(definition), folder=tmp_path, timeout_s=50)
     _, inline, template, spawn = printed.split("way ")
     first = inline.removeprefix("inline\n")
