@@ -1,8 +1,8 @@
 """Rebuilds code that another process sent by value: what its pickles call.
 
 Nothing that made a thing runs a second time: no metaclass or `__init_subclass__` of the script, no `__set_name__`, no
-decorator. A thing is made empty and filled later, so that cycles need no care. Imports the standard library only:
-workers need nothing else for this.
+decorator. A thing is made empty and filled later, so that cycles need no care. Imports the standard library
+and NumPy only: workers need nothing else for this.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import functools
 import marshal
+import os
 import sys
 import threading
 import types
@@ -18,9 +19,12 @@ import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from swift_loader.transport.segments import Segment
 
 __all__ = [
     "Finished",
@@ -253,9 +257,12 @@ def new_memmap(
         strides: Of the array.
     """
     name, mode, offset, nbytes = file
-    whole: Any = np.memmap(name, np.uint8, mode, offset, (nbytes,))  # type: ignore[call-overload]
-    array: Any = np.ndarray.__new__(np.memmap, shape, dtype, whole, start, strides)
-    array._mmap, array.filename, array.offset, array.mode = whole._mmap, whole.filename, offset, mode  # noqa: SLF001
+    # Not by Python's mmap, which keeps a descriptor (until Python 3.13): it would look like a file that forks share.
+    descriptor = os.open(name, (os.O_RDONLY if mode == "r" else os.O_RDWR) | os.O_CLOEXEC)
+    segment = Segment.map_file(descriptor, offset + nbytes, writes_through=mode != "r")
+    array: Any = np.ndarray.__new__(np.memmap, shape, dtype, segment.memory, offset + start, strides)
+    array._mmap, array.filename, array.offset, array.mode = None, Path(name), offset, mode  # noqa: SLF001
+    array.flags.writeable = mode != "r"
     return array
 
 

@@ -99,6 +99,16 @@ class Segment:
         """Take back what this process has written to a private mapping."""
         _libc.madvise(self._address, self.nbytes, mmap.MADV_DONTNEED)
 
+    @classmethod
+    def map_file(cls, descriptor: int, nbytes: int, *, writes_through: bool) -> Segment:
+        """Return a mapping of a file's first bytes, which lasts as long as the process; close the descriptor."""
+        try:
+            segment = cls(descriptor, nbytes, mmap.MAP_SHARED if writes_through else mmap.MAP_PRIVATE)
+        finally:
+            os.close(descriptor)
+        segment.before_unmapping(lambda: False)
+        return segment
+
     @property
     def address(self) -> int:
         """Where it begins in this process; a multiple of the page size, as its length is if `capacity_for` chose it."""
