@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,28 @@ AT_ANY_TIME = """
 @pytest.mark.parametrize("multithread", ["True", "False"])
 def test_an_alarm_at_any_time_loses_no_batch_and_is_raised_once(device: str, multithread: str, tmp_path: Path) -> None:
     assert run_script(AT_ANY_TIME, multithread, device, "3", via="-c", folder=tmp_path, timeout_s=55) == "right\n"
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_without_workers_an_alarm_comes_out_and_no_sample_is_lost(
+    on_error: str, alarm_after: Callable[[float], object]
+) -> None:
+    options: dict[str, Any] = {
+        "kwargs": {"num_samples": 12, "seconds": 0.05},
+        "batch_size": 2,
+        "shuffle": False,
+        "on_error": on_error,
+    }
+    with make_loader(datasets.Slow, workers=0, **options) as loader:
+        iterator, got, num_alarms = iter(loader), list[int](), 0
+        while len(got) < 12:
+            try:
+                alarm_after(0.03 if num_alarms < 3 else 0)
+                batch = next(iterator)
+                alarm_after(0)
+                got += batch["id"].tolist()
+            except Alarm:
+                num_alarms += 1
+        assert got == list(range(12))
+        assert num_alarms == 3
+        assert loader.failures == []

@@ -466,6 +466,16 @@ def test_a_loader_that_was_only_prepared_leaves_nothing_behind(ending: str) -> N
     del loader
 
 
+def test_what_torch_sets_in_the_environment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_loader(datasets.Counting) as loader:
+        loader.prepare()
+        wait_until(lambda: len(psutil.Process().children()) == 1, "the template is there")
+        template = psutil.Process().children()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/some/where")
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert psutil.Process().children() == template
+
+
 def test_an_error_while_preparing_comes_out_of_start() -> None:
     with make_loader(datasets.FailsToBuild) as loader:
         loader.prepare()

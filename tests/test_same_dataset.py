@@ -108,7 +108,7 @@ def test_a_set_of_strings_is_in_one_order_in_all_processes(start_method: str, de
     assert sorted(labels.values()) == list(range(24))
 
 
-@pytest.mark.parametrize("seed", [None, "random", "0", "77"])
+@pytest.mark.parametrize("seed", [None, "", "random", "0", "77"])
 @pytest.mark.parametrize("isolation", [(), ("-E",), ("-I",)])
 def test_the_hash_seed_is_the_trainers_if_it_has_one(seed: str | None, isolation: tuple[str, ...]) -> None:
     code = f"""
@@ -323,28 +323,37 @@ def test_a_constructor_runs_once_in_each_process(
         assert len(list(loader)) == 10
 
 
-@pytest.mark.parametrize("start_method", METHODS)
-def test_what_a_constructor_prints_comes_once_per_build(start_method: str, tmp_path: Path) -> None:
-    code = f"""
-        import os, ctypes
-        from swift_loader import SwiftLoader
+@pytest.mark.parametrize(("options", "num_builds", "num_imports"), [("", 1, 1), ("spawn", 3, 3), ("own", 4, 1)])
+def test_what_modules_and_constructors_print_comes_once_per_import_and_build(
+    options: str, num_builds: int, num_imports: int, tmp_path: Path
+) -> None:
+    module = """
+        import ctypes
+        print("imported")
         class Talkative:
             def __init__(self):
                 print("built")
                 ctypes.CDLL(None).printf(b"in C\\n")
             def __len__(self): return 12
             def __getitem__(self, index): return index
-        with SwiftLoader(Talkative, worker_per_consumer=3, start_method={start_method!r}) as loader:
+    """
+    chosen = {"": "", "spawn": "start_method='spawn'", "own": "dataset_per_worker=True"}[options]
+    code = f"""
+        from swift_loader import SwiftLoader
+        from talkative import Talkative
+        with SwiftLoader(Talkative, worker_per_consumer=3, {chosen}) as loader:
             list(loader)
     """
+    (tmp_path / "talkative.py").write_text(textwrap.dedent(module))
     script, output = tmp_path / "script.py", tmp_path / "output"
     script.write_text(textwrap.dedent(code))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environment["PYTHONPATH"] = str(ROOT)
     with output.open("w") as file:
         subprocess.run([sys.executable, str(script)], stdout=file, env=environment, timeout=50, check=True)
-    num_builds = 1 if start_method == "template" else 3
-    assert sorted(output.read_text().split("\n")) == sorted(["", *["built", "in C"] * num_builds])
+    lines = output.read_text().split()
+    assert lines.count("imported") == num_imports + 1, "and once in the trainer"
+    assert lines.count("built") == lines.count("C") == num_builds
 
 
 def test_a_trainer_that_ignores_sigchld_loses_no_more_than_others(tmp_path: Path) -> None:
@@ -490,3 +499,49 @@ def test_signals_that_the_trainer_blocks_still_end_the_processes() -> None:
             assert int(blocked, 16) == 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class UsedThreads(datasets.Counting):
+    """Its constructor uses threads, which are on their way out when it returns."""
+
+    def __init__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        super().__init__()
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(abs, range(1000)))
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_threads_that_a_constructor_has_ended_do_not_count(start_method: str) -> None:
+    for _ in range(4):
+        with make_loader(UsedThreads, workers=2, start_method=start_method) as loader:
+            assert sorted(ids_of(loader)) == list(range(100))
+            num_children = len(psutil.Process().children())
+        assert num_children == (1 if start_method == "template" else 2), "workers are forks"
+
+
+def test_a_closure_of_a_module_sees_what_the_dataset_has_set_there(tmp_path: Path) -> None:
+    module = """
+        WORDS = {}
+        class Texts:
+            def __init__(self):
+                for number, word in enumerate("abcdef", 1):
+                    WORDS[word] = number
+            def __len__(self): return 6
+            def __getitem__(self, index): return "abcdef"[index]
+        def make_collate():
+            return lambda samples: [WORDS.get(word, 0) for word in samples]
+    """
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        from swift_loader import SwiftLoader
+        import its_words
+        for workers in (0, 2):
+            with SwiftLoader(its_words.Texts, worker_per_consumer=workers, batch_size=3, shuffle=False,
+                             collate_fn=its_words.make_collate()) as loader:
+                print(list(loader))
+    """
+    (tmp_path / "its_words.py").write_text(textwrap.dedent(module))
+    assert run_script(code, str(tmp_path), folder=tmp_path) == "[[1, 2, 3], [4, 5, 6]]\n" * 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from swift_loader.errors import DatasetMismatch
 from swift_loader.transport.reports import BuildReport, Verdict
 
-__all__ = ["Builds"]
+__all__ = ["Builds", "settle"]
 
 _MUST_NOT_CHANGE = (
     "All processes of a loader must build the same one, else samples would be lost and others come twice. "
@@ -24,6 +24,9 @@ _HINTS = {
     Verdict.RANDOM: "its constructor gives another dataset each time: it draws from a generator that isn't keyed, such "
     "as numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time. Give that a fixed seed, or use "
     "random, numpy.random or torch's default generator, which are seeded for it",
+    Verdict.UNKNOWN: "either its constructor draws from a generator that isn't keyed, such as "
+    "numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time, or a file or something else that it "
+    "reads has changed",
     Verdict.CHANGED: "length, hash seed, working directory and environment are the same, so a file or something else "
     "that it reads has changed. Nothing that the dataset is made of may change while the loader runs",
 }
@@ -60,19 +63,20 @@ class Builds:
             index for index, checksum in report.checksums if self._checksums.setdefault(index, checksum) != checksum
         ]
 
-    def settle(self, differing: list[int], verdicts: dict[int, Verdict], who: str) -> None:
-        """Decide about samples that differ, given what the process found out about them.
-
-        Raises:
-            DatasetMismatch: At least one of them shows that the dataset is another one.
-        """
-        for index in differing:
-            hint = _HINTS.get(verdicts.get(index, Verdict.UNSTABLE))
-            if hint is not None:
-                raise DatasetMismatch(
-                    f"{who} built a dataset whose sample at dataset index {index} differs from that of the first one: "
-                    f"{hint}{_OFF}"
-                )
-
     def __repr__(self) -> str:
         return f"<Builds of {'nothing' if self._first is None else f'{self._first.num_samples} samples'}>"
+
+
+def settle(differing: list[int], verdicts: dict[int, Verdict], who: str) -> None:
+    """Decide about samples that differ, given what the process found out about them.
+
+    Raises:
+        DatasetMismatch: At least one of them shows that the dataset is another one.
+    """
+    for index in differing:
+        hint = _HINTS.get(verdicts.get(index, Verdict.UNSTABLE))
+        if hint is not None:
+            raise DatasetMismatch(
+                f"{who} built a dataset whose sample at dataset index {index} differs from that of the first one: "
+                f"{hint}{_OFF}"
+            )

@@ -15,6 +15,7 @@ from typing import Any
 from swift_loader.bad_samples import SampleFailure
 from swift_loader.engine.base import Delivery
 from swift_loader.engine.failures import describe_batch, rebuild_samples
+from swift_loader.engine.interrupts import is_interrupt
 from swift_loader.engine.worker import BatchReader
 from swift_loader.errors import LoaderClosed, RemoteTraceback
 from swift_loader.metrics import Metrics
@@ -66,7 +67,9 @@ class InlineEngine:
         """Look at the dataset."""
         num_samples = length_of(self._dataset)
         self._plan = Plan.of(num_samples, self._setup.plan)
-        self._builder = BatchBuilder(self._dataset, num_samples, self._setup, self._definitions)
+        self._builder = BatchBuilder(
+            self._dataset, num_samples, self._setup, self._definitions, is_interrupt=is_interrupt
+        )
         self._state = InlineState.RUNNING
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
@@ -83,11 +86,17 @@ class InlineEngine:
         return False
 
     def next_batch(self) -> Delivery:
-        """Build and return the next batch; a time-out can't be kept here."""
+        """Build and return the next batch; a time-out can't be kept here.
+
+        Raises:
+            Exception: What the handler of a signal raised meanwhile; the batch is built the next time.
+        """
         epoch, step = self._position
         try:
             return self._build_next(epoch, step)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             return Delivery(None, epoch, step, error=error)
 
     def _build_next(self, epoch: int, step: int) -> Delivery:
@@ -102,6 +111,8 @@ class InlineEngine:
             with keeping, limited_threads(chosen_threads()):
                 built = builder.build(store, 0, 0, epoch, step)
         except BuildError as failed:
+            if failed.__cause__ is not None and is_interrupt(failed.__cause__):
+                raise failed.__cause__ from None
             error = self._explain(failed, epoch, step)
             raise error from error.__cause__
         failures = self._take_failures(builder, epoch, step)

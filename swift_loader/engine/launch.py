@@ -31,6 +31,12 @@ _HASH_SEED = "24301"
 """Any fixed number: it orders sets of strings alike in all interpreters, ranks and runs, also after a resume."""
 
 
+_SET_BY_LIBRARIES = frozenset(
+    {"CUDA_MODULE_LOADING", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+)
+"""Variables that torch and its libraries set by themselves; no dataset depends on them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to start an interpreter. Owns a descriptor until `close`."""
@@ -78,7 +84,8 @@ class Launch:
             is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
         except OSError:
             is_same_directory = False
-        return is_same_directory and (self.environ, self.path) == (_environ(), _path())
+        changed = {name for name, _ in self.environ.items() ^ _environ().items()}
+        return is_same_directory and changed <= _SET_BY_LIBRARIES and self.path == _path()
 
     def close(self) -> None:
         """Give up the descriptor."""
@@ -95,7 +102,7 @@ def _environ() -> dict[str, str]:
     environ = {**_ONE_THREAD, **os.environ}
     if sys.flags.ignore_environment:  # the trainer didn't look at these, and so the others mustn't
         environ = {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
-    if environ.get("PYTHONHASHSEED", "random") == "random":
+    if environ.get("PYTHONHASHSEED") in (None, "", "random"):
         environ["PYTHONHASHSEED"] = _HASH_SEED
     return environ
 

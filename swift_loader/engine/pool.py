@@ -21,7 +21,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from swift_loader.engine.builds import Builds
+from swift_loader.engine.builds import Builds, settle
 from swift_loader.engine.failures import died, rebuild
 from swift_loader.engine.ladder import stop_processes
 from swift_loader.engine.launch import Launch
@@ -127,6 +127,8 @@ class WorkerPool:
         self._lock = threading.RLock()
         """Guards the beginning of processes against the end of the pool."""
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        """Why the thread does nothing any more."""
 
     # For whoever starts and stops it; any thread ----------------------------------------------------------------------
 
@@ -137,12 +139,21 @@ class WorkerPool:
             RuntimeError: This process is a template, which is importing what it was sent.
             EncodeError: The dataset, or a callable, can't be sent.
         """
-        if self._building is None:
-            refuse_nesting()
-            layout, descriptor, self.definitions = write_payload(self.setup, Environment.of_this_process())
-            self._payload = layout, descriptor
-            self._launch = Launch.of_this_process()
-            self._building = self._order(self._build_first)
+        if self._building is not None:
+            return
+        refuse_nesting()
+        layout, descriptor, self.definitions = write_payload(
+            self.setup, Environment.of_this_process(self.setup.modules)
+        )
+        with self._lock:
+            is_open = self._state is PoolState.OPEN
+            if is_open:
+                self._payload = layout, descriptor
+                self._launch = Launch.of_this_process()
+        if not is_open:
+            os.close(descriptor)
+            raise LoaderClosed("the loader was closed; make a new one to go on")
+        self._building = self._order(self._build_first)
 
     def start_template(self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None) -> int:
         """Start the first template, unless that was done, and return the dataset's length once it is built.
@@ -165,7 +176,7 @@ class WorkerPool:
         """Return whether a pool that began now would build the same: the dataset, or the trainer, may have changed."""
         if self._launch is None or self._payload is None or not self._launch.is_current():
             return False
-        layout, descriptor, _ = write_payload(self.setup, Environment.of_this_process())
+        layout, descriptor, _ = write_payload(self.setup, Environment.of_this_process(self.setup.modules))
         try:
             return same_payload(self._payload, (layout, descriptor))
         finally:
@@ -252,6 +263,8 @@ class WorkerPool:
 
         def carry_out() -> None:
             try:
+                if self._failure is not None:
+                    raise self._failure
                 answer.set_result(task())
             except BaseException as error:
                 answer.set_exception(LoaderClosed("the loader was closed") if isinstance(error, _Stopped) else error)
@@ -259,6 +272,8 @@ class WorkerPool:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swift_loader-pool", daemon=True)
             self._thread.start()
+        if self._failure is not None:
+            raise self._failure
         if not self._submit(carry_out):
             raise LoaderClosed("the loader was closed; make a new one to go on")
         return answer
@@ -284,11 +299,15 @@ class WorkerPool:
         except _Stopped:
             pass
         except BaseException as error:
+            self._failure = error
             if self._owner is not None:
                 self._owner.on_failure(error)
+            self._carry_out_orders()  # whoever waits for one of them gets to know
         # The kernel kills the processes when this thread ends, and so it stays until they have ended by themselves.
         while self._state is not PoolState.STOPPED:
             self._pump.run_once()
+            if self._failure is not None:
+                self._carry_out_orders()
         with contextlib.suppress(_Stopped):
             self._carry_out_orders()  # whoever waits for one of them is told that it won't be
 
@@ -395,20 +414,18 @@ class WorkerPool:
         Raises:
             DatasetMismatch: It hasn't.
         """
-        who = f"the template process that replaces another one (pid {template.pid})"
+        who = f"another template process (pid {template.pid})"
         with self.builds_lock:
             differing = self.builds.compare(built.report, who)
-        if self._built is not None and bool(built.reason) != bool(self._built.reason):
+        if self._forks and not built.forkable:
             raise DatasetMismatch(
-                f"{who} built a dataset that {'can not' if built.reason else 'can'} be shared by the workers, unlike "
-                f"the first one ({built.reason or self._built.reason}). What the dataset is made of must not change "
-                f"while the loader runs; dataset_per_worker=True has each worker build its own in any case"
+                f"{who} can't be forked, unlike the first one: {built.reason}. What the dataset opens and starts must "
+                f"not change while the loader runs; start_method='spawn' starts an interpreter for each worker"
             )
         if differing:
             template.ask_to_verify()
             self._run_until(lambda: template.verdicts is not None or template.is_gone)
-            with self.builds_lock:
-                self.builds.settle(differing, template.verdicts or {}, who)
+            settle(differing, template.verdicts or {}, who)
 
     def _build_replacement(self) -> TemplateProcess:
         """Return a template that is to become a worker."""
@@ -455,6 +472,8 @@ class WorkerPool:
             self._convert(template, place)
 
     def _replace(self, worker: WorkerHandle) -> None:
+        if self._failure is not None:
+            return
         self._check_open()
         assert self._owner is not None
         process = worker.process
@@ -486,8 +505,12 @@ class WorkerPool:
 
     def _fork(self, template: TemplateProcess, place: int) -> None:
         while True:
-            ours, theirs = Channel.pair()
             serial, witness = self._num_started, Witness()
+            try:
+                ours, theirs = Channel.pair()
+            except BaseException:
+                witness.close()
+                raise
             try:
                 template.request_fork(serial, theirs, witness)
                 theirs.close()

@@ -25,6 +25,7 @@ from typing import Any
 
 from swift_loader.bad_samples import SampleFailure
 from swift_loader.engine.base import Delivery
+from swift_loader.engine.builds import settle
 from swift_loader.engine.coroner import Case, Coroner
 from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import attached, describe_batch, rebuild, rebuild_samples
@@ -481,7 +482,7 @@ class ProcessEngine:
 
     def _take_verdicts(self, worker: WorkerHandle, verdicts: dict[int, Verdict]) -> None:
         try:
-            self._pool.builds.settle(worker.suspected or [], verdicts, self._who(worker))
+            settle(worker.suspected or [], verdicts, self._who(worker))
         except DatasetMismatch as error:
             self._break(error)
         else:

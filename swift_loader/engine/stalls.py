@@ -10,6 +10,9 @@ __all__ = ["StallWatch", "Step"]
 MIN_STOPPED_S = 0.2
 """A loop that is later than this was kept from running: by SIGSTOP, a debugger, a suspended machine."""
 
+MAX_STOPS = 3
+"""So many times in one wait of the loop a late end counts as a stop of the process."""
+
 
 class Step(Enum):
     """What is to be done about something that the loop waits for."""
@@ -39,6 +42,7 @@ class StallWatch:
         """When to look again."""
         self._left_s, self._expected_s = now_s, math.inf
         """When the loop began to rest, and when it is to run again."""
+        self._num_stops = 0
 
     def judge(self, since_s: float, now_s: float) -> Step:
         """Return what to do about a task that was begun at a time; a warning is asked for once."""
@@ -64,10 +68,12 @@ class StallWatch:
 
         What was begun before that is to be judged as if it had begun so much later; this wait is from now on.
         """
-        was_stopped, self._expected_s = now_s >= self._expected_s + MIN_STOPPED_S, math.inf
-        if not was_stopped:
+        late_s, self._expected_s = now_s - self._expected_s, math.inf
+        if late_s < MIN_STOPPED_S:
             return 0.0
-        stopped_s = now_s - self._left_s
+        self._num_stops += 1
+        # Where each wait ends late, the process isn't stopped, but busy: then only the delay doesn't count.
+        stopped_s = now_s - self._left_s if self._num_stops <= MAX_STOPS else late_s
         self._began_s += stopped_s
         self.check_at_s += stopped_s
         return stopped_s

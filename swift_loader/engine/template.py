@@ -67,8 +67,12 @@ class TemplateProcess:
     """A fresh interpreter that holds the dataset."""
 
     def __init__(self, launch: Launch) -> None:
-        self._channel, theirs = Channel.pair()
         self.witness = Witness()
+        try:
+            self._channel, theirs = Channel.pair()
+        except BaseException:
+            self.witness.close()
+            raise
         self.answer: Built | Failure | None = None
         """What became of the dataset."""
         self.verdicts: dict[int, Verdict] | None = None

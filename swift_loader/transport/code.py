@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
@@ -61,6 +63,8 @@ class _Space:
     name: str
     basics: dict[str, Any]
     is_script: bool
+    is_module: bool
+    """Whether they are those of a module that can be found by its name."""
     asked: set[str] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
     """Why variables weren't sent that nobody used when they were tried."""
@@ -127,12 +131,14 @@ class CodeEncoder(Encoder):
         if kind is _Call:
             return obj.reduced
         if kind is _Space:
-            return rebuild.new_namespace, (obj.name, obj.basics, obj.is_script)
+            return rebuild.new_namespace, (obj.name, obj.basics, obj.is_script, obj.is_module)
         if kind is types.CellType:
             self._note_cell(obj)
             return rebuild.new_cell, ()
         if kind is types.ModuleType or isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
+        if isinstance(obj, np.memmap) and self._note is None:  # in a batch: it may be written to, and the file not
+            return super().reducer_override(obj)
         special = reduce_special(obj, kind, self._number_of)
         return super().reducer_override(obj) if special is None else special
 
@@ -208,7 +214,8 @@ class CodeEncoder(Encoder):
         key = name if is_script else id(variables)
         if key not in self._spaces:
             basics = {basic: variables[basic] for basic in _BASICS if basic in variables}
-            self._spaces[key] = _Space(str(name), basics, is_script and self._note is not None)
+            is_module = not is_script and vars(sys.modules.get(name, object)) is variables
+            self._spaces[key] = _Space(str(name), basics, is_script and self._note is not None, is_module)
             self._kept.append(variables)
         return self._spaces[key]
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena, Block
 from swift_loader.transport.definitions import Definitions, travels_by_value
-from swift_loader.transport.rebuild import Finished
+from swift_loader.transport.rebuild import Finished, update_attributes
 from swift_loader.transport.walk import find_unencodable, type_name
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class Encoder(pickle.Pickler):
             return NotImplemented
         rebuild, fields = self._take_apart(tensor, torch)
         if tensor.__dict__:
-            return rebuild, fields, tensor.__dict__, None, None, _set_attributes
+            return rebuild, fields, tensor.__dict__, None, None, update_attributes
         return rebuild, fields
 
     @staticmethod
@@ -431,7 +431,3 @@ def _rebuild_sparse(
 
     options: dict[str, Any] = {"layout": getattr(torch, layout), "check_invariants": False}
     return torch.sparse_compressed_tensor(starts, places, values, shape, requires_grad=requires_grad, **options)
-
-
-def _set_attributes(thing: Any, attributes: dict[str, Any]) -> None:
-    thing.__dict__.update(attributes)

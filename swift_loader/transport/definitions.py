@@ -40,8 +40,11 @@ def is_importable(thing: Any) -> bool:
     module_name = getattr(thing, "__module__", None)
     if module_name is None or module_name in MAIN_MODULES:
         return False
+    qualified = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    if qualified is None:
+        return False
     found: Any = sys.modules.get(module_name)
-    for name in getattr(thing, "__qualname__", thing.__name__).split("."):
+    for name in qualified.split("."):
         found = getattr(found, name, None)
     return found is thing
 

@@ -18,6 +18,7 @@ import numpy as np
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.transport.walk import find_unencodable, type_name
@@ -53,13 +54,15 @@ class Environment:
     """torch's default dtype, if it isn't the one that torch begins with."""
     torch_threads: int = 1
     """How many threads torch is to compute with in a worker."""
+    modules: tuple[str, ...] = ()
+    """Those that define the dataset and the callables; imported before anything else is rebuilt."""
 
     @classmethod
-    def of_this_process(cls) -> Environment:
+    def of_this_process(cls, modules: tuple[str, ...] = ()) -> Environment:
         """Return the trainer's."""
         torch = sys.modules.get("torch")
         dtype = "" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
-        return cls(list(sys.argv), "" if dtype == "float32" else dtype, chosen_threads())
+        return cls(list(sys.argv), "" if dtype == "float32" else dtype, chosen_threads(), modules)
 
 
 def chosen_threads() -> int:
@@ -172,7 +175,7 @@ def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int
     """Return whether two payloads, given by layout and descriptor, are the same bytes. The descriptors stay open."""
     if one[0] != other[0]:
         return False
-    mappings = [Segment.attach(os.dup(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
+    mappings = [Segment.attach(duplicate(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
     end = one[0].ends[-1]
     return bool(np.array_equal(mappings[0].array()[:end], mappings[1].array()[:end]))
 

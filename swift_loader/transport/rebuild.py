@@ -73,8 +73,13 @@ class _Script(types.ModuleType):
         raise AttributeError("__file__")
 
 
-def new_namespace(name: str, basics: dict[str, Any], is_script: bool) -> dict[str, Any]:
-    """Return the globals of functions; those of the script become `__main__`, for whoever looks a class up there."""
+def new_namespace(name: str, basics: dict[str, Any], is_script: bool, is_module: bool) -> dict[str, Any]:
+    """Return the globals of functions; those of the script become `__main__`, for whoever looks a class up there.
+
+    Those of a module that is imported here, too, are the module's own: its other functions see what these change.
+    """
+    if is_module and name in sys.modules:
+        return vars(sys.modules[name])
     namespace: dict[str, Any] = {}
     if is_script:
         module = _Script("__main__")
@@ -159,8 +164,8 @@ def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
 
 
 def fill_namespace(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Set a global variable."""
-    namespace[name] = value
+    """Set a global variable, unless a module has set it here."""
+    namespace.setdefault(name, value)
 
 
 def fill_cell(cell: types.CellType, value: Any) -> None:

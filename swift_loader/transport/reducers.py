@@ -49,7 +49,7 @@ def _own() -> dict[type, Callable[[Any], Any]]:
         threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),  # noqa: SLF001
         threading.Event: lambda event: (rebuild.new_event, (event.is_set(),)),
         threading.BoundedSemaphore: lambda limit: (threading.BoundedSemaphore, (limit._initial_value,)),  # noqa: SLF001
-        queue.SimpleQueue: lambda _: (queue.SimpleQueue, ()),
+        queue.SimpleQueue: _reduce_queue,
         types.CodeType: lambda code: (rebuild.read_code, (marshal.dumps(code),)),
         type(dataclasses.MISSING): lambda _: (getattr, (dataclasses, "MISSING")),
         type(dataclasses.KW_ONLY): lambda _: (getattr, (dataclasses, "KW_ONLY")),
@@ -69,6 +69,12 @@ def _own() -> dict[type, Callable[[Any], Any]]:
     if hasattr(typing, "TypeAliasType"):
         table[typing.TypeAliasType] = _reduce_alias
     return table
+
+
+def _reduce_queue(simple: queue.SimpleQueue[Any]) -> Reduced:
+    if not simple.empty():
+        raise TypeError("a SimpleQueue that isn't empty can't be sent: there is no way to look at what is in it")
+    return queue.SimpleQueue, ()
 
 
 def _reduce_cache(cached: Any) -> Reduced | str:

@@ -29,5 +29,7 @@ class Verdict(str, Enum):
     """It is another one each time it is fetched, or in each process: that says nothing of the build."""
     RANDOM = "random"
     """Each build gives another one: something is drawn from a generator that isn't keyed."""
+    UNKNOWN = "unknown"
+    """One of the two others: building it again failed, or took too long."""
     CHANGED = "changed"
     """It stays as it is here: what it is read from has changed in between."""

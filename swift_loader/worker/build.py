@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +49,33 @@ class BatchBuilder:
     """Builds batches of one dataset. Not thread-safe."""
 
     def __init__(
-        self, dataset: Any, num_samples: int, setup: WorkerSetup, definitions: Definitions, board: Board | None = None
+        self,
+        dataset: Any,
+        num_samples: int,
+        setup: WorkerSetup,
+        definitions: Definitions,
+        board: Board | None = None,
+        is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
-        """Get ready; `board` is where a worker shows how far it is."""
+        """Get ready.
+
+        Args:
+            dataset: Map-style.
+            num_samples: Its length.
+            setup: What to do.
+            definitions: As the trainer numbers them.
+            board: Where a worker shows how far it is.
+            is_interrupt: Tells the errors that are none of the user's code.
+        """
         self._num_samples = num_samples
         self._setup = setup
         self._collate = collate_into(setup.collate_fn)
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
         self._seeding = Seeding(setup.rng, by_sample=setup.draws and setup.rng is Rng.SAMPLE)
-        self._fetcher = Fetcher(dataset, num_samples, setup.on_error, self._seeding, definitions, board or Board())
+        self._fetcher = Fetcher(
+            dataset, num_samples, setup.on_error, self._seeding, definitions, board or Board(), is_interrupt
+        )
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that the batch built last does without."""

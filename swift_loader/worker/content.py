@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from swift_loader.transport.channel import Channel
@@ -12,7 +15,7 @@ from swift_loader.transport.payload import Environment, PayloadLayout, read_payl
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fingerprint import chosen_indices, judge, look_at_samples, look_in_fork, report
+from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork, report
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.nesting import importing
 from swift_loader.worker.seeding import seed_for_worker
@@ -33,6 +36,7 @@ class Content:
         self._setup: WorkerSetup | None = None
         self._dataset: Any = None
         self._num_samples = 0
+        self._build_s = 0.0
         self._draws = False
         """Whether samples are known to draw from the global random generators."""
         self.definitions = Definitions()
@@ -48,14 +52,19 @@ class Content:
     def read(self) -> None:
         """Import what the dataset is made of; an instance is rebuilt, too."""
         with importing():
+            for name in self._environment.modules:
+                with suppress(Exception):  # whoever needs it says what is wrong with it
+                    import_module(name)
             self._setup, self.definitions = read_payload(self._layout, self._segment)
         set_default_dtype(self._environment.torch_dtype)
         set_num_threads(1)  # torch's threads would outlive the constructor, and then it couldn't be forked
 
     def build(self) -> None:
         """Make the dataset, and take its length."""
+        began_s = time.monotonic()
         self._dataset = self._make()
         self._num_samples = length_of(self._dataset)
+        self._build_s = time.monotonic() - began_s
 
     def drop(self) -> None:
         """Let go of the dataset, and of the instance it may have come from."""
@@ -80,8 +89,9 @@ class Content:
 
     def judge(self, reported: BuildReport) -> Verdicts:
         """Return why the samples reported may differ from those of another build."""
+        builds = Rebuild(self._make, self._build_s)
         fetch_here = not self.is_shared
-        return Verdicts(judge(self._dataset, self._make, reported.checksums, self.definitions, fetch_here=fetch_here))
+        return Verdicts(judge(self._dataset, builds, reported.checksums, self.definitions, fetch_here=fetch_here))
 
     def run_worker(self, worker: int, channel: Channel) -> None:
         """Serve the channel with the dataset that is here; else with one that is built first."""

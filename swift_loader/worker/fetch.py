@@ -60,8 +60,11 @@ class Fetcher:
         seeding: Seeding,
         definitions: Definitions,
         board: Board,
+        is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
+        """Get ready; `is_interrupt` tells the errors that are none of the sample's."""
         self.locator = Locator(board)
+        self._is_interrupt = is_interrupt
         self._num_samples = num_samples
         self._on_error = on_error
         self._seeding = seeding
@@ -91,6 +94,8 @@ class Fetcher:
             try:
                 self._fetch_one_by_one(fetching)
             except Exception as error:
+                if self._is_interrupt(error):
+                    raise BuildError(Stage.FETCH, fetching.index) from error
                 self._do_without(_harmless(error), fetching, failures)
         return Fetched(samples, failures)
 

@@ -29,9 +29,9 @@ from swift_loader.transport.reports import BuildReport, Checksums, Verdict
 from swift_loader.worker.fetch import Fetcher, OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng, Seeding
-from swift_loader.worker.termination import die_with_parent, end_group, lead_group
+from swift_loader.worker.termination import die_with_parent, end_group, flush_streams, lead_group
 
-__all__ = ["Look", "chosen_indices", "judge", "look_at_samples", "look_in_fork", "report"]
+__all__ = ["Look", "Rebuild", "chosen_indices", "judge", "look_at_samples", "look_in_fork", "report"]
 
 _KEY = 0xF19E
 """Of the choice of samples, and of what they draw."""
@@ -42,8 +42,11 @@ _BUDGET_S = 0.005
 """After so long no further sample is fetched; the first one always is."""
 
 _FORK_LIMIT_S = 0.25
-_JUDGE_LIMIT_S = 5.0
+_JUDGE_LIMIT_S = 10.0
 """How long a fork may take for its samples: at every start, and when something is wrong."""
+
+_JUDGE_BUDGET_S = 4.0
+"""After so long, a fork doesn't begin with another sample."""
 
 
 class Look(NamedTuple):
@@ -96,14 +99,22 @@ def look_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions)
     return looked or Look()
 
 
+class Rebuild(NamedTuple):
+    """How to build the dataset again."""
+
+    make: Callable[[], Any]
+    build_s: float
+    """How long it took."""
+
+
 def judge(
-    dataset: Any, make: Callable[[], Any], reported: Checksums, definitions: Definitions, *, fetch_here: bool
+    dataset: Any, again: Rebuild, reported: Checksums, definitions: Definitions, *, fetch_here: bool
 ) -> dict[int, Verdict]:
     """Return for each sample reported why it may differ from that of another build.
 
     Args:
         dataset: As it was when the report was made.
-        make: Builds it again; called in a fork.
+        again: Builds it again, in a fork.
         reported: Of this dataset.
         definitions: As the trainer numbers them.
         fetch_here: Whether samples may be fetched in this process.
@@ -111,18 +122,24 @@ def judge(
     indices = [index for index, _ in reported]
 
     def look(source: Callable[[], Any]) -> Look:
-        return look_at_samples(source(), indices, definitions, _JUDGE_LIMIT_S)
+        return look_at_samples(source(), indices, definitions, _JUDGE_BUDGET_S)
 
-    verdicts = dict.fromkeys(indices, Verdict.CHANGED)
-    again = [look(lambda: dataset)] if fetch_here else []
+    here = look(lambda: dataset) if fetch_here else None
     with _kept_offsets():
         forked = [_in_fork(lambda: look(lambda: dataset), _JUDGE_LIMIT_S) for _ in range(2)]
-        rebuilt = _in_fork(lambda: look(make), _JUDGE_LIMIT_S)
-    for others, verdict in (([rebuilt], Verdict.RANDOM), ([*again, *forked], Verdict.UNSTABLE)):
-        for other in others:
-            seen = other.checksums if other is not None else ()
-            verdicts |= {index: verdict for index, checksum in seen if (index, checksum) not in reported}
-    return verdicts
+        rebuilt = _in_fork(lambda: look(again.make), _JUDGE_LIMIT_S + 2 * again.build_s)
+    fetched = [dict(one.checksums) for one in (here, *forked) if one is not None]
+    built = None if rebuilt is None else dict(rebuilt.checksums)
+    return {index: _verdict(index, checksum, fetched, built) for index, checksum in reported}
+
+
+def _verdict(index: int, checksum: int, fetched: list[dict[int, int]], rebuilt: dict[int, int] | None) -> Verdict:
+    """Judge a sample by what it was when it was fetched again, and when the dataset was built again."""
+    if any(one.get(index, checksum) != checksum for one in fetched) or not any(index in one for one in fetched):
+        return Verdict.UNSTABLE
+    if rebuilt is None or index not in rebuilt:
+        return Verdict.UNKNOWN
+    return Verdict.CHANGED if rebuilt[index] == checksum else Verdict.RANDOM
 
 
 def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | None:
@@ -142,6 +159,7 @@ def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
     """Return what a fork of this process sees; None if it dies, or isn't done in time."""
     parent = os.getpid()
     receive, send = os.pipe()
+    flush_streams()
     pid = os.fork()
     if not pid:
         try:

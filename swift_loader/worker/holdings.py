@@ -7,13 +7,19 @@ from one get each other's bytes. And a fork has none of the threads, but all of 
 from __future__ import annotations
 
 import os
+import select
 import stat
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-__all__ = ["Holdings"]
+__all__ = ["NOTHING", "Holdings"]
 
 _MAX_SHOWN = 5
+
+_SETTLING_S = 0.1
+_LOOK_EVERY_MS = 2
 
 _STATELESS = frozenset(os.makedev(1, minor) for minor in (3, 5, 7, 8, 9))
 """The devices null, zero, full, random and urandom, from Linux's devices.txt: all readers are alike to them."""
@@ -34,8 +40,19 @@ class Holdings:
         threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
         return cls(frozenset(filter(None, described)), frozenset(threads))
 
+    @classmethod
+    def settled(cls, own_descriptors: Collection[int], own_threads: Collection[int]) -> Holdings:
+        """Return what is held once threads that have ended are gone from /proc, which may take some ms after a join."""
+        deadline_s = time.monotonic() + _SETTLING_S
+        while True:
+            found = cls.now(own_descriptors, own_threads)
+            known = {str(thread.native_id) for thread in threading.enumerate()}
+            if found.threads <= known or time.monotonic() > deadline_s:
+                return found
+            select.poll().poll(_LOOK_EVERY_MS)
+
     def beyond(self, before: Holdings, doing: str) -> str:
-        """Return in words what has come in by doing something; empty if nothing has."""
+        """Return in words what was opened and started since `before`, by doing something; empty if nothing was."""
         opened = sorted(self.descriptors - before.descriptors)
         started = len(self.threads - before.threads)
         parts = []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from swift_loader.plan import PlanSettings
+from swift_loader.transport.definitions import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 
@@ -47,6 +49,13 @@ class WorkerSetup:
     """Whether a build tells the checksums of some samples."""
     draws: bool = False
     """Whether samples are known to draw from the global random generators."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that define the dataset and the callables, as far as they can be imported."""
+        things = (self.source.factory, type(self.source.instance), self.collate_fn, self.batch_encoder)
+        found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
+        return tuple(dict.fromkeys(thing.__module__ for thing in found))
 
 
 def length_of(dataset: Any) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from swift_loader.worker.termination import die_with_parent
+from swift_loader.worker.termination import die_with_parent, flush_streams
 
 __all__ = ["Spare"]
 
@@ -29,6 +29,7 @@ class Spare:
         """Return the handle; in the fork, return None once it is to take over. It ends if it isn't needed."""
         template = os.getpid()
         wait, go = os.pipe()
+        flush_streams()  # else the spare would print what is in the buffers once more
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which may still be on their way out
             pid = os.fork()
@@ -43,7 +44,7 @@ class Spare:
         return None
 
     def fileno(self) -> int:
-        """Return the descriptor that is the handle's."""
+        """Return the descriptor over which it is told, which is open in the template for as long as it waits."""
         return self._go
 
     def take_over(self) -> int:
@@ -51,7 +52,7 @@ class Spare:
         return self._tell(_GO)
 
     def release(self) -> None:
-        """End it."""
+        """End it and reap it: the dataset is shared, or forks are of no use."""
         self._tell(_END)
 
     def _tell(self, word: bytes) -> int:

@@ -118,7 +118,7 @@ def _set_up(channel: Channel, traces: Traces) -> int:
 
 def _build(channel: Channel, content: Content, traces: Traces) -> int:
     """Build the dataset, say whether it can be shared, and serve, or have the spare do it; return the exit code."""
-    imported = Holdings.now([channel.fileno(), *traces.descriptors], traces.thread_ids)
+    imported = Holdings.settled([channel.fileno(), *traces.descriptors], traces.thread_ids)
     unforkable = imported.beyond(NOTHING, "importing its modules") if content.setup.forks else "start_method='spawn'"
     spare = None
     if not unforkable:
@@ -135,7 +135,7 @@ def _build(channel: Channel, content: Content, traces: Traces) -> int:
             spare.release()
         return 0
     own = [channel.fileno(), *traces.descriptors, *([spare.fileno()] if spare is not None else [])]
-    built = Holdings.now(own, traces.thread_ids)
+    built = Holdings.settled(own, traces.thread_ids)
     reason = unforkable or built.beyond(imported, "building it")
     reason = reason or ("dataset_per_worker=True" if content.setup.dataset_per_worker else "")
     traces.stop()

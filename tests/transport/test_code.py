@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -292,3 +293,21 @@ def get(): return TABLE[Key("a")], LATER.scale
 """
     names = script(code, monkeypatch)
     assert carried(names["get"])() == (1, 2)
+
+
+def test_a_queue_that_would_lose_what_is_in_it_is_refused() -> None:
+    queue: SimpleQueue[int] = SimpleQueue()
+    assert carried({"queue": queue, "code": lambda: 1})["queue"].empty()
+    queue.put(1)
+    with pytest.raises(Exception, match="isn't empty"):
+        carried({"queue": queue, "code": lambda: 1})
+
+
+def test_a_cache_over_a_partial_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import functools
+def add(a, b): return a + b
+plus_one = functools.lru_cache(functools.partial(add, 1))
+def get(x): return plus_one(x)
+"""
+    assert carried(script(code, monkeypatch)["get"])(2) == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.reports import Verdict
-from swift_loader.worker.fingerprint import chosen_indices, judge, look_at_samples, look_in_fork
+from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork
 from tests import datasets
 
 
@@ -114,7 +114,9 @@ class OfAKind(datasets.Counting):
 def test_it_finds_out_why_samples_differ(kind: str, verdict: Verdict, fetch_here: bool) -> None:
     dataset = OfAKind(kind, __file__)
     reported = look(dataset).checksums
-    verdicts = judge(dataset, lambda: OfAKind(kind, __file__), reported, Definitions(), fetch_here=fetch_here)
+    verdicts = judge(
+        dataset, Rebuild(lambda: OfAKind(kind, __file__), 0.0), reported, Definitions(), fetch_here=fetch_here
+    )
     assert set(verdicts.values()) == {verdict}
     assert len(verdicts) == len(reported) == 6
 
@@ -133,5 +135,13 @@ def test_offsets_of_open_files_stay_where_they_are() -> None:
     with dataset.file:
         reported = look(dataset).checksums
         dataset.file.seek(123)
-        judge(dataset, Reads, reported, Definitions(), fetch_here=False)
+        judge(dataset, Rebuild(Reads, 0.0), reported, Definitions(), fetch_here=False)
         assert dataset.file.tell() == 123
+
+
+@pytest.mark.parametrize("deed", ["SIGKILL", "raise"])
+def test_a_constructor_that_fails_the_second_time_leaves_the_cause_open(deed: str) -> None:
+    dataset = datasets.Counting()
+    reported = look(dataset).checksums
+    again = Rebuild(lambda: datasets.FailsToBuild(deed), 0.0)
+    assert set(judge(dataset, again, reported, Definitions(), fetch_here=True).values()) == {Verdict.UNKNOWN}
