@@ -545,3 +545,52 @@ def test_a_closure_of_a_module_sees_what_the_dataset_has_set_there(tmp_path: Pat
     """
     (tmp_path / "its_words.py").write_text(textwrap.dedent(module))
     assert run_script(code, str(tmp_path), folder=tmp_path) == "[[1, 2, 3], [4, 5, 6]]\n" * 2
+
+
+class TakesOverStdin(datasets.Counting):
+    """Does what daemons do: closes stdin, so that the next file gets its number."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(200)
+        os.close(0)
+        self.file = open(path, "rb", buffering=0)
+        assert self.file.fileno() == 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.file.seek(8 * index)
+        time.sleep(0.0005)
+        return {"id": index, "x": np.frombuffer(self.file.read(8), np.int64).copy()}
+
+
+def test_a_file_in_the_place_of_stdin_is_not_shared(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(np.arange(200).tobytes())
+    with make_loader(TakesOverStdin, workers=3, kwargs={"path": str(path)}) as loader:
+        for _ in range(3):
+            for batch in loader:
+                assert batch["id"].tolist() == batch["x"][:, 0].tolist()
+
+
+def test_the_umask_and_the_recursion_limit_hold_for_workers_too(tmp_path: Path) -> None:
+    code = """
+        import os, psutil, sys, warnings
+        from swift_loader import SwiftLoader
+        warnings.simplefilter("ignore")
+        os.umask(0o027)
+        sys.setrecursionlimit(20000)
+        def deep(number): return 0 if number == 0 else 1 + deep(number - 1)
+        class Deep:
+            def __len__(self): return 40
+            def __getitem__(self, index):
+                mask = os.umask(0)
+                os.umask(mask)
+                return deep(5000), mask
+        with SwiftLoader(Deep, worker_per_consumer=2, batch_size=4) as loader:
+            found = set()
+            for epoch in range(2):
+                found |= {(int(depth), int(mask)) for batch in loader for depth, mask in zip(*batch)}
+                os.umask(0o077)
+                psutil.Process().children()[0].kill()
+            print(found)
+    """
+    assert run_script(code, folder=tmp_path) == "{(5000, 23)}\n"

@@ -48,6 +48,8 @@ class Launch:
     """Where modules are found."""
     directory: int
     """The working directory. A descriptor, because the directory may be renamed or deleted."""
+    umask: int
+    """-1: unknown, and so whatever the trainer's is at the time."""
     has_stdout: bool
     """False: the trainer was started without one, and the descriptor's number may be used for something else."""
 
@@ -62,6 +64,7 @@ class Launch:
             environ=_environ(),
             path=_path(),
             directory=_open_directory(),
+            umask=_umask(),
             has_stdout=sys.__stdout__ is not None,
         )
 
@@ -76,6 +79,7 @@ class Launch:
             pass_fds=[channel, traces],
             env=self.environ,
             cwd=f"/proc/self/fd/{self.directory}",
+            umask=self.umask,
         )
 
     def is_current(self) -> bool:
@@ -114,6 +118,12 @@ def _path() -> tuple[str, ...]:
     found = [entry for entry in entries if isinstance(entry, str)]  # the import system ignores all others
     folder = str(Path(swift_loader.__file__).parent.parent)
     return (*found, *([] if folder in found else [folder]))
+
+
+def _umask() -> int:
+    """Return the mask for the modes of new files, without changing it for a moment, as `os.umask` does."""
+    with open("/proc/self/status", encoding="utf-8") as lines:
+        return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), -1)
 
 
 def _working_directory() -> str | None:

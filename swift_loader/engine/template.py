@@ -18,7 +18,7 @@ from swift_loader.engine.launch import Launch
 from swift_loader.engine.witness import Witness
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel, Received
-from swift_loader.transport.descriptors import duplicate, open_pidfd
+from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdicts, Verify
 from swift_loader.transport.payload import PayloadLayout
@@ -91,7 +91,11 @@ class TemplateProcess:
         try:
             with FORKS.starting:
                 self._process = launch.start(theirs.fileno(), traces, stderr)
-            self.pidfd = open_pidfd(self._process.pid)
+            try:
+                self.pidfd = open_pidfd(self._process.pid)
+            except ProcessLookupError:  # it has ended, and nothing is left of it: the trainer ignores SIGCHLD
+                self.pidfd = new_eventfd(1)  # readable, as the pidfd of a process that has ended
+                self.is_gone = True
         except BaseException:
             self._channel.close()
             self.witness.close()

@@ -80,10 +80,10 @@ def move_up(descriptor: int) -> int:
         os.close(descriptor)
 
 
-def new_eventfd() -> int:
-    """Return a new eventfd."""
+def new_eventfd(count: int = 0) -> int:
+    """Return a new eventfd; it is readable if its count isn't 0."""
     with explained():
-        return move_up(os.eventfd(0, os.EFD_CLOEXEC))
+        return move_up(os.eventfd(count, os.EFD_CLOEXEC))
 
 
 def new_memfd(name: str) -> int:

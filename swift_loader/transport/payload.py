@@ -54,6 +54,8 @@ class Environment:
     """torch's default dtype, if it isn't the one that torch begins with."""
     torch_threads: int = 1
     """How many threads torch is to compute with in a worker."""
+    recursion_limit: int = 1000
+    """Python's, if the trainer has raised it."""
     modules: tuple[str, ...] = ()
     """Those that define the dataset and the callables; imported before anything else is rebuilt."""
 
@@ -62,7 +64,8 @@ class Environment:
         """Return the trainer's."""
         torch = sys.modules.get("torch")
         dtype = "" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
-        return cls(list(sys.argv), "" if dtype == "float32" else dtype, chosen_threads(), modules)
+        dtype = "" if dtype == "float32" else dtype
+        return cls(list(sys.argv), dtype, chosen_threads(), sys.getrecursionlimit(), modules)
 
 
 def chosen_threads() -> int:

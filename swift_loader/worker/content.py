@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -51,6 +52,7 @@ class Content:
 
     def read(self) -> None:
         """Import what the dataset is made of; an instance is rebuilt, too."""
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), self._environment.recursion_limit))
         with importing():
             for name in self._environment.modules:
                 with suppress(Exception):  # whoever needs it says what is wrong with it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Sequence
 
@@ -15,10 +16,14 @@ from swift_loader.transport.walk import type_name
 
 __all__ = ["BuildError", "describe_failure"]
 
-_MAX_PICKLED_BYTES = 16 * 1024
+_MAX_PICKLED_BYTES = 40 * 1024
 _MAX_TEXT_BYTES = 12 * 1024
-"""Kept of a traceback's end and of a message, in UTF-8: with the exception they fit into one message."""
+"""Kept of a traceback's end and of a message, in UTF-8; less if the exception itself is long."""
+_MAX_ALL_BYTES = 60 * 1024
+"""The exception and its texts: they fit into one message."""
 _MAX_NAME_BYTES = 1024
+_MAX_ARGUMENT = 4096
+"""Characters kept of each text in an exception that is too long to be sent as it is."""
 
 
 class BuildError(Exception):
@@ -54,6 +59,9 @@ def describe_failure(
 ) -> Failure:
     """Return the message about an exception; works for any exception, however odd."""
     pickled, num_blocks = _try_round_trip(error, definitions)
+    if pickled is None and (shorter := _with_short_texts(error)) is not None:
+        pickled, num_blocks = _try_round_trip(shorter, definitions)
+    limit = min(_MAX_TEXT_BYTES, (_MAX_ALL_BYTES - len(pickled or b"")) // 2)
     try:
         message = str(error)
     except Exception as str_error:  # a broken __str__ must not hide the failure itself
@@ -67,8 +75,8 @@ def describe_failure(
         pickled,
         num_blocks,
         _shortened(type_name(error), _MAX_NAME_BYTES),
-        _shortened(message, _MAX_TEXT_BYTES),
-        _shortened(text, _MAX_TEXT_BYTES, at_end=False),
+        _shortened(message, limit),
+        _shortened(text, limit, at_end=False),
     )
 
 
@@ -76,6 +84,25 @@ def _shortened(text: str, limit: int, *, at_end: bool = True) -> str:
     """Return a text of at most so many bytes in UTF-8, without half a character at the cut."""
     data = text.encode("utf-8", "backslashreplace")
     return (data[:limit] if at_end else data[-limit:]).decode("utf-8", "ignore")
+
+
+def _with_short_texts(error: BaseException) -> BaseException | None:
+    """Return an exception of the same type, with less of the texts that it is made of; None if it has no long ones."""
+    try:
+        shorter = copy.copy(error)
+        shorter.args = tuple(_cut(argument) for argument in error.args)
+        for name, value in vars(error).items():
+            setattr(shorter, name, [_cut(part) for part in value] if isinstance(value, list) else _cut(value))
+        is_shorter = (shorter.args, vars(shorter)) != (error.args, vars(error))
+    except Exception:  # of a class that has its own mind about it
+        return None
+    return shorter if is_shorter else None
+
+
+def _cut(value: object) -> object:
+    if isinstance(value, str) and len(value) > _MAX_ARGUMENT:
+        return f"{value[:_MAX_ARGUMENT]}... ({len(value):,} characters)"
+    return value
 
 
 def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[bytes | None, int]:

@@ -8,7 +8,7 @@ the dataset does: it may hold a time or a process id. So it is looked at again b
 from __future__ import annotations
 
 import os
-import signal
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +44,9 @@ _BUDGET_S = 0.005
 _FORK_LIMIT_S = 0.25
 _JUDGE_LIMIT_S = 10.0
 """How long a fork may take for its samples: at every start, and when something is wrong."""
+
+_CHANCE = re.compile(rb"0x[0-9a-f]{8,16}|tmp[a-z0-9_]{8}")
+"""An address, as in the `repr` of an object, and a name that `tempfile` has drawn."""
 
 _JUDGE_BUDGET_S = 4.0
 """After so long, a fork doesn't begin with another sample."""
@@ -94,7 +97,10 @@ def look_at_samples(
 
 
 def look_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> Look:
-    """Have a fork look: a sample that opens a file or ends the process does no harm here."""
+    """Have a fork look: a sample that opens a file or ends the process does no harm here.
+
+    A fork that takes too long isn't waited for; it ends by itself once it has its sample, which may be writing a file.
+    """
     looked = _in_fork(lambda: look_at_samples(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
     return looked or Look()
 
@@ -105,6 +111,12 @@ class Rebuild(NamedTuple):
     make: Callable[[], Any]
     build_s: float
     """How long it took."""
+
+
+def _look_later(look: Callable[[], Look]) -> Look:
+    """Look when a clock that counts seconds has moved on."""
+    poll().poll(1100)
+    return look()
 
 
 def judge(
@@ -126,7 +138,7 @@ def judge(
 
     here = look(lambda: dataset) if fetch_here else None
     with _kept_offsets():
-        forked = [_in_fork(lambda: look(lambda: dataset), _JUDGE_LIMIT_S) for _ in range(2)]
+        forked = [_in_fork(lambda: _look_later(lambda: look(lambda: dataset)), _JUDGE_LIMIT_S) for _ in range(2)]
         rebuilt = _in_fork(lambda: look(again.make), _JUDGE_LIMIT_S + 2 * again.build_s)
     fetched = [dict(one.checksums) for one in (here, *forked) if one is not None]
     built = None if rebuilt is None else dict(rebuilt.checksums)
@@ -152,11 +164,16 @@ def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | N
         arena.move_to(memory)
     except Exception:  # what is wrong with it is found out when it is wanted
         return None
-    return crc32(encoded.meta, crc32(memory.data))
+    return crc32(_without_chance(encoded.meta), crc32(memory.data))
+
+
+def _without_chance(data: bytes) -> bytes:
+    """Return bytes without what differs between processes in texts: addresses, names of temporary files, the pid."""
+    return _CHANCE.sub(b"", data).replace(str(os.getpid()).encode(), b"")
 
 
 def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
-    """Return what a fork of this process sees; None if it dies, or isn't done in time."""
+    """Return what a fork of this process sees; None if it dies, or isn't done in time and is left to itself."""
     parent = os.getpid()
     receive, send = os.pipe()
     flush_streams()
@@ -170,15 +187,17 @@ def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
         finally:
             os._exit(0)
     os.close(send)
+    is_done = False
     try:
         waiting = poll()
         waiting.register(receive)
-        data = os.read(receive, 1 << 12) if waiting.poll(limit_s * 1000) else b""
+        is_done = bool(waiting.poll(limit_s * 1000))
+        data = os.read(receive, 1 << 12) if is_done else b""
     finally:
         os.close(receive)
-        os.kill(pid, signal.SIGKILL)
-        end_group(pid)
-        os.waitpid(pid, 0)
+        if is_done:
+            end_group(pid)
+            os.waitpid(pid, 0)
     draws, *numbers = np.frombuffer(data, np.uint64).tolist() or [0]
     return Look(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws)) if data else None
 

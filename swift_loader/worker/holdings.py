@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-__all__ = ["NOTHING", "Holdings"]
+__all__ = ["Holdings"]
 
 _MAX_SHOWN = 5
 
@@ -34,11 +34,16 @@ class Holdings:
 
     @classmethod
     def now(cls, own_descriptors: Iterable[int], own_threads: Iterable[int]) -> Holdings:
-        """Return what this process holds besides its standard streams and what is the loader's."""
-        own = {0, 1, 2, *own_descriptors}
+        """Return what this process holds besides what is the loader's; standard streams count like all others."""
+        own = set(own_descriptors)
         described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
         threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
         return cls(frozenset(filter(None, described)), frozenset(threads))
+
+    @classmethod
+    def of_streams(cls) -> Holdings:
+        """Return what the standard streams are: forks share them in any case."""
+        return cls(frozenset(filter(None, map(_describe, range(3)))), frozenset())
 
     @classmethod
     def settled(cls, own_descriptors: Collection[int], own_threads: Collection[int]) -> Holdings:
@@ -62,9 +67,6 @@ class Holdings:
         if started:
             parts.append(f"{doing} left {started} threads running")
         return "; ".join(parts)
-
-
-NOTHING = Holdings(frozenset(), frozenset())
 
 
 def _describe(number: int) -> str:

@@ -36,7 +36,7 @@ from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.content import Content
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.holdings import NOTHING, Holdings
+from swift_loader.worker.holdings import Holdings
 from swift_loader.worker.spare import Spare
 from swift_loader.worker.termination import die_with_parent, end_group, end_process, flush_streams, lead_group
 from swift_loader.worker.torch_settings import set_num_threads
@@ -106,6 +106,7 @@ def _set_up(channel: Channel, traces: Traces) -> int:
     environment = read_environment(layout, segment)
     sys.argv[:] = environment.argv
     content = Content(layout, segment, environment)
+    streams = Holdings.of_streams()
     traces.start()
     failpoint(Failpoint.TEMPLATE_SET_UP)
     try:
@@ -113,13 +114,13 @@ def _set_up(channel: Channel, traces: Traces) -> int:
     except Exception as error:
         channel.send(describe_failure(error, Stage.BUILD, content.definitions).pack())
         return 0
-    return _build(channel, content, traces)
+    return _build(channel, content, traces, streams)
 
 
-def _build(channel: Channel, content: Content, traces: Traces) -> int:
+def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings) -> int:
     """Build the dataset, say whether it can be shared, and serve, or have the spare do it; return the exit code."""
     imported = Holdings.settled([channel.fileno(), *traces.descriptors], traces.thread_ids)
-    unforkable = imported.beyond(NOTHING, "importing its modules") if content.setup.forks else "start_method='spawn'"
+    unforkable = imported.beyond(streams, "importing its modules") if content.setup.forks else "start_method='spawn'"
     spare = None
     if not unforkable:
         traces.stop()  # no thread but this one may be there when the process is forked

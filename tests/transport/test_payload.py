@@ -98,7 +98,9 @@ def test_what_cannot_be_imported_gets_the_same_numbers_on_both_sides() -> None:
 def test_the_environment_has_what_the_trainer_chose_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["script", "x"])
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert Environment.of_this_process() == Environment(["script", "x"], "", 3)
+    assert Environment.of_this_process(("a.module",)) == Environment(
+        ["script", "x"], "", 3, sys.getrecursionlimit(), ("a.module",)
+    )
     torch.set_default_dtype(torch.float64)
     try:
         assert Environment.of_this_process().torch_dtype == "float64"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from swift_loader.engine.failures import rebuild
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import unpack_frame
@@ -36,6 +37,18 @@ def test_the_name_of_a_type_may_be_long() -> None:
     assert len(describe_failure(error, Stage.FETCH, Definitions()).pack()) <= MAX_MESSAGE_BYTES
 
 
+@pytest.mark.parametrize("letter", ["a", "漢"])
+@pytest.mark.parametrize("count", [20_000, 200_000])
+def test_an_exception_keeps_its_type_however_long_its_text_is(letter: str, count: int) -> None:
+    error = KeyError(letter * count)
+    error.note = letter * count  # type: ignore[attr-defined]
+    failure = describe_failure(error, Stage.FETCH, Definitions())
+    arrived = rebuild(failure, "a worker", Definitions())
+    assert type(arrived) is KeyError
+    assert arrived.args[0].startswith(letter * 4096)
+    assert len(failure.pack()) <= MAX_MESSAGE_BYTES
+
+
 class Verbose:
     def __len__(self) -> int:
         return 20
@@ -51,7 +64,7 @@ def test_a_long_message_that_is_not_ascii_arrives(workers: int) -> None:
     with make_loader(Verbose, workers=workers, batch_size=4, shuffle=False) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(Exception, match="5: 漢漢漢"):
+        with pytest.raises(ValueError, match="5: 漢漢漢"):
             next(batches)
 
 
