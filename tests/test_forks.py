@@ -341,7 +341,6 @@ def test_a_fork_while_an_interpreter_is_started_holds_nothing_up(tmp_path: Path)
     code = """
         import os, subprocess, threading, time
         from swift_loader import SwiftLoader
-        from tests.datasets import Counting
 
         children = []
 
@@ -362,7 +361,7 @@ def test_a_fork_while_an_interpreter_is_started_holds_nothing_up(tmp_path: Path)
 
         subprocess._fork_exec = fork_exec
         began = time.monotonic()
-        with SwiftLoader(Counting, {"num_samples": 20}, batch_size=2, worker_per_consumer=2) as loader:
+        with SwiftLoader(lambda: list(range(20)), batch_size=2, worker_per_consumer=2) as loader:
             print(len(list(loader)), time.monotonic() - began < 15, len(children))
         for child in children:
             os.kill(child, 9)
