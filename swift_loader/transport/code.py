@@ -13,9 +13,11 @@ from __future__ import annotations
 import io
 import sys
 import types
-from collections import deque
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from enum import EnumMeta
 from functools import partial
 from typing import Any
 
@@ -42,6 +44,15 @@ _OF_THE_MODULE = frozenset(
 _MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__orig_bases__"})
 _NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
+_MAX_LITERAL = 100
+
+_EMPTY: dict[type, Callable[[Any], object]] = {
+    **{kind: lambda full: type(full)() for kind in (dict, list, set, OrderedDict)},
+    weakref.WeakValueDictionary: lambda _: weakref.WeakValueDictionary(),
+    weakref.WeakKeyDictionary: lambda _: weakref.WeakKeyDictionary(),
+    defaultdict: lambda full: defaultdict(full.default_factory),
+}
+"""How the containers begin that are filled later, with what takes code to be made that looks into them."""
 
 _REMEDY = (
     "Make it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its own; "
@@ -115,7 +126,7 @@ class CodeEncoder(Encoder):
             Exception: The content can't be sent.
         """
         # An error of the content has no place of its own: it is the caller's to explain.
-        self._steps.add(None, Step(lambda: None, content, ""))
+        self._steps.add(Step(lambda: None, content, ""))
         self._write_steps()
         self._write_hooks()
         self.dump(content)
@@ -240,7 +251,9 @@ class CodeEncoder(Encoder):
         value = variables[name]
         call = _Call(rebuild.fill_namespace, space, name, value)
         note_missing = partial(space.missing.__setitem__, name)
-        self._set((id(space), name), call, value, where, required=required, note_missing=note_missing)
+        step = self._set((id(space), name), call, value, where, required=required, note_missing=note_missing)
+        if step is not None and not space.is_module:  # in a module, what is there stays
+            step.put = lambda other: self._dump_call(_Call(rebuild.set_variable, space, name, other))
 
     def _use_all(self, variables: dict[str, Any], owner: Hashable = None) -> None:
         """Send all variables that can be sent: code may look up any of them by its name."""
@@ -268,11 +281,17 @@ class CodeEncoder(Encoder):
             else:
                 where = f"the attribute {name!r} of the class {cls.__qualname__}"
                 call = _Call(rebuild.fill_class, cls, {name: value})
-                self._set(id(cls), call, value, where, required=not _is_dunder(name))
+                step = self._set(id(cls), call, value, where, required=not _is_dunder(name))
+                # None would mean something else in a dunder. Enums are rebuilt past their own code.
+                if step is not None and not _is_dunder(name) and not isinstance(cls, EnumMeta):
+                    step.put = partial(self._put_attribute, cls, name)
         for needed in (type(cls), *cls.__bases__, *(code for value in now.values() for code in _code_in(value))):
             self._steps.link(id(cls), id(needed))
         self._soon.append(_Call(rebuild.fill_class, cls, now))
         return rebuild.new_class, (type(cls), cls.__name__, cls.__bases__, basics, has_abstract)
+
+    def _put_attribute(self, cls: type, name: str, value: object) -> None:
+        self._dump_call(_Call(rebuild.fill_class, cls, {name: value}))
 
     def _send_registered(self, cls: type) -> None:
         import abc
@@ -293,14 +312,16 @@ class CodeEncoder(Encoder):
         *,
         required: bool = True,
         note_missing: Callable[[str], None] | None = None,
-    ) -> None:
-        """Have something filled: soon, if that needs nothing but code, or after the code that the value needs."""
+    ) -> Step | None:
+        """Have something filled: soon, if that needs nothing but code, or in a step after what the value needs."""
         if _is_code(value):
             self._soon.append(call)
             for code in _code_in(value):
                 self._steps.link(owner, id(code))
-        else:
-            self._steps.add(owner, Step(partial(self._dump_call, call), value, where, required, note_missing))
+            return None
+        step = Step(partial(self._dump_call, call), value, where, owner, required, note_missing)
+        self._steps.add(step)
+        return step
 
     def _write_steps(self) -> None:
         """Write what has been put off, each value after all that its code needs."""
@@ -323,7 +344,41 @@ class CodeEncoder(Encoder):
                 if id(thing) not in self._things:
                     self.dump(thing)
             self._write_soon()
-            self._steps.put_first(id(thing) for thing in trial.found)
+            if trial.runs_code or step.owner is None:
+                for other in self._steps.put_first(id(thing) for thing in trial.found):
+                    self._put_stand_in(other)
+                continue
+            for thing in trial.found:  # their own steps come in time: who needs this one needs them, too
+                self._steps.link(step.owner, id(thing))
+            step.write()
+            step.is_done = True
+
+    def _put_stand_in(self, step: Step) -> None:
+        """Put something where a value belongs that takes code to be made that already looks for it.
+
+        A container is there, empty; for anything else there is None, as in a class that makes its only instance later.
+        """
+        put, value = step.put, step.value
+        if put is None:
+            return
+        step.put = None
+        make_empty = _EMPTY.get(type(value))
+        if make_empty is None:
+            put(None)
+            step.write = partial(put, value)
+            return
+        memo = self.memo.copy()
+        if id(value) in memo:  # it is complete over there
+            put(value)
+            step.is_done = True
+            return
+        empty = make_empty(value)
+        put(empty)
+        memo = self.memo.copy()
+        memo[id(value)] = (memo.pop(id(empty))[0], value)  # as many as before: the unpickler counts them
+        self.memo = memo
+        content = dict(value) if hasattr(value, "keys") else list(value)  # type: ignore[call-overload]
+        step.write = partial(self._dump_call, _Call(rebuild.refill, value, content))
 
     def _write_hooks(self) -> None:
         """Write what would run too early, once all classes are made."""
@@ -374,6 +429,8 @@ def _annotations_of(function: types.FunctionType) -> dict[str, Any]:
 
 def _is_code(value: object) -> bool:
     """Return whether a value can be sent before any other: it needs no instance."""
+    if type(value) is tuple:
+        return len(value) <= _MAX_LITERAL and all(type(item) in _LEAVES for item in value)
     if isinstance(value, (classmethod, staticmethod, property)):
         return type(value) in (classmethod, staticmethod, property) and all(map(_is_code, _code_in(value)))
     return isinstance(value, (types.FunctionType, type)) or type(value) in (types.ModuleType, *_LEAVES)

@@ -52,6 +52,8 @@ __all__ = [
     "new_weak_values",
     "nothing",
     "read_code",
+    "refill",
+    "set_variable",
     "update_attributes",
 ]
 
@@ -166,6 +168,20 @@ def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
 def fill_namespace(namespace: dict[str, Any], name: str, value: Any) -> None:
     """Set a global variable, unless a module has set it here."""
     namespace.setdefault(name, value)
+
+
+def set_variable(namespace: dict[str, Any], name: str, value: Any) -> None:
+    """Set a global variable that held something else until its value could be made."""
+    namespace[name] = value
+
+
+def refill(container: Any, content: Any) -> None:
+    """Give a container exactly this content, whatever the code that made the content has put into it."""
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
 
 
 def fill_cell(cell: types.CellType, value: Any) -> None:

@@ -17,9 +17,13 @@ class Step:
     value: object
     where: str
     """What it is, for the message if it can't be sent; empty if the message is made elsewhere."""
+    owner: Hashable = None
+    """The function, class, cell or variable that isn't complete without it."""
     is_required: bool = True
     """False: if it can't be sent, go without it."""
     note_missing: Callable[[str], None] | None = None
+    put: Callable[[object], None] | None = None
+    """Puts another value where this one belongs, for as long as this one can't be made."""
     is_open: bool = False
     """What it needs is being looked for, or being set."""
     is_done: bool = False
@@ -34,9 +38,9 @@ class Steps:
         self._waiting: deque[Step] = deque()
         self._stack: list[Step] = []
 
-    def add(self, owner: Hashable, step: Step) -> None:
-        """Have a step done: the owner isn't complete without it."""
-        self._steps.setdefault(owner, []).append(step)
+    def add(self, step: Step) -> None:
+        """Have a step done: its owner isn't complete without it."""
+        self._steps.setdefault(step.owner, []).append(step)
         self._waiting.append(step)
 
     def link(self, owner: Hashable, other: Hashable) -> None:
@@ -55,16 +59,20 @@ class Steps:
                 return step
             self._stack.pop()
 
-    def put_first(self, owners: Iterable[Hashable]) -> None:
-        """Have done first what these need; a step that is open itself is left for later: that is a cycle."""
+    def put_first(self, owners: Iterable[Hashable]) -> list[Step]:
+        """Have done first what these need, and return the steps that can't be: they are open, that is a cycle."""
         found: list[Step] = []
+        in_cycles: list[Step] = []
         queue = deque(owners)
         seen = set(queue)
         while queue:
             owner = queue.popleft()
-            found.extend(step for step in self._steps.get(owner, ()) if not step.is_open and not step.is_done)
+            for step in self._steps.get(owner, ()):
+                if not step.is_done:
+                    (in_cycles if step.is_open else found).append(step)
             for other in self._needs.get(owner, ()):
                 if other not in seen:
                     seen.add(other)
                     queue.append(other)
         self._stack.extend(reversed(found))
+        return in_cycles

@@ -32,6 +32,9 @@ class Trial(pickle.Pickler):
         self.dispatch_table = reducers()
         self._is_known = is_known
         self.found: list[object] = []
+        """Classes and functions that have to be sent by value."""
+        self.runs_code = False
+        """Whether it may take more than making containers to rebuild the object: calls to code of the script."""
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
         kind = type(obj)
@@ -43,6 +46,7 @@ class Trial(pickle.Pickler):
             return rebuild.nothing, ()
         if kind is np.ndarray and not obj.dtype.hasobject:
             return rebuild.nothing, ()
+        self.runs_code |= not isinstance(obj, (types.FunctionType, type))
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor and Encoder.can_reduce_tensor(obj):
             return rebuild.nothing, ()

@@ -295,6 +295,74 @@ def get(): return TABLE[Key("a")], LATER.scale
     assert carried(names["get"])() == (1, 2)
 
 
+@pytest.mark.parametrize("kind", ["dict", "weakref.WeakValueDictionary", "lambda: collections.defaultdict(list)"])
+def test_what_is_interned_in_its_own_class_is_rebuilt_with_the_table_there(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"""
+import collections, weakref
+class Symbol:
+    table = ({kind})()
+    def __new__(cls, name):
+        if name not in cls.table:
+            self = super().__new__(cls)
+            self.name = name
+            cls.table[name] = self
+        return cls.table[name]
+    def __reduce__(self): return Symbol, (self.name,)
+A, B = Symbol("a"), Symbol("b")
+AFTER = [A, [B], B]
+def get(): return Symbol("a") is A, AFTER[1][0] is AFTER[2] is B, list(Symbol.table), A.name
+"""
+    assert carried(script(code, monkeypatch)["get"])() == (True, True, ["a", "b"], "a")
+
+
+def test_the_only_instance_of_a_class_is_rebuilt_by_the_code_that_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+class Config:
+    instance = None
+    def __new__(cls):
+        if cls.instance is None:
+            cls.instance = super().__new__(cls)
+        return cls.instance
+Config().size = 3
+class Logger:
+    def __reduce__(self): return get_logger, ()
+LOGGER = None
+def get_logger():
+    global LOGGER
+    if LOGGER is None:
+        LOGGER = Logger()
+    return LOGGER
+USED = [get_logger()]
+class Point:
+    scale, names = 3, ("x",)
+    def __init__(self, x): self.x = x
+    def __setstate__(self, state): self.__dict__.update(state); self.zero = type(self).zero
+    def __eq__(self, other): return self.x == other.x
+    def __hash__(self): return hash([getattr(self, name) for name in self.names][0] * self.scale)
+Point.zero = Point(0)
+Point.by_name = {Point(1): "one"}
+def get(): return Config().size, get_logger() is USED[0], Point.by_name[Point(1)], Point.zero.x
+"""
+    assert carried(script(code, monkeypatch)["get"])() == (3, True, "one", 0)
+
+
+def test_a_registry_of_code_is_there_before_what_is_rebuilt_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+class Shape:
+    kinds = {}
+    def __reduce__(self): return Shape.make, (type(self).__name__,)
+    @staticmethod
+    def make(name): return Shape.kinds[name]()
+class Square(Shape): owner = Shape
+Shape.kinds["Square"] = Square
+Shape.first = Square()
+def get(): return type(Shape.first) is Square, Shape.kinds["Square"] is Square
+"""
+    assert carried(script(code, monkeypatch)["get"])() == (True, True)
+
+
 def test_a_queue_that_would_lose_what_is_in_it_is_refused() -> None:
     queue: SimpleQueue[int] = SimpleQueue()
     assert carried({"queue": queue, "code": lambda: 1})["queue"].empty()
