@@ -1,4 +1,4 @@
-"""When this process forks: what is lent out then is in the child's hands, too.
+"""Tracks forks of the trainer: a child shares the slots that are leased at that moment.
 
 A forked child has the batches that its parent had, as mappings of the same memory, and may keep them for as long as it
 lives; nobody tells the parent when it lets them go. So memory that was lent out at the time of a fork is never written

@@ -1,8 +1,8 @@
-"""What every interpreter of one loader starts with: the trainer's circumstances, as they were when the loader started.
+"""What every interpreter of one loader starts with: recorded when the loader starts.
 
-A dataset depends on more than its arguments: the working directory, the environment, the import path, the hash seed.
-All of them are taken down once, and given to each interpreter that builds the dataset, also to one that replaces
-another hours later. What the trainer changes in between doesn't count.
+A dataset depends on more than its arguments: the working directory, the environment, the import path, the hash seed,
+the umask. All of them are recorded once, and given to each interpreter that builds the dataset, also to one that
+replaces another hours later. What the trainer changes in between doesn't count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Launch:
 
     @classmethod
     def of_this_process(cls) -> Launch:
-        """Take down the present circumstances."""
+        """Record what this process has now."""
         # Private, but what multiprocessing uses for the same purpose: -W, -X, -O and the like.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
         executable = os.fsdecode(get_executable() or sys.executable)
@@ -83,7 +83,7 @@ class Launch:
         )
 
     def is_current(self) -> bool:
-        """Return whether the trainer's circumstances are still these."""
+        """Return whether this process still has the same, but for what libraries set by themselves."""
         try:
             is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
         except OSError:
