@@ -21,8 +21,8 @@ can't go on like that. The kernel ends the template with the trainer, and the wo
 are doing.
 
 All processes must have the same dataset: `engine.launch` records what it depends on (working directory, environment,
-import path, hash seed) for every interpreter that builds it, and `engine.builds` compares what they report. A dataset that
-can't be shared, because it holds open files, is built by each worker: `worker.template` tells how.
+import path, hash seed) for every interpreter that builds it, and `engine.builds` compares what they report. A dataset
+that can't be shared, because it holds open files, is built by each worker: `worker.template` tells how.
 
 A run can be stopped after any batch: `state` is what is saved of it, `progress` how far the loop has got, and `plan`
 how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
