@@ -27,7 +27,7 @@ from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import CodeNeeded, Encoder, NumberOf
-from swift_loader.transport.definitions import MAIN_MODULES
+from swift_loader.transport.definitions import MAIN_MODULES, can_be_found
 from swift_loader.transport.names import used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.steps import Step, Steps
@@ -76,6 +76,8 @@ class _Space:
     is_script: bool
     is_module: bool
     """Whether they are those of a module that can be found by its name."""
+    made: types.ModuleType | None = None
+    """The module that can't be imported, although it is in `sys.modules`."""
     asked: set[str] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
     """Why variables weren't sent that nobody used when they were tried."""
@@ -141,6 +143,8 @@ class CodeEncoder(Encoder):
         kind = type(obj)
         if kind is _Call:
             return obj.reduced
+        if kind is _Space and obj.made is not None:
+            return rebuild.namespace_of, (obj.made, obj.basics)
         if kind is _Space:
             return rebuild.new_namespace, (obj.name, obj.basics, obj.is_script, obj.is_module)
         if kind is types.CellType:
@@ -159,8 +163,9 @@ class CodeEncoder(Encoder):
         self._things.setdefault(id(thing), thing)
         if self._note is not None:
             self._note(thing)
-        if thing.__module__ in MAIN_MODULES:
-            variables, name = vars(sys.modules["__main__"]), thing.__qualname__.partition(".")[0]
+        variables = _variables_beside(thing)
+        if variables is not None:
+            name = thing.__qualname__.partition(".")[0]
             if variables.get(name) is thing:  # for those who look it up there, as pickle does
                 self._use(self._space_of(variables), variables, name, "it", None)
         return self._begin_class(thing) if isinstance(thing, type) else self._begin_function(thing)
@@ -174,6 +179,9 @@ class CodeEncoder(Encoder):
             name = alias
         if name in MAIN_MODULES:
             self._use_all(vars(module))
+        elif _is_made(name):
+            self._use_all(vars(module))
+            return rebuild.new_module, (name,)
         elif hasattr(module, "__path__") and name not in self._packages:
             inner = [other for other in list(sys.modules) if other.startswith(f"{name}.")]
             self._packages[name] = [(frozenset(other[len(name) + 1 :].split(".")), other) for other in inner]
@@ -226,7 +234,8 @@ class CodeEncoder(Encoder):
         if key not in self._spaces:
             basics = {basic: variables[basic] for basic in _BASICS if basic in variables}
             is_module = not is_script and vars(sys.modules.get(name, object)) is variables
-            self._spaces[key] = _Space(str(name), basics, is_script and self._note is not None, is_module)
+            made = sys.modules[name] if is_module and _is_made(name) else None
+            self._spaces[key] = _Space(str(name), basics, is_script and self._note is not None, is_module, made)
             self._kept.append(variables)
         return self._spaces[key]
 
@@ -418,6 +427,18 @@ class CodeEncoder(Encoder):
     def _dump_call(self, call: _Call) -> None:
         self._kept.append(call)
         self.dump(call)
+
+
+def _is_made(module_name: str) -> bool:
+    return not can_be_found(module_name.partition(".")[0])
+
+
+def _variables_beside(thing: Any) -> dict[str, Any] | None:
+    """Return the globals of the module that a class or function belongs to, if it can't be imported."""
+    name = thing.__module__
+    if name in MAIN_MODULES:
+        return vars(sys.modules["__main__"])
+    return vars(sys.modules[name]) if name in sys.modules and _is_made(name) else None
 
 
 def _annotations_of(function: types.FunctionType) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Classes and functions that no other process can import: those of `__main__`, of notebooks, lambdas, local ones.
+"""Classes and functions that no other process can import: those of `__main__`, of notebooks, lambdas, local ones, and
+those of modules that the script made by hand or loaded from a file that isn't on `sys.path`.
 
 The trainer sends their code once, to the template, as part of the payload. Afterwards both sides hold them in the same
 order, and a batch refers to one by its number: an instance of a class of the user's script arrives as an instance of
@@ -7,12 +8,13 @@ that very class.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
-__all__ = ["MAIN_MODULES", "Definitions", "NewDefinitions", "is_importable", "travels_by_value"]
+__all__ = ["MAIN_MODULES", "Definitions", "NewDefinitions", "can_be_found", "is_importable", "travels_by_value"]
 
 _MP_MAIN = "__mp_main__"
 """The script, as `multiprocessing` re-imports it in a process that it spawned."""
@@ -46,7 +48,21 @@ def is_importable(thing: Any) -> bool:
     found: Any = sys.modules.get(module_name)
     for name in qualified.split("."):
         found = getattr(found, name, None)
-    return found is thing
+    return found is thing and can_be_found(module_name.partition(".")[0])
+
+
+@functools.cache  # batches ask for each class
+def can_be_found(root: str) -> bool:
+    """Return whether another process can import a top-level module. This one may have made it by hand."""
+    is_package = hasattr(sys.modules.get(root), "__path__")
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(root, None)
+        except Exception:  # noqa: S112 - a finder of the user's, or an old one without the method
+            continue
+        if spec is not None and (is_package or spec.origin is not None):  # else a mere folder of that name
+            return True
+    return False
 
 
 class Definitions:

@@ -35,6 +35,7 @@ __all__ = [
     "fill_namespace",
     "import_module",
     "import_modules",
+    "namespace_of",
     "new_alias",
     "new_cache",
     "new_cell",
@@ -45,6 +46,7 @@ __all__ = [
     "new_local",
     "new_member",
     "new_memmap",
+    "new_module",
     "new_namespace",
     "new_ref",
     "new_type_variable",
@@ -89,6 +91,18 @@ def new_namespace(name: str, basics: dict[str, Any], is_script: bool, is_module:
         sys.modules["__main__"] = sys.modules[name] = module
     namespace.update(basics, __builtins__=builtins)
     return namespace
+
+
+def new_module(name: str) -> types.ModuleType:
+    """Return a module that can't be imported: the one that is here, or an empty one."""
+    return sys.modules.setdefault(name, types.ModuleType(name))
+
+
+def namespace_of(module: types.ModuleType, basics: dict[str, Any]) -> dict[str, Any]:
+    """Return the globals of the functions of a module."""
+    for name, value in {**basics, "__builtins__": builtins}.items():
+        vars(module).setdefault(name, value)
+    return vars(module)
 
 
 def read_code(data: bytes) -> types.CodeType:

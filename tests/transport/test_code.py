@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import sqlite3
@@ -19,7 +20,7 @@ import torch
 from swift_loader.errors import EncodeError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import decode, decode_with_code, encode, encode_with_code
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.definitions import Definitions, travels_by_value
 
 
 @pytest.fixture(autouse=True)
@@ -361,6 +362,42 @@ Shape.first = Square()
 def get(): return type(Shape.first) is Square, Shape.kinds["Square"] is Square
 """
     assert carried(script(code, monkeypatch)["get"])() == (True, True)
+
+
+def test_a_module_that_cannot_be_imported_comes_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_plugin.py").write_text("""
+class Point:
+    table = {}
+    def __init__(self, x): self.x = x
+def count(): global calls; calls += 1; return calls
+calls, text = 0, __name__
+""")
+    spec = importlib.util.spec_from_file_location("a_plugin", tmp_path / "a_plugin.py")
+    assert spec is not None
+    assert spec.loader is not None
+    plugin: Any = importlib.util.module_from_spec(spec)
+    by_hand: Any = types.ModuleType("by_hand.inner")
+    exec("def twice(x): return 2 * x + zero()\ndef zero(): return 0", vars(by_hand))
+    for module in (plugin, by_hand):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    spec.loader.exec_module(plugin)
+    code = """
+import a_plugin, sys
+from a_plugin import Point, count
+def get(): return [count(), a_plugin.calls, Point(3).x, type(POINT) is Point is a_plugin.Point, a_plugin.text, twice(2)]
+POINT, twice = Point(1), sys.modules["by_hand.inner"].twice
+"""
+    ours = Definitions()
+    encoded, _ = encode_with_code(script(code, monkeypatch)["get"], ours.add)
+    for name in ("a_plugin", "by_hand.inner"):
+        monkeypatch.delitem(sys.modules, name)
+    (get, things) = decode_with_code(memoryview(encoded.meta), encoded.num_blocks, np.empty(0, np.uint8))
+    assert get() == [1, 1, 3, True, "a_plugin", 4]
+    assert get()[:2] == [2, 2]
+    assert plugin.calls == 0
+    made = [thing for thing in things if isinstance(thing, type)]
+    assert all(travels_by_value(thing) for thing in made)  # there as here
+    assert [thing.__name__ for thing in made] == ["Point"]
 
 
 def test_a_queue_that_would_lose_what_is_in_it_is_refused() -> None:
