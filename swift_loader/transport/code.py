@@ -28,7 +28,7 @@ from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import CodeNeeded, Encoder, NumberOf
 from swift_loader.transport.definitions import MAIN_MODULES, can_be_found
-from swift_loader.transport.names import used_globals
+from swift_loader.transport.names import names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.steps import Step, Steps
 from swift_loader.transport.trial import Trial, reduce_special
@@ -78,7 +78,8 @@ class _Space:
     """Whether they are those of a module that can be found by its name."""
     made: types.ModuleType | None = None
     """The module that can't be imported, although it is in `sys.modules`."""
-    asked: set[str] = field(default_factory=set)
+    asked: dict[str, Step | None] = field(default_factory=dict)
+    """The variables that are sent, and how, unless that is done."""
     missing: dict[str, str] = field(default_factory=dict)
     """Why variables weren't sent that nobody used when they were tried."""
 
@@ -210,6 +211,7 @@ class CodeEncoder(Encoder):
             self._set(id(function), call, (given, more), f"a default or an attribute of {user}")
         annotations = _annotations_of(function)
         if annotations:
+            self._use_hints(annotations, space, function.__globals__)
             call = _Call(rebuild.fill_function, function, {"__annotations__": annotations}, {})
             self._set(id(function), call, annotations, "", required=False)
         names = (function.__name__, function.__qualname__, function.__module__)
@@ -255,14 +257,25 @@ class CodeEncoder(Encoder):
             raise EncodeError(f"{where} {space.missing[name]}")
         self._steps.link(owner, (id(space), name))
         if name in space.asked:
+            step = space.asked[name]
+            if required and step is not None and not step.is_required:
+                step.is_required, step.where = True, where
             return
-        space.asked.add(name)
+        space.asked[name] = None
         value = variables[name]
         call = _Call(rebuild.fill_namespace, space, name, value)
         note_missing = partial(space.missing.__setitem__, name)
-        step = self._set((id(space), name), call, value, where, required=required, note_missing=note_missing)
+        step = space.asked[name] = self._set(
+            (id(space), name), call, value, where, required=required, note_missing=note_missing
+        )
         if step is not None and not space.is_module:  # in a module, what is there stays
             step.put = lambda other: self._dump_call(_Call(rebuild.set_variable, space, name, other))
+
+    def _use_hints(self, hints: dict[str, Any], space: _Space, variables: dict[str, Any]) -> None:
+        """Send what type hints name, as far as it can be sent: `typing.get_type_hints` looks it up."""
+        for name in names_in_hints(hints.values()):
+            if name in variables:
+                self._use(space, variables, name, "", None, required=False)
 
     def _use_all(self, variables: dict[str, Any], owner: Hashable = None) -> None:
         """Send all variables that can be sent: code may look up any of them by its name."""
@@ -278,6 +291,9 @@ class CodeEncoder(Encoder):
         basics = {name: value for name, value in vars(cls).items() if name in _MADE_WITH_THE_CLASS}
         basics.setdefault("__qualname__", cls.__qualname__)
         now: dict[str, Any] = {}
+        variables = _variables_beside(cls)
+        if variables is not None and isinstance(vars(cls).get("__annotations__"), dict):
+            self._use_hints(vars(cls)["__annotations__"], self._space_of(variables), variables)
         for name, value in vars(cls).items():
             if name in basics or name in _NOT_SENT or _is_made_with_the_class(value, cls):
                 continue

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dis
 import types
+from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Used", "used_globals"]
+__all__ = ["Used", "names_in_hints", "used_globals"]
 
 _GLOBAL_OPERATIONS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"}
@@ -42,3 +43,16 @@ def used_globals(code: types.CodeType) -> Used:
     by_module = "modules" in names and ("__name__" in variables or "__main__" in constants)
     is_all = by_module or "__main__" in names or not _USERS_OF_ALL.isdisjoint(variables)
     return Used(list(variables), names, is_all)
+
+
+def names_in_hints(hints: Iterable[object]) -> list[str]:
+    """Return the globals that type hints need which are strings, as with `from __future__ import annotations`."""
+    found: dict[str, None] = {}
+    for hint in hints:
+        if isinstance(hint, str):
+            try:
+                code = compile(hint, "<hint>", "eval")
+            except (SyntaxError, ValueError):  # not meant to be evaluated
+                continue
+            found.update(dict.fromkeys(used_globals(code).variables))
+    return list(found)

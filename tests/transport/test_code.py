@@ -400,6 +400,30 @@ POINT, twice = Point(1), sys.modules["by_hand.inner"].twice
     assert [thing.__name__ for thing in made] == ["Point"]
 
 
+def test_what_only_hints_name_is_sent_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+from __future__ import annotations
+import dataclasses, typing
+from pathlib import Path
+class Size: pass
+stuck = (number for number in range(3))
+@dataclasses.dataclass
+class Options:
+    root: Path = None
+    sizes: typing.Optional[dict[str, Size]] = None
+def load(path: Path, size: "Size") -> None: return path
+def other(x: stuck, y: "no hint" = 1): return x
+def get(): return [sorted(map(repr, typing.get_type_hints(thing).values())) for thing in (Options, load)]
+def get_other(): return other(3)
+def use(): return get_other() + len(stuck)
+"""
+    names = script(code, monkeypatch)
+    assert carried(names["get"])() == names["get"]()
+    assert carried(names["get_other"])() == 3
+    with pytest.raises(EncodeError, match=r"the global variable 'stuck', which the function use uses, is a generator"):
+        carried(names["use"])
+
+
 def test_a_queue_that_would_lose_what_is_in_it_is_refused() -> None:
     queue: SimpleQueue[int] = SimpleQueue()
     assert carried({"queue": queue, "code": lambda: 1})["queue"].empty()
