@@ -10,6 +10,7 @@ be sent is an error, one that isn't used does no harm.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import sys
 import types
@@ -45,6 +46,14 @@ _MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__
 _NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})
 _LEAVES = (type(None), bool, int, float, complex, str, bytes)
 _MAX_LITERAL = 100
+
+
+class _Pair(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_int),)
+
+
+_C_FIELD = type(_Pair.first)
+"""What a structure of ctypes has for each of its `_fields_`: ctypes has no name for it in Python 3.10."""
 
 _EMPTY: dict[type, Callable[[Any], object]] = {
     **{kind: lambda full: type(full)() for kind in (dict, list, set, OrderedDict)},
@@ -307,8 +316,8 @@ class CodeEncoder(Encoder):
                 where = f"the attribute {name!r} of the class {cls.__qualname__}"
                 call = _Call(rebuild.fill_class, cls, {name: value})
                 step = self._set(id(cls), call, value, where, required=not _is_dunder(name))
-                # None would mean something else in a dunder. Enums are rebuilt past their own code.
-                if step is not None and not _is_dunder(name) and not isinstance(cls, EnumMeta):
+                # None would mean something else in a dunder, and in ctypes' _fields_. Enums run no code.
+                if step is not None and not (name[:1] == name[-1:] == "_") and not isinstance(cls, EnumMeta):
                     step.put = partial(self._put_attribute, cls, name)
         for needed in (type(cls), *cls.__bases__, *(code for value in now.values() for code in _code_in(value))):
             self._steps.link(id(cls), id(needed))
@@ -367,7 +376,7 @@ class CodeEncoder(Encoder):
                 continue
             for thing in trial.found:
                 if id(thing) not in self._things:
-                    self.dump(thing)
+                    self._dump_as(_name_of(thing), thing)
             self._write_soon()
             if trial.runs_code or step.owner is None:
                 for other in self._steps.put_first(id(thing) for thing in trial.found):
@@ -428,7 +437,9 @@ class CodeEncoder(Encoder):
 
     def _write_soon(self) -> None:
         while self._soon:
-            self._dump_call(self._soon.popleft())
+            call = self._soon.popleft()
+            filled, what = call.reduced[1][:2]
+            self._dump_as(f"the global variable {what!r}" if isinstance(filled, _Space) else _name_of(filled), call)
         if (len(self._packages), len(self._names)) == self._num_seen:
             return
         self._num_seen = len(self._packages), len(self._names)
@@ -439,6 +450,17 @@ class CodeEncoder(Encoder):
             self._packages[package] = [(parts, name) for parts, name in inner if name not in found]
         if used:
             self._dump_call(_Call(rebuild.import_modules, used))
+
+    def _dump_as(self, name: str, part: object) -> None:
+        """Write code, and say what it is if that fails."""
+        self._kept.append(part)
+        try:
+            self.dump(part)
+        except (EncodeError, CodeNeeded):
+            raise
+        except Exception as error:
+            text = f"{name} can't be sent to another process ({type(error).__name__}: {error}). {_REMEDY}"
+            raise EncodeError(text) from error
 
     def _dump_call(self, call: _Call) -> None:
         self._kept.append(call)
@@ -480,8 +502,16 @@ def _code_in(value: object) -> tuple[Any, ...]:
 
 
 def _is_made_with_the_class(value: object, cls: type) -> bool:
+    if type(value) is _C_FIELD:
+        return True
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
     return isinstance(value, kinds) and value.__objclass__ is cls
+
+
+def _name_of(thing: Any) -> str:
+    if isinstance(thing, types.CellType):
+        return "a variable of a function"
+    return f"the {'class' if isinstance(thing, type) else 'function'} {thing.__qualname__}"
 
 
 def _is_dunder(name: str) -> bool:

@@ -8,6 +8,7 @@ and NumPy only: workers need nothing else for this.
 from __future__ import annotations
 
 import builtins
+import ctypes
 import functools
 import marshal
 import os
@@ -43,6 +44,7 @@ __all__ = [
     "new_context_var",
     "new_event",
     "new_function",
+    "new_library",
     "new_local",
     "new_member",
     "new_memmap",
@@ -50,6 +52,7 @@ __all__ = [
     "new_namespace",
     "new_ref",
     "new_type_variable",
+    "new_view",
     "new_weak_keys",
     "new_weak_values",
     "nothing",
@@ -217,7 +220,10 @@ def fill_class(cls: type, attributes: dict[str, Any]) -> None:
             for known in value:
                 cls.register(known)  # type: ignore[attr-defined]
         else:
-            type.__setattr__(cls, name, value)
+            try:
+                type.__setattr__(cls, name, value)
+            except TypeError:  # ctypes insists: it lays out a structure when it gets its _fields_
+                setattr(cls, name, value)
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -257,6 +263,27 @@ def new_event(is_set: bool) -> threading.Event:
 def new_local(kind: Any) -> Any:
     """Return what has attributes of its own in each thread."""
     return kind.__new__(kind)  # its __init__ runs in other threads only
+
+
+def new_library(
+    kind: type[ctypes.CDLL], name: str | None, uses_errno: bool, functions: dict[str, tuple[Any, Any, Any]]
+) -> ctypes.CDLL:
+    """Return a library of C code, with what is known of its functions: result, arguments and check."""
+    library = kind(name, use_errno=uses_errno)
+    for function_name, (restype, argtypes, errcheck) in functions.items():
+        function = getattr(library, function_name)
+        function.restype = restype
+        if argtypes is not None:
+            function.argtypes = argtypes
+        if errcheck is not None:
+            function.errcheck = errcheck
+    return library
+
+
+def new_view(data: bytes | bytearray, form: str, shape: tuple[int, ...]) -> memoryview:
+    """Return a view of these bytes."""
+    view = memoryview(data)
+    return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
 
 
 def new_context_var(name: str, values: tuple[Any, ...]) -> ContextVar[Any]:

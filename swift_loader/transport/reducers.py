@@ -1,17 +1,21 @@
 """How objects are taken apart that pickle refuses or gets wrong, and that scripts hold.
 
-Locks arrive free, whoever held them: their holders stay behind. Runs in the sender, mostly the trainer.
+Locks and bounded semaphores arrive free, whoever held them: their holders stay behind. A plain semaphore keeps its
+counter. Runs in the sender, mostly the trainer.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import io
 import marshal
 import mmap
+import operator
 import os
 import queue
+import struct
 import sys
 import threading
 import types
@@ -27,7 +31,7 @@ import numpy as np
 from swift_loader.transport import rebuild
 from swift_loader.transport.definitions import is_importable
 
-__all__ = ["reduce_local", "reduce_member", "reduce_memmap", "reducers"]
+__all__ = ["reduce_ctype", "reduce_local", "reduce_member", "reduce_memmap", "reducers"]
 
 Reduced = tuple[Any, ...]
 
@@ -60,6 +64,10 @@ def _own() -> dict[type, Callable[[Any], Any]]:
         weakref.WeakValueDictionary: lambda weak: (rebuild.new_weak_values, (dict(weak),)),
         ContextVar: _reduce_context_var,
         io.TextIOWrapper: _reduce_stream,
+        struct.Struct: lambda packer: (struct.Struct, (packer.format,)),
+        memoryview: _reduce_view,
+        ctypes.CDLL: _reduce_library,
+        ctypes.PyDLL: _reduce_library,
         typing.TypeVar: _reduce_type_var,
         typing.NewType: lambda new: _reduce_variable(new, (new.__supertype__,), {}),
     }
@@ -97,6 +105,37 @@ def _reduce_stream(stream: io.TextIOWrapper) -> Reduced:
         if stream in (getattr(sys, name), getattr(sys, f"__{name}__")):
             return getattr, (sys, name)
     raise TypeError(f"the open file {getattr(stream, 'name', '')!r} can't be sent")
+
+
+def _reduce_view(view: memoryview) -> Reduced:
+    data: bytes | bytearray = view.tobytes()
+    return rebuild.new_view, (data if view.readonly else bytearray(data), view.format, view.shape)
+
+
+def _reduce_library(library: ctypes.CDLL) -> Reduced:
+    kind = library._FuncPtr  # noqa: SLF001
+    functions = {name: value for name, value in vars(library).items() if isinstance(value, kind)}
+    known = {name: (of.restype, of.argtypes, of.errcheck) for name, of in functions.items()}
+    uses_errno = bool(kind._flags_ & ctypes._FUNCFLAG_USE_ERRNO)  # type: ignore[attr-defined]  # noqa: SLF001
+    return rebuild.new_library, (type(library), library._name, uses_errno, known)  # noqa: SLF001
+
+
+def reduce_ctype(kind: type) -> Reduced | None:
+    """Take apart a type of ctypes that isn't found by its name but made anew by a call, and kept by ctypes."""
+    metaclass = type(kind)
+    if metaclass is type and issubclass(kind, type):  # a metaclass itself
+        bases = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._Pointer, ctypes._SimpleCData, ctypes._CFuncPtr)  # type: ignore[attr-defined]  # noqa: SLF001
+        return next(((type, (base,)) for base in bases if type(base) is kind), None)
+    made: Any = kind
+    if metaclass is type(ctypes.Array) and hasattr(kind, "_length_"):
+        args: tuple[Any, ...] = (made._type_, made._length_)
+        return (operator.mul, args) if operator.mul(*args) is kind else None
+    if metaclass is type(ctypes._Pointer) and hasattr(kind, "_type_"):  # noqa: SLF001
+        return (ctypes.POINTER, (made._type_,)) if ctypes.POINTER(made._type_) is kind else None
+    if metaclass is type(ctypes._CFuncPtr) and hasattr(kind, "_argtypes_"):  # type: ignore[attr-defined]  # noqa: SLF001
+        args = (made._restype_, *made._argtypes_)
+        return (ctypes.CFUNCTYPE, args) if ctypes.CFUNCTYPE(*args) is kind else None
+    return None
 
 
 def _reduce_type_var(variable: Any) -> Reduced | str:

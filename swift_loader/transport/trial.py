@@ -16,7 +16,7 @@ import numpy as np
 from swift_loader.transport import rebuild
 from swift_loader.transport.codec import Encoder, NumberOf
 from swift_loader.transport.definitions import travels_by_value
-from swift_loader.transport.reducers import reduce_local, reduce_member, reduce_memmap, reducers
+from swift_loader.transport.reducers import reduce_ctype, reduce_local, reduce_member, reduce_memmap, reducers
 
 __all__ = ["Trial", "reduce_special"]
 
@@ -38,6 +38,8 @@ class Trial(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
         kind = type(obj)
+        if isinstance(obj, type) and (made := reduce_ctype(obj)) is not None:
+            return made
         if isinstance(obj, (types.FunctionType, type)) and travels_by_value(obj):
             if not self._is_known(obj):
                 self.found.append(obj)
@@ -46,7 +48,7 @@ class Trial(pickle.Pickler):
             return rebuild.nothing, ()
         if kind is np.ndarray and not obj.dtype.hasobject:
             return rebuild.nothing, ()
-        self.runs_code |= not isinstance(obj, (types.FunctionType, type))
+        self.runs_code |= not isinstance(obj, (types.FunctionType, types.BuiltinFunctionType, type))
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor and Encoder.can_reduce_tensor(obj):
             return rebuild.nothing, ()
@@ -71,4 +73,6 @@ def reduce_special(obj: Any, kind: type, number_of: NumberOf) -> Any:
         raise TypeError("a thread that was started can't be sent")
     if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
         return getattr, (types, _NAMES_OF_TYPES[id(obj)])
+    if isinstance(obj, type):
+        return reduce_ctype(obj)
     return None

@@ -424,6 +424,45 @@ def use(): return get_other() + len(stuck)
         carried(names["use"])
 
 
+def test_structures_and_libraries_of_c_code_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import ctypes, struct
+class Header(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("tag", ctypes.c_byte), ("size", ctypes.c_int), ("both", ctypes.c_short * 2)]
+    def double(self): return 2 * self.size
+class Value(ctypes.Union):
+    _fields_ = [("i", ctypes.c_int), ("f", ctypes.c_float)]
+class Node(ctypes.Structure): pass
+Node._fields_ = [("x", ctypes.c_int), ("next", ctypes.POINTER(Node))]
+Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+Array = ctypes.c_int * 3
+HEADER = Header(1, 5, (2, 3))
+math = ctypes.CDLL("libm.so.6", use_errno=True)
+math.sqrt.restype, math.sqrt.argtypes = ctypes.c_double, [ctypes.c_double]
+PACKER = struct.Struct("<iH")
+VIEW = memoryview(bytearray(range(8))).cast("h")
+def get():
+    node = Node(3, ctypes.pointer(Node(4)))
+    return [ctypes.sizeof(Header), HEADER.double(), list(HEADER.both), Value(i=7).i, node.next.contents.x,
+            Callback(lambda x: x + 1)(2), list(Array(1, 2)), math.sqrt(9.0), PACKER.pack(1, 2), VIEW.tolist(),
+            VIEW.format, VIEW.readonly]
+"""
+    names = script(code, monkeypatch)
+    assert carried(names["get"])() == names["get"]()
+
+
+def test_a_class_that_cannot_be_taken_apart_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+class Meta(type): pass
+class Stuck:
+    __slots__ = Meta("Names", (), {"__iter__": lambda self: iter("ab"), "__reduce__": lambda self: 1 / 0})()
+def get(): return Stuck
+"""
+    with pytest.raises(EncodeError, match=r"the global variable 'Stuck' can't be sent .*ZeroDivisionError"):
+        carried(script(code, monkeypatch)["get"])
+
+
 def test_a_queue_that_would_lose_what_is_in_it_is_refused() -> None:
     queue: SimpleQueue[int] = SimpleQueue()
     assert carried({"queue": queue, "code": lambda: 1})["queue"].empty()
