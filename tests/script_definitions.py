@@ -1015,6 +1015,38 @@ DEFINITIONS = {
         OPTIONS["collate_fn"] = list
         def sample(index): return [reduced.x > 0, stated.a, new[1], type(new).__name__]
     """,
+    "singletons, interning tables and keys that look at their class": """
+        class Config:
+            instance = None
+            def __new__(cls):
+                if cls.instance is None: cls.instance = super().__new__(cls)
+                return cls.instance
+        Config().size = 3
+        class Symbol:
+            table = {}
+            def __new__(cls, name):
+                if name not in cls.table:
+                    cls.table[name] = super().__new__(cls)
+                    cls.table[name].name = name
+                return cls.table[name]
+            def __reduce__(self): return Symbol, (self.name,)
+            def __repr__(self): return self.name
+        A, B = Symbol("a"), Symbol("b")
+        OPTIONS["collate_fn"] = list
+        def sample(index): return [Config().size, Symbol("a") is A, len(Symbol.table), B]
+        def check(batch): assert all(row[3] is B for row in batch)
+    """,
+    "modules made by hand and C structures": """
+        import ctypes, struct, types
+        plugin = sys.modules["a_plugin"] = types.ModuleType("a_plugin")
+        exec("class Point:\\n    scale = 2\\ndef get(x): return Point.scale * x", vars(plugin))
+        class Header(ctypes.Structure):
+            _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_double)]
+        PACKER = struct.Struct("<i")
+        OPTIONS["collate_fn"] = list
+        def sample(index): return [plugin.get(index), plugin.Point, Header(index).a, PACKER.pack(index)]
+        def check(batch): assert all(row[1] is plugin.Point for row in batch)
+    """,
     "__main__ by other names": """
         import __main__, importlib
         LIMIT = 3
