@@ -77,13 +77,14 @@ AT_ANY_TIME = """
                 assert num_alarms == 1, "an alarm was raised twice"
                 continue
             except SwiftLoaderError as error:
-                assert num_alarms == 1 and "interrupted" in str(error), error
+                assert had_alarm + num_alarms and "interrupted" in str(error), error
                 return got, error
             got += batch["id"].tolist()
 
     signal.signal(signal.SIGALRM, handle)
     sys.unraisablehook = lambda unraisable: None  # what a handler raises in a finaliser, Python reports, and drops
     rng, loader = random.Random(int(sys.argv[3])), new_loader()
+    had_alarm = False  # an alarm that met a batch of the next epoch is told in that epoch
     for _ in range(20):
         try:
             got, error = go_through(iter(loader))
@@ -92,10 +93,14 @@ AT_ANY_TIME = """
         signal.setitimer(signal.ITIMER_REAL, 0)
         assert got == list(range(len(got))), got
         assert error is not None or len(got) in (0, 320)
+        had_alarm = error is None
         if error is not None:
             loader.close()
             loader = new_loader()
-    assert ids_of(loader) == list(range(320))
+    try:
+        assert ids_of(loader) == list(range(320))
+    except SwiftLoaderError as error:
+        assert had_alarm and "interrupted" in str(error), error
     loader.close()
     print("right")
 """

@@ -120,7 +120,9 @@ def test_thirty_epochs_use_up_nothing() -> None:
             family = [psutil.Process(), *psutil.Process().children(recursive=True)]
             memory.append(sum(process.memory_full_info().pss for process in family))
     for name in ("descriptors", "threads", "children"):
-        assert figures[1][name] == figures[29][name], name
+        # The least of five epochs: a segment's descriptor is open while a thread maps it for the epoch to come.
+        early, late = (min(figure[name] for figure in figures[start : start + 5]) for start in (1, 25))
+        assert early == late, name
     assert figures[29]["maps"] <= 2 * (10 + 8)
     assert memory[29] - memory[1] < 8 * MEGABYTE
 
