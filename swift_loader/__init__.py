@@ -27,11 +27,11 @@ that can't be shared, because it holds open files, is built by each worker: `wor
 A run can be stopped after any batch: `state` is what is saved of it, `progress` how far the loop has got, and `plan`
 how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
 
-Where to look: `loader` is the API; `run` what outlives it; `placement` and `agreement` are about the other ranks;
-`bad_samples` what is known of those that failed; `collate` is the default collate; `engine` the trainer's side of the
-processes; `worker` the other side; `transport` what lies between; `device` what comes after, for this loader and, with
-`DevicePrefetcher`, for any other; `vision` is timm's loader on top of all that; `integrations` what frameworks need
-besides.
+Where to look: `loader` is the API; `run` what outlives it; `placement`, `agreement` and `meeting` are about the other
+ranks; `bad_samples` what is known of those that failed; `collate` is the default collate; `engine` the trainer's side
+of the processes; `worker` the other side; `transport` what lies between; `device` what comes after, for this loader
+and, with `DevicePrefetcher`, for any other; `vision` is timm's loader on top of all that; `integrations` what
+frameworks need besides.
 """
 
 from __future__ import annotations

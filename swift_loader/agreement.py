@@ -1,40 +1,22 @@
-"""Ranks tell each other what they are about to do, so that different configurations are an error, not different data.
-
-They meet in the key-value store of torch.distributed, not in a collective: that needs no device and no stream, can't
-get entangled with the user's own collectives, and ends with an error if a rank never comes.
-"""
+"""Ranks tell each other what they are about to do: different configurations are an error, not different data."""
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 import warnings
 from typing import Any
 
+from swift_loader.meeting import ONLY_SOME, Facts, Meeting
 from swift_loader.placement import Placement, is_one_of_many
 from swift_loader.run import Run
 
 __all__ = ["Facts", "agree_on_length", "agree_on_run", "report_failure"]
-
-Facts = dict[str, int | str | bool]
-"""What a rank says about itself, as plain JSON types."""
 
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
 _MAY_DIFFER = (_CLOCK, _INDEX)
 
 _LENGTH = "len(dataset)"
-
-_PREFIX = "swift_loader"
-
-_PATIENCE_S = 30.0
-"""After so long the user is told for whom a rank waits."""
-
-_LOOK_EVERY_S = 0.05
-"""Ctrl-C can't interrupt a wait in the store, and torch logs one that times out: so the store is looked at instead."""
-
-_ONLY_SOME = "For a loader that only some ranks use, give nb_consumer=1"
 
 
 def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here: bool) -> None:
@@ -81,9 +63,7 @@ def agree_on_length(placement: Placement, num_samples: int) -> None:
 
 def report_failure(placement: Placement, error: BaseException) -> None:
     """Tell the ranks that are about to `agree_on_length` that this one can't. Doesn't block."""
-    store = _store(placement)
-    if store is not None:
-        _post(store, placement, {_LENGTH: f"none, because of {type(error).__name__}"})
+    _join(placement, {_LENGTH: f"none, because of {type(error).__name__}"})
 
 
 def _refuse_own_seeds(run: Run, placement: Placement) -> None:
@@ -100,8 +80,8 @@ def _refuse_own_seeds(run: Run, placement: Placement) -> None:
     warnings.warn(problem, stacklevel=4)
 
 
-def _store(placement: Placement) -> Any:
-    """Return where the ranks can meet; None if there is nobody to meet, or no way."""
+def _join(placement: Placement, facts: Facts) -> Meeting | None:
+    """Tell all ranks the facts of this one; return None if there is nobody to tell, or no way. Doesn't block."""
     distributed: Any = sys.modules.get("torch.distributed")
     if placement.world_size == 1 or distributed is None:
         return None
@@ -110,24 +90,16 @@ def _store(placement: Placement) -> Any:
     if placement.world_size != distributed.get_world_size():
         return None  # several processes are one consumer, as with tensor parallelism
     # Not public, but what libraries use that need the store, and stable since torch 1.8.
-    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+    return Meeting.join(store, distributed.get_rank(), placement.world_size, {**facts, _INDEX: placement.rank})
 
 
 def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
-    """Return what all ranks say, by consumer; None if there is nobody to ask, or no way.
-
-    Blocks until all ranks have called it equally often, at most for the store's time-out (that of
-    `init_process_group`).
-    """
-    store = _store(placement)
-    if store is None:
+    """Return what all ranks say, by consumer; None if there is nobody to ask, or no way. Blocks as `Meeting.gather`."""
+    meeting = _join(placement, facts)
+    if meeting is None:
         return None
-    meeting = _post(store, placement, facts)
-    answers = []
-    for process in range(placement.world_size):
-        key = f"{_PREFIX}/{meeting}/{process}"
-        _wait(store, key, f"this rank has started its loader, but rank {process} hasn't")
-        answers.append(json.loads(store.get(key)))
+    answers = meeting.gather()
     claimed = [answer[_INDEX] for answer in answers]
     if sorted(claimed) != list(range(placement.world_size)):
         raise ValueError(
@@ -135,30 +107,6 @@ def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
             f"its own. Call start() without it"
         )
     return sorted(answers, key=lambda answer: int(answer[_INDEX]))
-
-
-def _post(store: Any, placement: Placement, facts: Facts) -> int:
-    """Say something to all ranks; return the number of the meeting at which it is said."""
-    process = sys.modules["torch.distributed"].get_rank()
-    meeting = int(store.add(f"{_PREFIX}/process {process}", 1))
-    store.set(f"{_PREFIX}/{meeting}/{process}", json.dumps({**facts, _INDEX: placement.rank}))
-    return meeting
-
-
-def _wait(store: Any, key: str, problem: str) -> None:
-    """Wait until a key is in the store; after a while tell the user for whom, and what may be wrong."""
-    hint = f"all ranks must start theirs, in the same order. {_ONLY_SOME}"
-    limit_s = store.timeout.total_seconds()
-    start_s = time.monotonic()
-    is_told = False
-    while not store.check([key]):
-        waited_s = time.monotonic() - start_s
-        if waited_s >= limit_s:
-            raise RuntimeError(f"{problem} within {limit_s:g} s: {hint}")
-        if not is_told and waited_s >= min(_PATIENCE_S, limit_s / 2):
-            is_told = True
-            warnings.warn(f"{problem}: {hint}. Waiting on, for {limit_s:g} s in all", stacklevel=6)
-        time.sleep(_LOOK_EVERY_S)
 
 
 def _check_equal(answers: list[Facts]) -> None:
@@ -172,5 +120,5 @@ def _check_equal(answers: list[Facts]) -> None:
             if name not in _MAY_DIFFER and other.get(name) != value:
                 raise ValueError(
                     f"rank {rank} has {name}={other.get(name)!r}, but rank 0 has {name}={value!r}: they would go "
-                    f"through different data; give all ranks the same. {_ONLY_SOME}"
+                    f"through different data; give all ranks the same. {ONLY_SOME}"
                 )

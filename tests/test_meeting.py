@@ -1,0 +1,90 @@
+"""Ranks wait for each other in a store: two clients of one TCPStore stand for two ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch import distributed
+
+from swift_loader.meeting import Meeting
+
+
+class OldStore:
+    """A store of torch before 2.8, which has no clone()."""
+
+    def __init__(self, store: Any) -> None:
+        for name in ("add", "check", "get", "set", "wait"):
+            setattr(self, name, getattr(store, name))
+        self.timeout = store.timeout
+
+
+def connect(limit_s: float) -> tuple[Any, Any]:
+    """Return the stores of two ranks."""
+    store_class: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    limit = timedelta(seconds=limit_s)
+    master = store_class("127.0.0.1", 0, None, True, limit, False)
+    return master, store_class("127.0.0.1", master.port, None, False, limit, False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stores_are_warm() -> None:
+    """Have torch open what it opens once."""
+    connect(30)
+
+
+def join(store: Any, process: int) -> Meeting:
+    return Meeting.join(store, process, 2, {"process": process})
+
+
+@pytest.mark.parametrize("kind", [lambda store: store, OldStore], ids=["with clone", "without"])
+def test_ranks_get_the_facts_of_all_however_late_one_comes(kind: Any) -> None:
+    stores = connect(30)
+    expected = [{"process": 0}, {"process": 1}]
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            early = pool.submit(join(kind(stores[0]), 0).gather)
+            time.sleep(0.2)  # so that it waits; it need not
+            assert join(kind(stores[1]), 1).gather() == expected
+            assert early.result(10) == expected
+
+
+def test_a_rank_that_is_late_is_named_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    here, _ = connect(1.0)
+    with (
+        pytest.warns(UserWarning, match=r"rank 1 hasn't: all ranks must .* Waiting on, for 1 s in all"),
+        pytest.raises(RuntimeError, match=r"but rank 1 hasn't within 1 s: all ranks must .* nb_consumer=1"),
+    ):
+        join(here, 0).gather()
+    assert capfd.readouterr() == ("", "")  # torch logs a wait that times out
+
+
+@pytest.mark.parametrize("kind", [lambda store: store, OldStore], ids=["with clone", "without"])
+def test_ctrl_c_ends_the_wait_at_once_and_that_of_the_other_ranks(kind: Any) -> None:
+    stores = connect(30)
+    meeting = join(kind(stores[0]), 0)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        meeting.gather()
+    assert time.monotonic() - start_s < 5
+    with pytest.raises(RuntimeError, match="rank 0 stopped waiting before all ranks had started their loaders"):
+        join(kind(stores[1]), 1).gather()
+
+
+def test_a_store_that_is_gone_ends_the_wait_with_its_error() -> None:
+    master, here = connect(30)
+    meeting = join(here, 1)
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        waiting = pool.submit(meeting.gather)
+        time.sleep(0.3)  # so that it waits
+        del master
+        with pytest.raises(RuntimeError):
+            waiting.result(10)
