@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import weakref
@@ -164,8 +163,7 @@ class SwiftLoader:
             if seed is not None:
                 raise TypeError("seed and seed_numer, its old spelling, were both given; give one")
             seed = old_seed
-        for name in unknown:
-            refuse_unknown(name, [*_option_names(), "seed_numer"])
+        refuse_unknown(unknown, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
         self._options = make_options(
             dataset_class=dataset_class,
             dataset_kwargs=dataset_kwargs,
@@ -599,8 +597,3 @@ class SwiftLoader:
     def _plan_settings(self) -> PlanSettings:
         """Return the plan of this rank, as far as is known before `start()`."""
         return self._options.plan_settings(self._run.order, expected_placement(self._options.world_size))
-
-
-def _option_names() -> list[str]:
-    parameters = inspect.signature(SwiftLoader.__init__).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.name not in ("self", "unknown")]

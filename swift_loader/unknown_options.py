@@ -1,12 +1,13 @@
-"""What to do instead of an option that SwiftLoader doesn't have: misspelt, or another loader's."""
+"""What to do instead of an option that doesn't exist: misspelt, or another loader's."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import NoReturn
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
-__all__ = ["refuse_unknown"]
+__all__ = ["INSTEAD_OF", "refuse_unknown"]
 
 _NO_SAMPLER = (
     "shuffle, nearby_shuffle and seed decide on the order, and each rank gets its own part of it by itself. For a "
@@ -51,17 +52,38 @@ _INSTEAD = {
 }
 
 
-def refuse_unknown(name: str, known: Sequence[str]) -> NoReturn:
-    """Refuse an option that doesn't exist.
+_INSTEAD_IN_CREATE_LOADER = {
+    "shuffle": "is_training=True shuffles",
+    "drop_last": "is_training=True leaves out an incomplete last batch",
+    "worker_per_consumer": "give num_workers, the worker processes of this rank",
+    "nb_consumer": "give distributed=True: torch.distributed or the launcher says how many ranks there are",
+    "start_method": "make a SwiftLoader with it, and put a PrefetchLoader around that",
+    "data_queue_size": "make a SwiftLoader with it, and put a PrefetchLoader around that",
+}
+
+INSTEAD_OF = {"SwiftLoader": _INSTEAD, "create_loader": _INSTEAD_IN_CREATE_LOADER}
+
+
+def refuse_unknown(unknown: Iterable[str], owner: str, function: Callable[..., Any], *more: str) -> None:
+    """Refuse options that don't exist.
+
+    Args:
+        unknown: What was given that the function has no parameter for.
+        owner: What the user called.
+        function: Its parameters are the options.
+        more: Options besides.
 
     Raises:
-        TypeError: Always; says what to do instead, or names the closest option.
+        TypeError: There are such options; says of the first what to do instead, or names the closest option.
     """
+    for name in unknown:
+        parameters = inspect.signature(function).parameters.values()
+        known = [parameter.name for parameter in parameters if parameter.name not in ("self", "unknown")]
+        raise TypeError(f"{owner} has no option {name!r}; {_hint(name, [*known, *more], INSTEAD_OF[owner])}")
+
+
+def _hint(name: str, known: list[str], instead: dict[str, str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    if name in _INSTEAD:
-        hint = _INSTEAD[name]
-    elif close:
-        hint = f"did you mean {close[0]!r}?"
-    else:
-        hint = f"the options are {', '.join(known)}"
-    raise TypeError(f"SwiftLoader has no option {name!r}; {hint}")
+    if name in instead:
+        return instead[name]
+    return f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"

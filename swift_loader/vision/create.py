@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from swift_loader.loader import SwiftLoader
+from swift_loader.unknown_options import refuse_unknown
 from swift_loader.vision.collate import fast_collate, tensor_collate
 from swift_loader.vision.prefetch import PrefetchLoader
 from swift_loader.vision.stage import IMAGENET_MEAN, IMAGENET_STD
@@ -81,6 +82,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     max_errors: float | None = None,
     timeout: float | None = None,
     worker_restarts: int = 3,
+    **unknown: Any,
 ) -> PrefetchLoader | SwiftLoader:
     """Give a dataset timm's transform, and return a loader of it; starts nothing.
 
@@ -144,15 +146,18 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         max_errors: How many may, per epoch.
         timeout: Seconds that a worker may take for a batch.
         worker_restarts: How many times in a row a worker is replaced.
+        unknown: Refused.
 
     Returns:
         A `PrefetchLoader`, or, without the prefetcher, the SwiftLoader itself.
 
     Raises:
         ImportError: timm isn't installed.
-        TypeError: A dataset that is iterable-style or has no `transform`, or a value of the wrong type.
+        TypeError: An unknown option, a dataset that is iterable-style or has no `transform`, or a value of the wrong
+            type.
         ValueError: What isn't supported, or a value out of its range.
     """
+    refuse_unknown(unknown, "create_loader", create_loader)
     _check_dataset(dataset)
     _check_unsupported(num_aug_repeats, worker_seeding)
     _check_no_choices(

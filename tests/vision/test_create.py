@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
 from swift_loader.permutation import Purpose, derive_key
+from swift_loader.unknown_options import INSTEAD_OF
 from swift_loader.vision import PrefetchLoader, create_loader
 from swift_loader.worker.generators import preserved_generators, seed_generators
 from tests.vision.conftest import assert_same_batches, seed_everything
@@ -266,3 +267,24 @@ def test_the_parameters_are_timms_in_timms_order(timm_data: Any) -> None:
 def test_batches_of_several_sizes_are_refused(timm_data: Any, photos: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="isn't supported: which samples a batch has follows from one batch_size"):
         make(timm_data, photos, **option)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("batchsize", "did you mean 'batch_size'?"),
+        ("re_probability", "did you mean 're_prob'?"),
+        ("shuffle", "is_training=True shuffles"),
+        ("worker_per_consumer", "give num_workers, the worker processes of this rank"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_what_to_do_instead(option: str, hint: str) -> None:
+    options: dict[str, Any] = {option: 1}
+    with pytest.raises(TypeError) as caught:
+        create_loader(NoTransform(), SIZE, 4, **options)
+    assert str(caught.value) == f"create_loader has no option {option!r}; {hint}"
+
+
+def test_no_hint_is_for_an_option_that_exists() -> None:
+    assert not set(INSTEAD_OF["create_loader"]) & set(inspect.signature(create_loader).parameters)
+    assert not set(INSTEAD_OF["SwiftLoader"]) & set(inspect.signature(SwiftLoader).parameters)
