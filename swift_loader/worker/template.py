@@ -23,7 +23,9 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from swift_loader.errors import ProtocolError
@@ -79,18 +81,16 @@ def _open_standard_streams() -> None:
 
 def serve_template(channel: Channel, traces: Traces) -> NoReturn:
     """Be the template on this channel; never returns."""
-    exit_code = 1
+    _run_and_exit(partial(_be_template, channel, traces))
+
+
+def _be_template(channel: Channel, traces: Traces) -> int:
+    """Be the template until the trainer hangs up; return the exit code."""
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)
-        exit_code = _set_up(channel, traces)
+        return _set_up(channel, traces)
     except (BrokenPipeError, ConnectionResetError):
-        exit_code = 0  # the trainer is gone
-    except SystemExit as request:
-        exit_code = request.code if isinstance(request.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        end_process(exit_code)
+        return 0  # the trainer is gone
 
 
 def _set_up(channel: Channel, traces: Traces) -> int:
@@ -217,7 +217,7 @@ class _Template:
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads behind, which no fork may inherit
             self._drop_own_descriptors()
-            _run_and_exit(request.worker, channel, self._content, self._traces)
+            _run_and_exit(partial(_be_worker, request.worker, channel, self._content, self._traces))
         stderr, traces = received.descriptors[1:]
         self._fork(request.worker, channel, stderr, traces)
         channel.close()  # only the worker may hold it: its death must be the end of the stream
@@ -235,7 +235,7 @@ class _Template:
             self._drop_own_descriptors()
             os.dup2(stderr, 2)
             os.close(stderr)
-            _run_and_exit(worker, channel, self._content, Traces(traces))
+            _run_and_exit(partial(_be_worker, worker, channel, self._content, Traces(traces)))
         pidfd = os.pidfd_open(pid)
         failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
@@ -258,14 +258,20 @@ class _Template:
         self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
-def _run_and_exit(worker: int, channel: Channel, content: Content, traces: Traces) -> NoReturn:
+def _be_worker(worker: int, channel: Channel, content: Content, traces: Traces) -> int:
+    """Be a worker until it is told to stop; return the exit code."""
+    identify(worker)
+    failpoint(Failpoint.WORKER_BOOT)
+    traces.start()
+    content.run_worker(worker, channel)
+    return 0
+
+
+def _run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Run, and end this process with the exit code that is returned, or that Python gives for what is raised."""
     exit_code = 1
     try:
-        identify(worker)
-        failpoint(Failpoint.WORKER_BOOT)
-        traces.start()
-        content.run_worker(worker, channel)
-        exit_code = 0
+        exit_code = run()
     except SystemExit as request:
         exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)
     except BaseException:
