@@ -88,7 +88,7 @@ __all__ = [
     "to_device",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "DevicePrefetcher": "swift_loader.device.prefetcher",

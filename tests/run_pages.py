@@ -1,0 +1,43 @@
+"""Runs the code of pages, one after the other, in this process: `python -m tests.run_pages RESULTS.json PAGE ...`.
+
+Each page is a script of its own, in an empty folder. Importing torch and a framework takes longer than most pages.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+from tests.pages import Page
+
+
+def run_page(page: Page) -> str:
+    """Run a page as `__main__`; return the traceback, or an empty string if it succeeds."""
+    module, main = ModuleType("__main__"), sys.modules["__main__"]
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        os.chdir(folder)
+        sys.modules["__main__"] = module
+        try:
+            exec(compile(page.script(), str(page.path), "exec"), vars(module))
+        except BaseException:
+            return traceback.format_exc()
+        finally:
+            vars(module).clear()
+            gc.collect()
+            sys.modules["__main__"] = main
+            os.chdir(before)
+    return ""
+
+
+if __name__ == "__main__":
+    results, *paths = sys.argv[1:]
+    outcomes = {path: run_page(Page(Path(path))) for path in paths}
+    Path(results).write_text(json.dumps(outcomes), encoding="utf-8")
