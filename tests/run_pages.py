@@ -5,6 +5,7 @@ Each page is a script of its own, in an empty folder. Importing torch and a fram
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 from tests.pages import Page
+
+LIMIT_S = 200
+"""For a page; then the process ends with the stacks of all threads."""
 
 
 def run_page(page: Page) -> str:
@@ -39,5 +43,9 @@ def run_page(page: Page) -> str:
 
 if __name__ == "__main__":
     results, *paths = sys.argv[1:]
-    outcomes = {path: run_page(Page(Path(path))) for path in paths}
+    outcomes = {}
+    for path in paths:
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+        outcomes[path] = run_page(Page(Path(path)))
+    faulthandler.cancel_dump_traceback_later()
     Path(results).write_text(json.dumps(outcomes), encoding="utf-8")

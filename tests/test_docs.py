@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import swift_loader
 from swift_loader import SwiftLoader
 from tests.pages import ROOT, Page, documentation
 
-TIMEOUT_S = 150
+TIMEOUT_S = 300
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
@@ -39,19 +40,21 @@ def run_pages(pages: list[Page], folder: Path) -> dict[str, str]:
     }
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
-    runs = []
-    for number, group in enumerate(groups):
-        results = folder / f"{number}.json"
-        command = [sys.executable, "-m", "tests.run_pages", str(results), *(str(page.path) for page in group)]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        runs.append((process, results))
     outcomes: dict[str, str] = {}
-    for process, results in runs:
-        output, _ = process.communicate(timeout=TIMEOUT_S - 20)
-        assert process.returncode == 0, output
-        outcomes |= json.loads(results.read_text(encoding="utf-8"))
+    with ExitStack() as running:
+        runs = []
+        for number, group in enumerate(groups):
+            results, output = folder / f"{number}.json", folder / f"{number}.txt"
+            command = [sys.executable, "-m", "tests.run_pages", str(results), *(str(page.path) for page in group)]
+            with output.open("w") as stream:
+                run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+            running.enter_context(run)
+            running.callback(run.kill)
+            runs.append((run, results, output))
+        for run, results, output in runs:
+            status = run.wait(TIMEOUT_S - 20)
+            assert status == 0, output.read_text()
+            outcomes |= json.loads(results.read_text(encoding="utf-8"))
     return outcomes
 
 
