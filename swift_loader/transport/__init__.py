@@ -1,1 +1,1 @@
-"""How bytes get from a worker to the trainer: channels and frames, shared memory, and the codec on top."""
+"""Carries batches from a worker to the trainer: channels and frames, shared memory, and the codec on top."""

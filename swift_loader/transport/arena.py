@@ -1,7 +1,7 @@
-"""The memory a batch is collated into.
+"""The memory that a batch is collated into.
 
-Runs in the worker, on one thread. Space is handed out front to back. What doesn't fit gets memory of its own at the
-offset it would have had, so that the whole batch can later move to a larger slot without a change of offsets.
+Runs in the worker, on one thread. Blocks are allocated front to back. A block that doesn't fit gets separate memory,
+but keeps its offset. So the whole batch can later move to a larger slot without changing offsets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNMENT", "Arena", "Block"]
 
 ALIGNMENT = 64
-"""Bytes; a cache line, and what vector instructions and the GPU's copy engines like best."""
+"""Bytes: a cache line. Vector instructions and the GPU's copy engines work best with this alignment."""
 
 
 @dataclass(slots=True)
@@ -30,18 +30,18 @@ class Block:
 
     offset: int
     memory: NDArray[np.uint8]
-    """`(nbytes,)`; in the slot or, when that was full, on its own."""
+    """`(nbytes,)`; a part of the slot, or separate memory if the slot was full."""
 
 
 class Arena:
-    """Hands out pieces of `(capacity,) uint8`, and remembers what it handed out."""
+    """Allocates blocks of `(capacity,) uint8`, and remembers them."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
         self._strays: list[Block] = []
         self._handed_out: dict[int, tuple[object, Block]] = {}
         self.used = 0
-        """Bytes needed so far; more than the capacity if something had to be put elsewhere."""
+        """Bytes needed so far; more than the capacity if a block didn't fit."""
 
     def allocate(self, nbytes: int) -> Block:
         """Return `nbytes` of uninitialised memory."""
@@ -57,7 +57,7 @@ class Arena:
         return stray
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised array, which `find` knows from then on."""
+        """Return an uninitialised array, which `find` knows from now on."""
         dtype = np.dtype(dtype)
         block = self.allocate(math.prod(shape) * dtype.itemsize)
         array: NDArray[Any] = np.ndarray(shape, dtype, buffer=block.memory)
@@ -65,7 +65,7 @@ class Arena:
         return array
 
     def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised contiguous tensor, which `find` knows from then on."""
+        """Return an uninitialised contiguous tensor, which `find` knows from now on."""
         import torch
 
         count = math.prod(shape)
@@ -75,23 +75,23 @@ class Arena:
         return tensor
 
     def place(self, data: NDArray[np.uint8]) -> Block:
-        """Return a copy of `(nbytes,) uint8`."""
+        """Copy `(nbytes,) uint8` into the arena and return its block."""
         block = self.allocate(len(data))
         block.memory[:] = data
         return block
 
     def find(self, thing: object) -> Block | None:
-        """Return the memory of an array or tensor that this arena handed out, None for any other."""
+        """Return the block of an array or tensor that this arena made; None for any other."""
         known = self._handed_out.get(id(thing))
         return known[1] if known is not None else None
 
     @property
     def fits(self) -> bool:
-        """Whether everything found room."""
+        """Whether all blocks are inside the memory."""
         return not self._strays
 
     def move_to(self, memory: NDArray[np.uint8]) -> None:
-        """Copy all to a larger memory, at the same offsets."""
+        """Copy all blocks to a larger memory, at the same offsets."""
         inside = min(self.used, len(self._memory), self._strays[0].offset if self._strays else self.used)
         memory[:inside] = self._memory[:inside]
         for stray in self._strays:

@@ -1,7 +1,7 @@
-"""One end of a private pipe that keeps messages apart and can carry descriptors.
+"""One end of a private pipe that keeps message boundaries and can carry descriptors.
 
-Guarantees: a message arrives whole or not at all, also when its sender is killed while sending; the death of the peer
-is the end of the stream, after everything it had sent. Assumes Linux, and one reading thread per end.
+Guarantees: a message arrives complete or not at all, even if its sender is killed while sending. If the peer dies, the
+receiver gets everything that the peer sent, then the end of the stream. Assumes Linux, and one reading thread per end.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from swift_loader.transport.descriptors import move_up, new_socketpair, why_ther
 __all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
 
 MAX_MESSAGE_BYTES = 64 * 1024
-"""Far below the kernel's default of 208 KiB for one message, so that several fit into a pipe."""
+"""Far below the kernel's default limit of 208 KiB, so that several messages fit into the socket's buffer."""
 
 _MAX_DESCRIPTORS = 3
-"""Those of a fork: the channel, stderr, and the pipe for traces."""
+"""A fork request carries three: the channel, stderr, and the pipe for traces."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
-# Plain numbers: to combine enum members takes as long as to receive.
+# Plain numbers: combining enum members takes as long as receiving.
 _WAIT = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _DONT_WAIT = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 
 
 class Received(NamedTuple):
-    """A message; `data` is valid until the next `receive` on the same channel."""
+    """A message. `data` is valid until the next `receive` on the same channel."""
 
     data: memoryview
     descriptors: list[int]
-    """Now owned by the receiver of the message."""
+    """Owned by the caller of `receive`."""
 
 
 class Channel:
@@ -51,21 +51,21 @@ class Channel:
         """Return the two ends of a new pipe.
 
         Raises:
-            NoDescriptorsLeft: This process can't open them.
+            NoDescriptorsLeft: This process has no file descriptors left.
         """
         one, other = new_socketpair(socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Channel:
-        """Return the channel of an inherited or received descriptor, which it now owns."""
+        """Return the channel of an inherited or received descriptor. The channel owns it from now on."""
         return cls(socket.socket(fileno=move_up(descriptor)))
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one message, with copies of the descriptors; blocks while the pipe is full.
+        """Send one message, with duplicates of the descriptors; blocks while the pipe is full.
 
         Raises:
-            BrokenPipeError: The peer is gone (also as ConnectionResetError).
+            BrokenPipeError: The peer is gone. Sometimes this is a ConnectionResetError.
             ProtocolError: The message is too long.
         """
         if len(message) > MAX_MESSAGE_BYTES:
@@ -77,20 +77,20 @@ class Channel:
             self._socket.send(message)
 
     def receive(self, *, wait: bool = True) -> Received | None:
-        """Return the next message, or None at the end of the stream.
+        """Return the next message, or None at the end of the stream. Blocks until then, unless `wait` is False.
 
         Raises:
-            BlockingIOError: `wait` is False and no message is here.
-            NoDescriptorsLeft: This process can't open what it was sent.
-            ProtocolError: The message is longer than any that is sent.
+            BlockingIOError: `wait` is False and there is no message.
+            NoDescriptorsLeft: This process has no file descriptors left for those in the message.
+            ProtocolError: The message is longer than `MAX_MESSAGE_BYTES`, or carries too many descriptors.
         """
         flags = _WAIT if wait else _DONT_WAIT
         while True:
             try:
                 count, ancillary, happened, _ = self._socket.recvmsg_into([self._view], _ANCILLARY_BYTES, flags)
             except ConnectionResetError:
-                # The peer closed with messages of ours unread. The kernel tells so once, ahead of what the peer itself
-                # had sent; read on, that comes next.
+                # The peer closed its end before it had read all our messages. The kernel reports that once, before the
+                # messages that the peer sent. Those come with the next call.
                 continue
             break
         if happened & _CUT_SHORT:
@@ -100,7 +100,7 @@ class Channel:
         return Received(self._view[:count], _descriptors(ancillary) if ancillary else [])
 
     def fileno(self) -> int:
-        """Return the descriptor, to be waited on; -1 once closed."""
+        """Return the descriptor, for `poll` and the like; -1 after `close`."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Channel:
         self._socket.close()
 
     def shutdown(self) -> None:
-        """End the stream in both directions, waking whoever waits on either end. Idempotent, from any thread."""
+        """End the stream in both directions and wake all threads that wait on either end. Idempotent, thread-safe."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # closed, or the peer is gone
@@ -119,13 +119,13 @@ class Channel:
 
 
 def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
-    """Return the error for a message that didn't arrive whole, after closing what it brought."""
+    """Close the descriptors of a truncated message, and return the error for it."""
     for descriptor in descriptors:
         os.close(descriptor)
     if happened & socket.MSG_TRUNC:
         return ProtocolError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
     if len(descriptors) >= _MAX_DESCRIPTORS:
-        return ProtocolError(f"a message brings more than {_MAX_DESCRIPTORS} descriptors")
+        return ProtocolError(f"a message has more than {_MAX_DESCRIPTORS} descriptors")
     return why_there_are_none()
 
 

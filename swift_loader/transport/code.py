@@ -1,11 +1,11 @@
 """Sends objects together with the code that they need: classes and functions that can't be imported.
 
-What is written is a row of pickles that share one memo. The first ones make each class and function, empty, and fill
-it; the last one holds the content. So a class is complete before an instance of it is rebuilt, cycles need no care,
-and the recursion is as deep as the data, not as the script's functions call each other.
+The encoder writes a sequence of pickles that share one memo. The first pickles create each class and function empty,
+and then fill it. The last pickle holds the content. So a class is complete before an instance of it is rebuilt, and
+cycles need no special care. The recursion depth depends on the data, not on how the script's functions call each other.
 
-All functions of the script get one set of globals, with the variables that they use; a variable that is used and can't
-be sent is an error, one that isn't used does no harm.
+All functions of the script share one set of globals, with the variables that they use. A variable that is used and
+can't be sent is an error. An unused variable that can't be sent is none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Pair(ctypes.Structure):
 
 
 _C_FIELD = type(_Pair.first)
-"""What a structure of ctypes has for each of its `_fields_`: ctypes has no name for it in Python 3.10."""
+"""The type of a ctypes structure's field descriptors. ctypes doesn't export it in Python 3.10."""
 
 _EMPTY: dict[type, Callable[[Any], object]] = {
     **{kind: lambda full: type(full)() for kind in (dict, list, set, OrderedDict)},
@@ -61,16 +61,16 @@ _EMPTY: dict[type, Callable[[Any], object]] = {
     weakref.WeakKeyDictionary: lambda _: weakref.WeakKeyDictionary(),
     defaultdict: lambda full: defaultdict(full.default_factory),
 }
-"""How the containers begin that are filled later, with what takes code to be made that looks into them."""
+"""Makes the empty container that is filled later, if the code that makes its items looks into the container."""
 
 _REMEDY = (
-    "Make it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its own; "
-    "or put the code into a module that can be imported"
+    "Create it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its "
+    "own; or move the code into a module that can be imported"
 )
 
 
 class _Call:
-    """Is pickled as what a function returns."""
+    """Pickled as a call of a function: the receiver gets the call's result."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.reduced = function, args
@@ -78,23 +78,23 @@ class _Call:
 
 @dataclass(eq=False, slots=True)
 class _Space:
-    """The globals of some functions."""
+    """A set of globals that some functions share."""
 
     name: str
     basics: dict[str, Any]
     is_script: bool
     is_module: bool
-    """Whether they are those of a module that can be found by its name."""
+    """Whether they are the globals of a module in `sys.modules`."""
     made: types.ModuleType | None = None
-    """The module that can't be imported, although it is in `sys.modules`."""
+    """The module, if it is in `sys.modules` but can't be imported."""
     asked: dict[str, Step | None] = field(default_factory=dict)
-    """The variables that are sent, and how, unless that is done."""
+    """The variables that are sent, each with its step; None if it needs no step."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Why variables weren't sent that nobody used when they were tried."""
+    """Variables that couldn't be sent and weren't required then, each with the reason."""
 
 
 class CodeEncoder(Encoder):
-    """An encoder that also takes apart code, locks and other things that scripts hold."""
+    """An encoder that also serialises code, locks and other objects that scripts hold."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class CodeEncoder(Encoder):
         Args:
             stream: Receives the pickles.
             arena: Receives the bulk data.
-            number_of: Returns the number of what the receiver has; nothing of it is sent.
-            note: Told of each class and function that is sent. The receiver is a process without the script, then.
-            sends_code: False: raise `CodeNeeded` instead.
+            number_of: Returns the number of a definition that the receiver has; then only the number is sent.
+            note: Is called with each class and function that is sent. If given, the receiver hasn't run the script.
+            sends_code: False: raise `CodeNeeded` if code would have to be sent.
         """
         super().__init__(stream, arena, number_of)
         self.dispatch_table = reducers()
         self._note = note
         self._sends_code = sends_code
         self._kept: list[object] = []
-        """What the memo knows by its address must live on."""
+        """The memo knows objects by address, so they must stay alive."""
         self._things: dict[int, object] = {}
         self._cells: dict[int, types.CellType] = {}
         self._spaces: dict[int | str, _Space] = {}
@@ -137,17 +137,17 @@ class CodeEncoder(Encoder):
             EncodeError: A variable of the script can't be sent, or an attribute of one of its classes.
             Exception: The content can't be sent.
         """
-        # An error of the content has no place of its own: it is the caller's to explain.
+        # The empty text: the caller explains an error of the content.
         self._steps.add(Step(lambda: None, content, ""))
         self._write_steps()
         self._write_hooks()
         self.dump(content)
-        self._write_steps()  # for what is made anew each time it is sent
+        self._write_steps()  # for objects that a reducer creates anew each time
         self._write_hooks()
         things = list(self._things.values()) if self._note is not None else []
         self._dump_call(_Call(rebuild.Finished, content, things))
 
-    # What pickle asks -------------------------------------------------------------------------------------------------
+    # Called by pickle -------------------------------------------------------------------------------------------------
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
         kind = type(obj)
@@ -162,7 +162,7 @@ class CodeEncoder(Encoder):
             return rebuild.new_cell, ()
         if kind is types.ModuleType or isinstance(obj, types.ModuleType):
             return self._reduce_module(obj)
-        if isinstance(obj, np.memmap) and self._note is None:  # in a batch: it may be written to, and the file not
+        if isinstance(obj, np.memmap) and self._note is None:  # in a batch it may be written to; the file must not be
             return super().reducer_override(obj)
         special = reduce_special(obj, kind, self._number_of)
         return super().reducer_override(obj) if special is None else special
@@ -176,7 +176,7 @@ class CodeEncoder(Encoder):
         variables = _variables_beside(thing)
         if variables is not None:
             name = thing.__qualname__.partition(".")[0]
-            if variables.get(name) is thing:  # for those who look it up there, as pickle does
+            if variables.get(name) is thing:  # for code that looks it up in the module, as pickle does
                 self._use(self._space_of(variables), variables, name, "it", None)
         return self._begin_class(thing) if isinstance(thing, type) else self._begin_function(thing)
 
@@ -185,7 +185,7 @@ class CodeEncoder(Encoder):
         if sys.modules.get(name) is not module:
             alias = next((alias for alias, known in list(sys.modules.items()) if known is module), None)
             if alias is None:
-                return NotImplemented  # made by hand: cloudpickle takes it apart
+                return NotImplemented  # created by the script: cloudpickle's reducer handles it
             name = alias
         if name in MAIN_MODULES:
             self._use_all(vars(module))
@@ -239,7 +239,7 @@ class CodeEncoder(Encoder):
     def _space_of(self, variables: dict[str, Any]) -> _Space:
         name = variables.get("__name__", "")
         main = vars(sys.modules["__main__"])
-        # In a process that multiprocessing spawned, the script's functions have a copy of the module's variables.
+        # In a process that multiprocessing spawned, the script's functions use a copy of the module's variables.
         is_script = variables is main or (name == "__mp_main__" and main.get("__name__") == name)
         key = name if is_script else id(variables)
         if key not in self._spaces:
@@ -260,7 +260,7 @@ class CodeEncoder(Encoder):
         *,
         required: bool = True,
     ) -> None:
-        """Send a global variable, if that wasn't done yet."""
+        """Send a global variable, unless it is already sent."""
         where = f"the global variable {name!r}, which {user} uses,"
         if name in space.missing and required:
             raise EncodeError(f"{where} {space.missing[name]}")
@@ -277,17 +277,17 @@ class CodeEncoder(Encoder):
         step = space.asked[name] = self._set(
             (id(space), name), call, value, where, required=required, note_missing=note_missing
         )
-        if step is not None and not space.is_module:  # in a module, what is there stays
+        if step is not None and not space.is_module:  # a module's own values are never replaced
             step.put = lambda other: self._dump_call(_Call(rebuild.set_variable, space, name, other))
 
     def _use_hints(self, hints: dict[str, Any], space: _Space, variables: dict[str, Any]) -> None:
-        """Send what type hints name, as far as it can be sent: `typing.get_type_hints` looks it up."""
+        """Send the globals that type hints name, if they can be sent: `typing.get_type_hints` looks them up."""
         for name in names_in_hints(hints.values()):
             if name in variables:
                 self._use(space, variables, name, "", None, required=False)
 
     def _use_all(self, variables: dict[str, Any], owner: Hashable = None) -> None:
-        """Send all variables that can be sent: code may look up any of them by its name."""
+        """Send all variables that can be sent: code may look up any of them by name."""
         space = self._space_of(variables)
         for name in list(variables):
             if name not in _OF_THE_MODULE:
@@ -316,7 +316,7 @@ class CodeEncoder(Encoder):
                 where = f"the attribute {name!r} of the class {cls.__qualname__}"
                 call = _Call(rebuild.fill_class, cls, {name: value})
                 step = self._set(id(cls), call, value, where, required=not _is_dunder(name))
-                # None would mean something else in a dunder, and in ctypes' _fields_. Enums run no code.
+                # No stand-in for dunders and ctypes' _fields_: None has a meaning there. Enums run no code.
                 if step is not None and not (name[:1] == name[-1:] == "_") and not isinstance(cls, EnumMeta):
                     step.put = partial(self._put_attribute, cls, name)
         for needed in (type(cls), *cls.__bases__, *(code for value in now.values() for code in _code_in(value))):
@@ -335,7 +335,7 @@ class CodeEncoder(Encoder):
             call = _Call(rebuild.fill_class, cls, {"_abc_registry": registered})
             self._set(id(cls), call, registered, "", required=False)
 
-    # The order --------------------------------------------------------------------------------------------------------
+    # Order of the steps -----------------------------------------------------------------------------------------------
 
     def _set(
         self,
@@ -347,7 +347,11 @@ class CodeEncoder(Encoder):
         required: bool = True,
         note_missing: Callable[[str], None] | None = None,
     ) -> Step | None:
-        """Have something filled: soon, if that needs nothing but code, or in a step after what the value needs."""
+        """Schedule a call that sets a value: soon if the value is only code, else in a step after what it needs.
+
+        Returns:
+            The step, or None if there is none.
+        """
         if _is_code(value):
             self._soon.append(call)
             for code in _code_in(value):
@@ -358,7 +362,7 @@ class CodeEncoder(Encoder):
         return step
 
     def _write_steps(self) -> None:
-        """Write what has been put off, each value after all that its code needs."""
+        """Write all waiting steps, each value after everything that its code needs."""
         self._write_soon()
         while (step := self._steps.next()) is not None:
             if step.is_open:
@@ -382,15 +386,16 @@ class CodeEncoder(Encoder):
                 for other in self._steps.put_first(id(thing) for thing in trial.found):
                     self._put_stand_in(other)
                 continue
-            for thing in trial.found:  # their own steps come in time: who needs this one needs them, too
+            for thing in trial.found:  # their steps are written later; whoever needs this owner needs them, too
                 self._steps.link(step.owner, id(thing))
             step.write()
             step.is_done = True
 
     def _put_stand_in(self, step: Step) -> None:
-        """Put something where a value belongs that takes code to be made that already looks for it.
+        """Set a stand-in for a value in a cycle: the code that creates the value already looks the value up.
 
-        A container is there, empty; for anything else there is None, as in a class that makes its only instance later.
+        The stand-in of a container is the container itself, empty. Any other value is None until it can be set, as in a
+        class that creates its only instance later.
         """
         put, value = step.put, step.value
         if put is None:
@@ -402,26 +407,26 @@ class CodeEncoder(Encoder):
             step.write = partial(put, value)
             return
         memo = self.memo.copy()
-        if id(value) in memo:  # it is complete over there
+        if id(value) in memo:  # the receiver has it already, complete
             put(value)
             step.is_done = True
             return
         empty = make_empty(value)
         put(empty)
         memo = self.memo.copy()
-        memo[id(value)] = (memo.pop(id(empty))[0], value)  # as many as before: the unpickler counts them
+        memo[id(value)] = (memo.pop(id(empty))[0], value)  # the memo's size must stay: the unpickler counts entries
         self.memo = memo
         content = dict(value) if hasattr(value, "keys") else list(value)  # type: ignore[call-overload]
         step.write = partial(self._dump_call, _Call(rebuild.refill, value, content))
 
     def _write_hooks(self) -> None:
-        """Write what would run too early, once all classes are made."""
+        """Write the `__init_subclass__` methods once all classes exist: earlier they would run for unfilled ones."""
         self._soon.extend(self._hooks)
         self._hooks.clear()
         self._write_steps()
 
     def _refuse(self, step: Step, error: Exception) -> None:
-        """Raise for a value that can't be sent; or take note of it, for as long as nobody uses it."""
+        """Raise for a value that can't be sent. If it isn't required, record the reason instead."""
         if isinstance(error, EncodeError) or (step.is_required and not step.where):
             raise error
         path, culprit, error = find_unencodable(step.value, error, lambda part: Trial().dump(part))
@@ -452,7 +457,11 @@ class CodeEncoder(Encoder):
             self._dump_call(_Call(rebuild.import_modules, used))
 
     def _dump_as(self, name: str, part: object) -> None:
-        """Write code, and say what it is if that fails."""
+        """Write code.
+
+        Raises:
+            EncodeError: It can't be sent; the message begins with `name`.
+        """
         self._kept.append(part)
         try:
             self.dump(part)
@@ -472,7 +481,7 @@ def _is_made(module_name: str) -> bool:
 
 
 def _variables_beside(thing: Any) -> dict[str, Any] | None:
-    """Return the globals of the module that a class or function belongs to, if it can't be imported."""
+    """Return the globals of the module of a class or function, if that module can't be imported; else None."""
     name = thing.__module__
     if name in MAIN_MODULES:
         return vars(sys.modules["__main__"])
@@ -482,12 +491,12 @@ def _variables_beside(thing: Any) -> dict[str, Any] | None:
 def _annotations_of(function: types.FunctionType) -> dict[str, Any]:
     try:
         return function.__annotations__
-    except Exception:  # evaluated only now, from Python 3.14 on
+    except Exception:  # Python 3.14 and later evaluate annotations here
         return {}
 
 
 def _is_code(value: object) -> bool:
-    """Return whether a value can be sent before any other: it needs no instance."""
+    """Return whether a value is code or a literal, which can be sent before any instance."""
     if type(value) is tuple:
         return len(value) <= _MAX_LITERAL and all(type(item) in _LEAVES for item in value)
     if isinstance(value, (classmethod, staticmethod, property)):

@@ -1,9 +1,9 @@
-"""Batches to bytes and back: bulk data as raw aligned buffers, the structure as one small pickle.
+"""Encodes batches as bytes and decodes them: bulk data as raw aligned buffers, the structure as one small pickle.
 
-Encoding runs in the worker: arrays and tensors are copied into the arena, unless they were made there, and the pickle
-holds only their shapes. Decoding runs in the trainer: they come back as views of the same memory, writable, with dtype,
-shape, strides and values intact. Two references to one array stay one. Classes and functions that can't be imported are
-sent by number where the receiver knows them (`Definitions`), else by value (`CodeEncoder`).
+Encoding runs in the worker. It copies arrays and tensors into the arena, unless they were made there; the pickle holds
+only their shapes. Decoding runs in the trainer. Arrays and tensors come back as writable views of the same memory, with
+dtype, shape, strides and values intact. Two references to one array stay one. Classes and functions that can't be
+imported are sent by number if the receiver knows them (`Definitions`), else by value (`CodeEncoder`).
 
 Source: PEP 574, pickle protocol 5 with out-of-band buffers.
 """
@@ -48,23 +48,23 @@ __all__ = [
 ]
 
 _ROW = struct.Struct("<QQ")
-"""One buffer: (offset, nbytes); or (number, _DEFINITION)."""
+"""One entry of the table of buffers: (offset, nbytes) for bulk data, (number, _DEFINITION) for a definition."""
 
 _DEFINITION = (1 << 64) - 1
 
 _CODE_MARK = b"\0"
-"""Precedes a row of pickles that bring code along; a single pickle begins otherwise."""
+"""First byte of a sequence of pickles that contains code. A single pickle starts with another byte."""
 
 _MAX_NBYTES_IN_BAND = 512
-"""Arrays up to this size go into the structure: 2 us for one of 12 bytes, where a block of its own takes 12 us."""
+"""Arrays up to this size go into the structure. For 12 bytes that takes 2 us; a separate block takes 12 us."""
 
 _PLAIN_KINDS = frozenset("biufcSUmM?")
-"""dtypes that their `str` describes in full."""
+"""Kinds of dtypes that `dtype.str` describes completely."""
 
 
 @dataclass(slots=True)
 class Encoded:
-    """A batch, apart from the bulk data in the arena."""
+    """A batch without the bulk data, which is in the arena."""
 
     meta: bytes
     """The table of the buffers, then the pickled structure."""
@@ -76,19 +76,19 @@ class CodeNeeded(Exception):
 
 
 NumberOf = Callable[[object], "int | None"]
-"""Returns the number under which the peer knows a class or function; None: it doesn't, send its code."""
+"""Returns the peer's number of a class or function; None if the peer doesn't know it and needs its code."""
 
 
 def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
-    """Return the structure of a batch after moving its bulk data into the arena.
+    """Copy the bulk data of a batch into the arena, and return the rest.
 
     Args:
-        batch: Anything that pickle and dill can take apart.
+        batch: Anything that pickle or this codec can serialise.
         arena: Receives the bulk data, except what was made in it.
-        number_of: `Definitions.number_of`, or `Definitions.add` to collect what the peer will have to be told.
+        number_of: `Definitions.number_of`; or `Definitions.add`, to collect the definitions that the peer needs.
 
     Raises:
-        EncodeError: Something in the batch can't be sent; the message names where it is and its type.
+        EncodeError: A part of the batch can't be sent; the message names its path and its type.
     """
     stream = io.BytesIO()
     encoder = Encoder(stream, arena, number_of)
@@ -103,14 +103,14 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
 
 
 def encode_with_code(content: object, note: Callable[[object], object]) -> tuple[Encoded, Arena]:
-    """Return an object's structure and its bulk data, for a process that can import nothing but modules.
+    """Return an object's structure and its bulk data, for a process that hasn't run the user's script.
 
     Args:
-        content: Anything that pickle can take apart, and what scripts hold.
-        note: Told of each class and function that is sent by value.
+        content: Anything that pickle can serialise, and code, locks and the like that scripts hold.
+        note: Is called with each class and function that is sent by value.
 
     Raises:
-        EncodeError: The code can't be sent: a global variable that it uses, or an attribute of a class.
+        EncodeError: The code can't be sent, because of a global variable that it uses or an attribute of a class.
         Exception: The content can't be sent.
     """
     from swift_loader.transport.code import CodeEncoder
@@ -129,13 +129,13 @@ def _explain(batch: object, error: Exception, attempt: Callable[[object], None])
     path, culprit, reason = find_unencodable(batch, error, attempt)
     return (
         f"batch{path} is a {type_name(culprit)}, which can't be sent to the trainer "
-        f"({type(reason).__name__}: {reason}). Return arrays, tensors, numbers, strings and containers of them, or "
-        f"give batch_encoder and batch_decoder"
+        f"({type(reason).__name__}: {reason}). Return arrays, tensors, numbers, strings or containers of them, or "
+        f"pass batch_encoder and batch_decoder"
     )
 
 
 def _number_of_nothing(thing: object) -> None:
-    """Return that the receiver doesn't know it."""
+    """Return None for everything: the receiver knows no definitions."""
 
 
 def _encode_with_code(
@@ -158,24 +158,24 @@ def _encode_with_code(
 
 
 def try_out(part: object) -> None:
-    """Raise if something can't be sent even with its code."""
+    """Raise if an object can't be sent, not even together with its code."""
     from swift_loader.transport.trial import Trial
 
     Trial().dump(part)
 
 
 def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:
-    """Return the batch whose bulk data lie in `memory`.
+    """Return the batch whose bulk data is in `memory`.
 
     Args:
-        meta: As `Encoded.meta`.
-        num_blocks: As `Encoded.num_blocks`.
-        memory: `(n,) uint8`, writable; every array of the batch is a view of it and keeps it alive.
-        definitions: Those of the encoder's side, in the same order.
+        meta: The value of `Encoded.meta`.
+        num_blocks: The value of `Encoded.num_blocks`.
+        memory: `(n,) uint8`, writable. The larger arrays of the batch are views of it and keep it alive.
+        definitions: The encoder's, in the same order.
 
     Raises:
         ProtocolError: A buffer lies outside the memory.
-        Exception: Whatever a class of the batch raises when it is rebuilt.
+        Exception: A class of the batch raised this while it was rebuilt.
     """
     rows, structure = _take_table(meta, num_blocks)
     buffers = _buffers(rows, memory, definitions)
@@ -185,7 +185,7 @@ def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definit
 
 
 def decode_with_code(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8]) -> tuple[Any, list[object]]:
-    """Return what `encode_with_code` took apart, and the classes and functions that came along, in their order."""
+    """Return the object that `encode_with_code` encoded, and the classes and functions sent with it, in order."""
     rows, structure = _take_table(meta, num_blocks)
     buffers = _buffers(rows, memory, Definitions())
     if structure[:1] == _CODE_MARK:
@@ -198,8 +198,8 @@ def _take_table(meta: memoryview, num_blocks: int) -> tuple[Iterator[tuple[int, 
     table_nbytes = num_blocks * _ROW.size
     if table_nbytes > len(meta):
         raise ProtocolError(f"a batch of {num_blocks} buffers has a structure of only {len(meta)} bytes")
-    # Not iter_unpack: its iterator, in a cycle with the traceback of a failed decode, crashes CPython 3.11's collector
-    # (an exported memoryview is cleared before its export is released).
+    # Not iter_unpack: if its iterator is in a cycle with the traceback of a failed decode, CPython 3.11's garbage
+    # collector crashes. It clears an exported memoryview before the export is released.
     numbers = struct.unpack_from(f"<{2 * num_blocks}Q", meta)
     return zip(numbers[::2], numbers[1::2], strict=True), meta[table_nbytes:]
 
@@ -213,10 +213,10 @@ def _load_with_code(structure: memoryview, buffers: Iterator[Any]) -> Finished:
 
 
 def encode_bytes(data: object, arena: Arena) -> Encoded:
-    """Return what `decode_bytes` needs to find the bytes that the user's own encoder made of a batch.
+    """Copy the output of the user's `batch_encoder` into the arena, and return what `decode_bytes` needs to find it.
 
     Raises:
-        TypeError: They aren't bytes.
+        TypeError: `data` isn't bytes, a bytearray or a memoryview.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"batch_encoder returned a {type_name(data)}; it must return bytes")
@@ -225,10 +225,10 @@ def encode_bytes(data: object, arena: Arena) -> Encoded:
 
 
 def decode_bytes(meta: memoryview, memory: NDArray[np.uint8]) -> bytes:
-    """Return a copy of the bytes that the user's own encoder made of a batch.
+    """Return a copy of the bytes that the user's `batch_encoder` returned for a batch.
 
     Raises:
-        ProtocolError: They lie outside the memory.
+        ProtocolError: The bytes lie outside the memory.
     """
     offset, nbytes = _ROW.unpack(meta)
     if offset + nbytes > len(memory):
@@ -239,9 +239,9 @@ def decode_bytes(meta: memoryview, memory: NDArray[np.uint8]) -> bytes:
 def _buffers(
     rows: Iterator[tuple[int, int]], memory: NDArray[np.uint8], definitions: Definitions
 ) -> Iterator[NDArray[np.uint8] | object]:
-    """Yield what the unpickler pushes at each out-of-band mark: it takes any object, so also a definition."""
+    """Yield what the unpickler pushes at each out-of-band mark. It accepts any object, so definitions work, too."""
     limit = len(memory)
-    plain = memory.view(np.ndarray)  # far quicker to slice than a subclass, which stays its base
+    plain = memory.view(np.ndarray)  # slicing it is far faster than slicing a subclass; `memory` stays its base
     for offset, nbytes in rows:
         if nbytes == _DEFINITION:
             yield definitions[offset]
@@ -252,10 +252,10 @@ def _buffers(
 
 
 class Encoder(pickle.Pickler):
-    """pickle in C, with its own way for arrays, tensors and what can't be imported."""
+    """The C pickler, with special handling of arrays, tensors and definitions that can't be imported."""
 
     def __init__(self, stream: io.BytesIO, arena: Arena, number_of: NumberOf) -> None:
-        # The callback isn't a method of this object: the cycle would keep each batch until the garbage collector comes.
+        # The callback isn't a method of this object: that cycle would keep each batch until the garbage collector runs.
         self._buffers = _Buffers(arena)
         super().__init__(stream, protocol=5, buffer_callback=self._buffers.note)
         self._arena = arena
@@ -263,7 +263,7 @@ class Encoder(pickle.Pickler):
         self.rows = self._buffers.rows
 
     def encoded(self, stream: io.BytesIO) -> Encoded:
-        """Return what was written to the stream, after the table of the buffers."""
+        """Return the table of buffers, followed by what was written to the stream."""
         table = b"".join([_ROW.pack(*row) for row in self.rows])
         return Encoded(table + stream.getbuffer(), len(self.rows))
 
@@ -301,19 +301,19 @@ class Encoder(pickle.Pickler):
 
     @staticmethod
     def can_reduce_tensor(tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's elements can be copied; else torch has to take it apart.
+        """Return whether a tensor's elements can be copied. If not, torch's own `__reduce_ex__` is used.
 
         Raises:
-            TypeError: It can't be sent at all.
+            TypeError: The tensor can't be sent at all.
         """
         if tensor.requires_grad and not tensor.is_leaf:
-            raise TypeError("a tensor that requires grad and is the result of a computation can't be sent; detach() it")
+            raise TypeError("a tensor that requires grad and isn't a leaf can't be sent; call detach() on it")
         return tensor.device.type == "cpu" and not tensor.is_quantized and not tensor.is_nested
 
     def _take_apart(self, tensor: torch.Tensor, torch: ModuleType) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if tensor.layout is torch.sparse_coo:
-            # torch's own way keeps each sparse tensor that it rebuilds in a list, for torch.load, and so its memory.
-            # The public indices() refuses tensors that aren't coalesced.
+            # torch's own rebuild function puts each sparse tensor into a list, for torch.load, and so leaks its memory.
+            # The public indices() raises for tensors that aren't coalesced.
             parts: tuple[Any, ...] = (tensor._indices(), tensor._values(), tensor.is_coalesced())  # noqa: SLF001
             return _rebuild_sparse_coo, (*parts, tuple(tensor.shape), tensor.requires_grad)
         if tensor.layout is not torch.strided:
@@ -336,7 +336,7 @@ class Encoder(pickle.Pickler):
         return _identity, (self._buffers.mark((number, _DEFINITION), pickle.PickleBuffer(bytearray(1))),)
 
     def _reduce_code(self, thing: type | FunctionType) -> Any:  # noqa: ARG002
-        """Take apart what the receiver doesn't know; overridden where that is possible."""
+        """Reduce a definition that the receiver doesn't know. Overridden by the encoder that can send code."""
         raise CodeNeeded
 
     def _mark_block(self, block: Block) -> pickle.PickleBuffer:
@@ -344,7 +344,7 @@ class Encoder(pickle.Pickler):
 
 
 class _Buffers:
-    """What a pickle refers to out of band, in the order of the references."""
+    """The out-of-band buffers of a pickle, in the order of the references."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -352,12 +352,12 @@ class _Buffers:
         self.rows: list[tuple[int, int]] = []
 
     def mark(self, row: tuple[int, int], mark: pickle.PickleBuffer) -> pickle.PickleBuffer:
-        """Return what is to be pickled in place of a row."""
+        """Return the buffer to pickle in place of a row."""
         self._marks[id(mark)] = (mark, row)
         return mark
 
     def note(self, mark: pickle.PickleBuffer) -> bool:
-        """Take a buffer out of the stream: one of ours, or one that another library's `__reduce_ex__` offers."""
+        """Take a buffer out of the stream: one of ours, or one from another library's `__reduce_ex__`."""
         known = self._marks.get(id(mark))
         if known is not None:
             self.rows.append(known[1])
@@ -372,7 +372,7 @@ def _columns_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return the elements as one `(numel,)` tensor, and the strides that make the original layout of it."""
+    """Return the elements as one `(numel,)` tensor, and the strides that restore the original layout."""
     stride, packed = tensor.stride(), 1
     for extent, step in sorted(zip(tensor.shape, stride, strict=True), key=lambda axis: (axis[1], axis[0])):
         if extent != 1 and step != packed:  # holes or overlaps: expanded, or sliced out of something larger
@@ -387,7 +387,7 @@ def _dry_run(part: object, number_of: NumberOf) -> None:
         Encoder(io.BytesIO(), Arena(np.empty(0, np.uint8)), number_of).dump(part)
 
 
-# What the pickles refer to: renaming one of these breaks nothing but a loader whose two sides differ.
+# Pickles refer to these functions by name. Renaming one is safe: both sides of a loader run the same version.
 
 
 def _identity(thing: object) -> object:

@@ -1,9 +1,11 @@
-"""Classes and functions that no other process can import: those of `__main__`, of notebooks, lambdas, local ones, and
-those of modules that the script made by hand or loaded from a file that isn't on `sys.path`.
+"""Classes and functions that another process can't import.
 
-The trainer sends their code once, to the template, as part of the payload. Afterwards both sides hold them in the same
-order, and a batch refers to one by its number: an instance of a class of the user's script arrives as an instance of
-that very class.
+These are the ones of `__main__` and of notebooks, lambdas, local ones, and those of modules that the script created
+itself or loaded from a file that isn't on `sys.path`.
+
+The trainer sends their code once, to the template, as part of the payload. Then both sides hold them in the same order,
+and a batch refers to one by its number. So an instance of a class of the user's script arrives as an instance of the
+same class.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from typing import Any
 __all__ = ["MAIN_MODULES", "Definitions", "NewDefinitions", "can_be_found", "is_importable", "travels_by_value"]
 
 _MP_MAIN = "__mp_main__"
-"""The script, as `multiprocessing` re-imports it in a process that it spawned."""
+"""The name under which `multiprocessing` imports the script in a process that it spawned."""
 
 MAIN_MODULES = frozenset({"__main__", _MP_MAIN})
 
 _UNNAMED_TYPES = (type(None), type(...), type(NotImplemented))
-"""pickle knows these by heart, although their modules don't hold them."""
+"""pickle has a special case for these, although they aren't attributes of their modules."""
 
 _IS_HEAP_TYPE = 1 << 9
-"""From CPython's object.h: set for what a class statement makes, clear for most types of C code."""
+"""From CPython's object.h: set for classes made by a class statement, clear for most types defined in C."""
 
 
 def travels_by_value(thing: object) -> bool:
-    """Return whether a class or function can't be found by another process under its module and name."""
+    """Return whether an object is a class or function that another process can't import by module and name."""
     if not isinstance(thing, (type, FunctionType)) or any(thing is unnamed for unnamed in _UNNAMED_TYPES):
-        return False  # not `in`: a metaclass may have an odd __eq__
+        return False  # `is` instead of `in`: a metaclass may define __eq__
     if isinstance(thing, type) and not thing.__flags__ & _IS_HEAP_TYPE:
         return False
     return not is_importable(thing)
 
 
 def is_importable(thing: Any) -> bool:
-    """Return whether another process finds a thing under its module and name."""
+    """Return whether another process can import an object by its module and name."""
     module_name = getattr(thing, "__module__", None)
     if module_name is None or module_name in MAIN_MODULES:
         return False
@@ -53,14 +55,14 @@ def is_importable(thing: Any) -> bool:
 
 @functools.cache  # batches ask for each class
 def can_be_found(root: str) -> bool:
-    """Return whether another process can import a top-level module. This one may have made it by hand."""
+    """Return whether another process can import a top-level module: not if the script created it in memory."""
     is_package = hasattr(sys.modules.get(root), "__path__")
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(root, None)
-        except Exception:  # noqa: S112 - a finder of the user's, or an old one without the method
+        except Exception:  # noqa: S112 - the user's own finder, or an old one without the method
             continue
-        if spec is not None and (is_package or spec.origin is not None):  # else a mere folder of that name
+        if spec is not None and (is_package or spec.origin is not None):  # else it is only a folder of that name
             return True
     return False
 
@@ -75,18 +77,18 @@ class Definitions:
             self.add(thing)
 
     def add(self, thing: object) -> int:
-        """Return the number of a class or function, a new one if it is not known yet."""
+        """Return the number of a class or function; assign one if it has none."""
         number = self._numbers.setdefault(id(thing), len(self._things))
         if number == len(self._things):
             self._things.append(thing)
         return number
 
     def number_of(self, thing: object) -> int | None:
-        """Return the number of a class or function, None if it is not known."""
+        """Return the number of a class or function; None if it has none."""
         return self._numbers.get(id(thing))
 
     def things(self) -> list[object]:
-        """Return all, in the order of their numbers."""
+        """Return all classes and functions, in the order of their numbers."""
         return list(self._things)
 
     def __getitem__(self, number: int) -> object:
@@ -97,13 +99,13 @@ class Definitions:
 
 
 class NewDefinitions(Definitions):
-    """Those of sender and receiver in one process: whatever is asked for is known, and is itself on arrival."""
+    """For a sender and receiver in the same process: every definition is known, and arrives as the same object."""
 
     def number_of(self, thing: object) -> int:
-        """Return the number of a class or function, a new one if need be."""
+        """Return the number of a class or function; assign one if it has none."""
         return self.add(thing)
 
     def clear(self) -> None:
-        """Forget all: what was sent has arrived."""
+        """Forget all definitions, once the batch has been decoded."""
         self._things.clear()
         self._numbers.clear()

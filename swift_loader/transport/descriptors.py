@@ -1,8 +1,8 @@
-"""Descriptors of ours: never one of the three that stand for the standard streams, and a clear error if there are none.
+"""Creates file descriptors: never 0, 1 or 2, and with a clear error if there are none left.
 
-Where a process runs with its standard streams closed, as some daemons do, the kernel gives 0, 1 and 2 to whatever is
-opened next, and what is written to stdout or stderr ends up in there. So each descriptor is moved up as soon as it is
-made. It isn't inherited by other programs, unless it is passed on.
+Some processes, such as daemons, run with their standard streams closed. Then the kernel gives 0, 1 and 2 to the next
+files that are opened, and output to stdout or stderr goes into those files. So each descriptor is moved to 3 or higher
+as soon as it is created. Other programs don't inherit it, unless it is passed on explicitly.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ __all__ = [
 ]
 
 _FIRST = 3
-"""The first that doesn't stand for a standard stream."""
+"""The first descriptor that isn't a standard stream."""
 
 _SUGGESTED = 1024
-"""What most systems allow by default. A loader with a few workers needs some 10 descriptors, and 6 for each worker."""
+"""The default limit of most systems. A loader needs about 10 descriptors, and 6 more for each worker."""
 
 
 def why_there_are_none(code: int = errno.EMFILE) -> NoDescriptorsLeft:
-    """Return the error for a descriptor that can't be had."""
+    """Return the error for a descriptor that can't be opened, with the limit and how to raise it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if code == errno.ENFILE:
         return NoDescriptorsLeft(code, "the system has run out of file descriptors: see /proc/sys/fs/file-max")
     wanted = max(_SUGGESTED, 2 * soft)
-    may = "" if hard == resource.RLIM_INFINITY or hard >= wanted else f"; the hard limit, {hard}, is to be raised first"
+    may = "" if hard == resource.RLIM_INFINITY or hard >= wanted else f"; raise the hard limit of {hard} first"
     return NoDescriptorsLeft(
         code,
         f"this process (pid {os.getpid()}) has run out of file descriptors: it may have {soft} of them "
-        f"(RLIMIT_NOFILE), and a loader needs some 10, and 6 for each worker. Raise the limit, to {wanted} for "
-        f"instance: `ulimit -n {wanted}` in the shell, or resource.setrlimit in Python{may}",
+        f"(RLIMIT_NOFILE). A loader needs about 10, and 6 more for each worker. Raise the limit, for example to "
+        f"{wanted}: `ulimit -n {wanted}` in the shell, or resource.setrlimit in Python{may}",
     )
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Say what the limit is, if what is done within fails because descriptors have run out."""
+    """Raise `NoDescriptorsLeft`, which names the limit, if the block fails because descriptors have run out."""
     try:
         yield
     except OSError as error:
-        is_explained = isinstance(error, SwiftLoaderError) or error.__cause__ is not None  # else it is a worker's
+        is_explained = isinstance(error, SwiftLoaderError) or error.__cause__ is not None  # with a cause: a worker's
         if error.errno in (errno.EMFILE, errno.ENFILE) and not is_explained:
             raise why_there_are_none(error.errno) from error
         raise
 
 
 def move_up(descriptor: int) -> int:
-    """Return the descriptor, or, if it stands for a standard stream, another one in its place. Owned by this call.
+    """Return the descriptor itself if it is 3 or higher, else a duplicate that is. Takes ownership of `descriptor`.
 
     Raises:
-        NoDescriptorsLeft: There is no other one; this one is closed then.
+        NoDescriptorsLeft: No duplicate could be made; `descriptor` is closed.
     """
     if descriptor >= _FIRST:
         return descriptor
@@ -81,13 +81,13 @@ def move_up(descriptor: int) -> int:
 
 
 def new_eventfd(count: int = 0) -> int:
-    """Return a new eventfd; it is readable if its count isn't 0."""
+    """Return a new eventfd. It is readable while its count isn't 0."""
     with explained():
         return move_up(os.eventfd(count, os.EFD_CLOEXEC))
 
 
 def new_memfd(name: str) -> int:
-    """Return a new anonymous file, which can be sealed."""
+    """Return a new anonymous file that can be sealed."""
     with explained():
         return move_up(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
 
@@ -105,25 +105,25 @@ def new_epoll() -> select.epoll:
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a new pidfd of a process."""
+    """Return a new pidfd for a process."""
     with explained():
         return move_up(os.pidfd_open(pid))
 
 
 def duplicate(descriptor: int) -> int:
-    """Return a copy of a descriptor."""
+    """Return a duplicate of a descriptor, which the caller owns."""
     with explained():
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
 
 
 def new_pipe() -> tuple[int, int]:
-    """Return the two ends of a new pipe: to read from, and to write to."""
+    """Return the two ends of a new pipe: first the one to read from, then the one to write to."""
     with explained():
         return _both_up(*os.pipe())
 
 
 def new_socketpair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new pair of local sockets."""
+    """Return a new pair of connected Unix sockets."""
     with explained():
         one, other = socket.socketpair(socket.AF_UNIX, kind)
         first, second = _both_up(one.detach(), other.detach())

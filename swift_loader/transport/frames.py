@@ -1,6 +1,6 @@
-"""What every message looks like on the wire: a checked head, then a body.
+"""The format of every message: a head with a checksum, then a body.
 
-Pure: bytes in, bytes out. A frame is looked at only after its magic, length and checksum have been found right.
+Pure: bytes in, bytes out. The body is used only after the magic, length and checksum have been checked.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ _HEAD = struct.Struct("<4sBxxxIII")
 _MAGIC = b"SwL1"
 
 _KIND_FACTOR = 0x9E3779B1
-"""Odd, so that kinds differ, and large, so that a kind isn't made up for by a few bits of the generation."""
+"""Odd, so that each kind gives another checksum. Large, so that a few changed bits of the generation can't cancel out a
+changed kind."""
 
 
 class Kind(IntEnum):
-    """What a message is; the comment names sender and receiver."""
+    """The kind of a message. The comments name sender, receiver and meaning."""
 
-    SETUP = 1  # trainer -> template: build the dataset described by the attached descriptor
-    BUILT = 2  # template -> trainer: the dataset stands
+    SETUP = 1  # trainer -> template: build the dataset described by the attached file
+    BUILT = 2  # template -> trainer: the dataset is built
     FORK = 3  # trainer -> template: start a worker on the attached channel
-    FORKED = 4  # template -> trainer: it has this pid; its pidfd is attached
-    EXITED = 5  # template -> trainer: that worker is gone, with this status
-    READY = 10  # worker -> trainer: takes tasks; its board is attached
+    FORKED = 4  # template -> trainer: the worker has this pid; its pidfd is attached
+    EXITED = 5  # template -> trainer: that worker has exited, with this code
+    READY = 10  # worker -> trainer: it accepts tasks; its board is attached
     PROBE = 11  # trainer -> worker: build the first batch, as a trial
     TASK = 12  # trainer -> worker: build this batch
-    SEGMENT = 13  # worker -> trainer: batches may lie in the attached memory
+    SEGMENT = 13  # worker -> trainer: batches may be in the attached memory
     BATCH = 14  # worker -> trainer: the batch is in that slot
     FAILURE = 15  # worker or template -> trainer: the user's code raised
-    SKIPPED = 16  # worker -> trainer: the task belonged to an epoch that was left
+    SKIPPED = 16  # worker -> trainer: the task belonged to an abandoned epoch
     PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
-    SAMPLE_FAILED = 18  # worker -> trainer: the batch that comes next does without this sample
-    VERIFY = 19  # trainer -> worker or template: why may the samples that were reported differ from those elsewhere?
-    VERIFIED = 20  # worker or template -> trainer: that is why
-    SEGMENT_GONE = 21  # worker -> trainer: no batch will lie in that memory any more
+    SAMPLE_FAILED = 18  # worker -> trainer: this sample failed; the next batch is without it
+    VERIFY = 19  # trainer -> worker or template: why may the reported samples differ from those of another build?
+    VERIFIED = 20  # worker or template -> trainer: the answer to VERIFY
+    SEGMENT_GONE = 21  # worker -> trainer: no more batches will be in that memory
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -51,7 +52,7 @@ class Frame(NamedTuple):
 
     kind: Kind
     generation: int
-    """Counts the times the loop was sent elsewhere; tells leftovers of an abandoned epoch from what is awaited."""
+    """Increases each time the loop jumps to another place; tells leftovers of an abandoned epoch from expected data."""
     body: memoryview
 
 
@@ -65,10 +66,10 @@ def _checksum(kind: int, generation: int, body: bytes | memoryview) -> int:
 
 
 def unpack_frame(data: memoryview) -> Frame:
-    """Return the message in `data`, whose body is a view of it.
+    """Return the message in `data`. Its body is a view of `data`.
 
     Raises:
-        ProtocolError: magic, kind, length or checksum are not what a sender of this version writes.
+        ProtocolError: The magic, kind, length or checksum is wrong.
     """
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a message of {len(data)} bytes is shorter than its head of {_HEAD.size}")
@@ -77,7 +78,7 @@ def unpack_frame(data: memoryview) -> Frame:
     if magic != _MAGIC:
         raise ProtocolError(f"a message begins with {magic!r} instead of {_MAGIC!r}")
     if length != len(body) or checksum != _checksum(kind, generation, body):
-        raise ProtocolError(f"a message of kind {kind} with a body of {len(body)} bytes fails its length or checksum")
+        raise ProtocolError(f"a message of kind {kind} with a body of {len(body)} bytes has a wrong length or checksum")
     known = _KINDS.get(kind)
     if known is None:
         raise ProtocolError(f"a message has the unknown kind {kind}")

@@ -1,9 +1,9 @@
 """The bodies of the messages, as types. Pure: no I/O, no clock.
 
-`unpack` raises `ProtocolError` for a body that `pack` doesn't write: lengths are checked before anything is read. Those
-that are pickled trust their sender, a process of ours on a private pipe, as far as to unpickle what it wrote.
+`unpack` raises `ProtocolError` for a body that `pack` doesn't write. It checks lengths before it reads anything. Some
+bodies are pickled; unpickling them is safe, because their sender is a process of ours on a private pipe.
 
-Those of the hot path (`Task`, `Batch`) are packed by hand; the others travel once per worker, segment or failure.
+`Task` and `Batch` are on the hot path and packed by hand. The others travel once per worker, segment or failure.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ __all__ = [
 ]
 
 NO_SLOT = 0xFFFFFFFF
-"""Stands for the slot of a batch without bulk data."""
+"""The slot number of a batch without bulk data."""
 
 UNKNOWN_ADDRESS = 0
-"""Of a word in a worker's memory that the trainer can't look up."""
+"""The address of a word in a worker's memory that the trainer can't read."""
 
 MAX_INLINE_BYTES = 16 * 1024
-"""A batch's structure up to this size travels in the message, a larger one in the slot."""
+"""A batch's structure up to this size travels in the message; a larger one travels in the slot."""
 
 MAX_SLOTS_PER_TASK = 1024
-"""Released slots named in one task; the rest waits for the next."""
+"""Maximum number of released slots that one task names; the others go into the next task."""
 
 _TASK = struct.Struct("<QqqII")
 _SLOT = struct.Struct("<I")
@@ -71,14 +71,14 @@ def _malformed(frame: Frame) -> ProtocolError:
 
 
 def _fields(layout: struct.Struct, frame: Frame) -> tuple[Any, ...]:
-    """Return the fields of a body that consists of these and nothing else."""
+    """Return the fields of a body that has exactly this layout."""
     if len(frame.body) != layout.size:
         raise _malformed(frame)
     return layout.unpack(frame.body)
 
 
 class Stage(str, Enum):
-    """Where in a worker an exception came from."""
+    """What a worker was doing when an exception was raised."""
 
     BUILD = "building the dataset"
     FETCH = "fetching a sample"
@@ -107,7 +107,7 @@ class Verdicts:
 
 @dataclass(slots=True)
 class Verify:
-    """Find out why the samples that were reported may differ from those of another build."""
+    """Asks why the reported samples may differ from those of another build."""
 
     def pack(self) -> bytes:
         """Return the frame."""
@@ -123,17 +123,17 @@ class Verify:
 
 @dataclass(slots=True)
 class Task:
-    """Build one batch. What it consists of follows from the plan, which the worker has."""
+    """Asks for one batch. The worker computes the batch's indices from its plan."""
 
     generation: int
     sequence: int
-    """Counts the batches of a generation in the order of delivery."""
+    """Number of the batch within its generation, in the order of delivery."""
     epoch: int
     step: int
     released: Sequence[int] = ()
-    """Slots whose batches the user has let go: they may be written again."""
+    """Slots whose batches the user has dropped: the worker may write to them again."""
     retired: Sequence[int] = ()
-    """Slots the trainer has unmapped: the worker should, too."""
+    """Slots that the trainer has unmapped: the worker should unmap them, too."""
 
     def pack(self, kind: Kind = Kind.TASK) -> bytes:
         """Return the frame."""
@@ -155,7 +155,7 @@ class Task:
 
 @dataclass(slots=True)
 class NewPlan:
-    """The tasks of this generation and later ones follow this plan."""
+    """Sets the plan for the tasks of this generation and later ones."""
 
     generation: int
     settings: PlanSettings
@@ -175,14 +175,14 @@ class NewPlan:
 
 @dataclass(slots=True)
 class Batch:
-    """A batch is ready. `meta` is what the codec needs besides the bulk data in the slot."""
+    """Announces a batch. `meta` is what the codec needs besides the bulk data in the slot."""
 
     generation: int
     sequence: int
     slot: int
     num_blocks: int
     meta: memoryview | bytes
-    """Empty when it lies in the slot, at `meta_offset`."""
+    """Empty if it is in the slot, at `meta_offset`."""
     meta_offset: int
     meta_nbytes: int
     num_samples: int
@@ -190,7 +190,7 @@ class Batch:
     collate_ns: int
     encode_ns: int
     used_nbytes: int = 0
-    """Bytes at the beginning of the slot that the batch lies in; 0: all of it."""
+    """The batch is in the slot's first `used_nbytes` bytes; 0: it may use all of them."""
 
     def pack(self) -> bytes:
         """Return the frame."""
@@ -224,12 +224,12 @@ class Batch:
 
 @dataclass(slots=True)
 class Ready:
-    """The worker takes tasks; the descriptor of its board is attached."""
+    """The worker accepts tasks; the descriptor of its board is attached."""
 
     length_address: int
-    """Where in its memory the number of samples is that it has fetched of its batch, 64 bits."""
+    """Address in the worker's memory of a 64-bit word: the number of samples fetched for the current batch."""
     report: BuildReport
-    """Of its dataset."""
+    """Describes the worker's dataset."""
 
     def pack(self) -> bytes:
         """Return the frame."""
@@ -263,7 +263,7 @@ class SegmentMade:
 
 @dataclass(slots=True)
 class SegmentGone:
-    """The worker has unmapped a slot that was free, and no batch will lie in it: the trainer should unmap it, too."""
+    """The worker has unmapped a free slot and won't use it again: the trainer should unmap it, too."""
 
     slot: int
 
@@ -285,9 +285,9 @@ class Failure:
     sequence: int
     stage: Stage
     index: int | None
-    """The dataset index whose sample was being fetched."""
+    """The dataset index of the sample that was being fetched."""
     pickled: bytes | None
-    """The exception as the codec encodes it, if it survived the round trip."""
+    """The exception, encoded by the codec; None if it can't be encoded and decoded."""
     num_blocks: int
     type_name: str
     message: str
@@ -314,12 +314,12 @@ class Failure:
 
 @dataclass(slots=True)
 class SampleFailed:
-    """A sample of the batch that is announced next failed; the batch does without it."""
+    """A sample of the next announced batch failed, and isn't in the batch."""
 
     position: int
-    """Its place in the batch as planned."""
+    """The sample's planned position in the batch."""
     replaced_by: int | None
-    """The dataset index of the sample in its place; None if it was left out."""
+    """The dataset index of the sample that replaces it; None if it was left out."""
     failure: Failure
 
     def pack(self) -> bytes:
@@ -339,13 +339,13 @@ class SampleFailed:
 
 @dataclass(slots=True)
 class Built:
-    """The template has built the dataset: workers share it, or each must build its own."""
+    """The template has built the dataset. Says whether workers share it or each builds its own."""
 
     report: BuildReport
     forkable: bool
-    """False: each worker must be an interpreter of its own."""
+    """False: each worker needs its own interpreter."""
     reason: str
-    """Why not shared, or why not forkable; for the log. Empty if it is shared."""
+    """Why the dataset isn't shared, or why the template can't be forked; for the log. Empty if it is shared."""
 
     def pack(self) -> bytes:
         """Return the frame."""
@@ -362,7 +362,7 @@ class Built:
 
 @dataclass(slots=True)
 class Fork:
-    """Start a worker; its channel is attached."""
+    """Asks for a worker; its channel is attached."""
 
     worker: int
     in_place: bool
@@ -401,7 +401,7 @@ class Exited:
 
     worker: int
     exit_code: int
-    """As `os.waitstatus_to_exitcode` gives it: negative for a signal."""
+    """As `os.waitstatus_to_exitcode` returns it: negative for a signal."""
 
     def pack(self) -> bytes:
         """Return the frame."""

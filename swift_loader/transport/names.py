@@ -1,4 +1,4 @@
-"""The names that code uses. Pure."""
+"""Finds the names that code uses. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _USERS_OF_ALL = frozenset({"globals", "eval", "exec"})
 
 
 class Used(NamedTuple):
-    """What code looks up by name."""
+    """The names that code uses."""
 
     variables: list[str]
-    """Globals, read or written."""
+    """Global variables that it reads or writes."""
     names: set[str]
-    """All that the code calls by a name: also attributes and what it imports."""
+    """All names in the code, including attributes and imports."""
     is_all: bool
-    """Whether the code can look up any global variable."""
+    """Whether the code may look up any global variable, for example by `globals()`."""
 
 
 def used_globals(code: types.CodeType) -> Used:
-    """Return what a function's code looks up by name, the functions and classes in it included."""
+    """Return the names that a function's code uses, including the functions and classes defined in it."""
     variables: dict[str, None] = {}
     names: set[str] = set()
     constants: set[str] = set()
@@ -46,13 +46,13 @@ def used_globals(code: types.CodeType) -> Used:
 
 
 def names_in_hints(hints: Iterable[object]) -> list[str]:
-    """Return the globals that type hints need which are strings, as with `from __future__ import annotations`."""
+    """Return the globals that string type hints use. `from __future__ import annotations` makes all hints strings."""
     found: dict[str, None] = {}
     for hint in hints:
         if isinstance(hint, str):
             try:
                 code = compile(hint, "<hint>", "eval")
-            except (SyntaxError, ValueError):  # not meant to be evaluated
+            except (SyntaxError, ValueError):  # a string that isn't an expression
                 continue
             found.update(dict.fromkeys(used_globals(code).variables))
     return list(found)

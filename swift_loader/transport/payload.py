@@ -1,7 +1,7 @@
-"""What a template needs to build the dataset, in one anonymous file: nothing is ever written to a folder.
+"""Everything that a template needs to build the dataset, in one anonymous file. Nothing is written to a folder.
 
-Layout: bulk data | environment (pickle) | structure (the codec's, with code). The environment comes first when reading:
-the structure runs the user's code.
+Layout: bulk data | environment (pickle) | structure (the codec's, with code). The template reads the environment before
+the structure, because reading the structure runs the user's code.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ _OPTIONS = {
     ".collate_fn": "collate_fn",
     ".batch_encoder": "batch_encoder",
 }
-"""What the user calls the parts of a worker's set-up."""
+"""Path in a worker's set-up -> the option that the user knows it by."""
 
 _LAYOUT = struct.Struct("<QQQQI")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What of the trainer's interpreter a fresh one must have, besides what it is started with."""
+    """Settings of the trainer's interpreter that a new interpreter must copy, beyond its command line."""
 
     argv: list[str]
     torch_dtype: str = ""
-    """torch's default dtype, if it isn't the one that torch begins with."""
+    """torch's default dtype; empty for float32, torch's initial one."""
     torch_threads: int = 1
-    """How many threads torch is to compute with in a worker."""
+    """Number of threads that torch uses in a worker."""
     recursion_limit: int = 1000
-    """Python's, if the trainer has raised it."""
+    """Python's recursion limit in the trainer."""
     modules: tuple[str, ...] = ()
-    """Those that define the dataset and the callables; imported before anything else is rebuilt."""
+    """The modules that define the dataset and the callables. They are imported before anything else is rebuilt."""
 
     @classmethod
     def of_this_process(cls, modules: tuple[str, ...] = ()) -> Environment:
-        """Return the trainer's."""
+        """Return the settings of this process, the trainer."""
         torch = sys.modules.get("torch")
         dtype = "" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
         dtype = "" if dtype == "float32" else dtype
@@ -69,9 +69,9 @@ class Environment:
 
 
 def chosen_threads() -> int:
-    """Return how many threads the user has chosen for torch, by OMP_NUM_THREADS or `torch.set_num_threads`; else 1.
+    """Return the number of torch threads that the user set by OMP_NUM_THREADS or `torch.set_num_threads`; else 1.
 
-    Many workers with many threads each only fight for the cores.
+    The default is 1 because many workers with many threads each compete for the cores.
     """
     torch = sys.modules.get("torch")
     by_environment = os.environ.get("OMP_NUM_THREADS", "")
@@ -82,14 +82,14 @@ def chosen_threads() -> int:
 
 
 def _usual_threads() -> set[int]:
-    """Return the numbers that torch begins with: a thread per core, hyper-threads counted or not."""
+    """Return the numbers of threads that torch may start with: one per core, hyper-threads counted or not."""
     counts = {os.cpu_count() or 1, len(os.sched_getaffinity(0))}
     return counts | {max(1, count // 2) for count in counts}
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """Sizes of the parts, in the order of the file."""
+    """Sizes of the parts in bytes, in the order of the file."""
 
     total_nbytes: int
     bulk_nbytes: int
@@ -98,7 +98,7 @@ class PayloadLayout:
     num_blocks: int
 
     def pack(self) -> bytes:
-        """Return the frame that announces the payload; its descriptor is attached."""
+        """Return the frame that announces the payload. The sender attaches the payload's descriptor."""
         sizes = (self.total_nbytes, self.bulk_nbytes, self.environment_nbytes)
         return pack_frame(Kind.SETUP, _LAYOUT.pack(*sizes, self.structure_nbytes, self.num_blocks))
 
@@ -107,7 +107,7 @@ class PayloadLayout:
         """Return the layout in a frame.
 
         Raises:
-            ProtocolError: The parts are larger than the whole, or it isn't a layout at all.
+            ProtocolError: The body isn't a layout, or its parts don't fit into the total size.
         """
         if len(frame.body) == _LAYOUT.size:
             layout = cls(*_LAYOUT.unpack(frame.body))
@@ -117,20 +117,20 @@ class PayloadLayout:
 
     @property
     def ends(self) -> tuple[int, int, int]:
-        """Where each part ends."""
+        """Offset in bytes at which each part ends."""
         environment = self.bulk_nbytes + self.environment_nbytes
         return self.bulk_nbytes, environment, environment + self.structure_nbytes
 
 
 def write_payload(content: object, environment: Environment) -> tuple[PayloadLayout, int, Definitions]:
-    """Put an object where another process can rebuild it.
+    """Write an object to an anonymous file, from which another process can rebuild it.
 
     Returns:
-        The layout, a descriptor that the caller owns, and what travelled by value: the template's copies get the same
-        numbers.
+        The layout, a descriptor that the caller owns, and the definitions that were sent by value. The template numbers
+        its copies of them the same way.
 
     Raises:
-        EncodeError: Something in it can't be sent.
+        EncodeError: A part of the object can't be sent.
     """
     definitions = Definitions()
     try:
@@ -154,7 +154,7 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
 
 
 def read_environment(layout: PayloadLayout, segment: Segment) -> Environment:
-    """Return the first part, which needs nothing but the standard library."""
+    """Return the environment. Reading it needs nothing but the standard library."""
     start, end, *_ = layout.ends
     environment = pickle.loads(segment.memory[start:end])
     if not isinstance(environment, Environment):
@@ -163,9 +163,9 @@ def read_environment(layout: PayloadLayout, segment: Segment) -> Environment:
 
 
 def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definitions]:
-    """Return the object and the definitions, as they were sent, also when it is not the first time.
+    """Return the object and the definitions, as they were sent. Each call returns new ones.
 
-    Its arrays are views of the segment, which must outlive them.
+    The object's arrays are views of the segment, which must outlive them. The call discards what was written to them.
     """
     segment.restore()
     _, begin, end = layout.ends
@@ -175,7 +175,7 @@ def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definiti
 
 
 def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int]) -> bool:
-    """Return whether two payloads, given by layout and descriptor, are the same bytes. The descriptors stay open."""
+    """Return whether two payloads (layout, descriptor) have the same bytes. The descriptors stay open."""
     if one[0] != other[0]:
         return False
     mappings = [Segment.attach(duplicate(descriptor), layout.total_nbytes) for layout, descriptor in (one, other)]
@@ -191,6 +191,6 @@ def _explain(content: object, error: Exception) -> str:
             break
     return (
         f"{path} is a {type_name(culprit)}, which can't be sent to the workers ({type(reason).__name__}: {reason}). "
-        f"Give the dataset as dataset_class= with dataset_kwargs= of what can be sent, and have its constructor open "
-        f"files and connections: it runs in the loader's own processes. Or give worker_per_consumer=0"
+        f"Pass dataset_class=, and dataset_kwargs= with values that can be sent. Open files and connections in the "
+        f"dataset's constructor: it runs in the loader's own processes. Or pass worker_per_consumer=0"
     )

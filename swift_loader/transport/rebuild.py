@@ -1,8 +1,8 @@
-"""Rebuilds code that another process sent by value: what its pickles call.
+"""Rebuilds code that another process sent by value. The pickles call these functions.
 
-Nothing that made a thing runs a second time: no metaclass or `__init_subclass__` of the script, no `__set_name__`, no
-decorator. A thing is made empty and filled later, so that cycles need no care. Imports the standard library
-and NumPy only: workers need nothing else for this.
+No code that created a class or function runs a second time: no metaclass or `__init_subclass__` of the script, no
+`__set_name__`, no decorator. Each object is created empty and filled later, so cycles need no special care. Imports the
+standard library and NumPy only: workers need nothing else for this.
 """
 
 from __future__ import annotations
@@ -64,26 +64,30 @@ __all__ = [
 
 
 class Finished(NamedTuple):
-    """The last of the pickles."""
+    """The result of the last pickle."""
 
     content: Any
     things: list[object]
-    """The classes and functions that came by value, in the order of their numbers."""
+    """The classes and functions that were sent by value, in the order of their numbers."""
 
 
 class _Script(types.ModuleType):
-    """The module `__main__` in a process that has never run the script."""
+    """The module `__main__` in a process that hasn't run the script."""
 
     @property
     def __file__(self) -> str:  # type: ignore[override]
-        """Absent, or `multiprocessing` would run the script in each process that it spawns. The functions see it."""
+        """Not an attribute, else `multiprocessing` would run the script in each process that it spawns.
+
+        The script's functions still find it among their globals.
+        """
         raise AttributeError("__file__")
 
 
 def new_namespace(name: str, basics: dict[str, Any], is_script: bool, is_module: bool) -> dict[str, Any]:
-    """Return the globals of functions; those of the script become `__main__`, for whoever looks a class up there.
+    """Return a dict of globals for functions.
 
-    Those of a module that is imported here, too, are the module's own: its other functions see what these change.
+    The script's globals become the module `__main__`, so that classes are found there. If the functions belong to a
+    module that this process has imported, the dict is the module's own: all its functions see each other's changes.
     """
     if is_module and name in sys.modules:
         return vars(sys.modules[name])
@@ -97,19 +101,19 @@ def new_namespace(name: str, basics: dict[str, Any], is_script: bool, is_module:
 
 
 def new_module(name: str) -> types.ModuleType:
-    """Return a module that can't be imported: the one that is here, or an empty one."""
+    """Return a module that can't be imported: the one in `sys.modules`, or a new, empty one."""
     return sys.modules.setdefault(name, types.ModuleType(name))
 
 
 def namespace_of(module: types.ModuleType, basics: dict[str, Any]) -> dict[str, Any]:
-    """Return the globals of the functions of a module."""
+    """Return a module's dict, for use as the globals of its functions. Sets the missing ones of `basics`."""
     for name, value in {**basics, "__builtins__": builtins}.items():
         vars(module).setdefault(name, value)
     return vars(module)
 
 
 def read_code(data: bytes) -> types.CodeType:
-    """Return a code object of an interpreter of the same version."""
+    """Return a code object, sent by an interpreter of the same version."""
     code = marshal.loads(data)  # noqa: S302 - from a process of ours
     assert isinstance(code, types.CodeType)
     return code
@@ -135,11 +139,11 @@ def new_cell() -> types.CellType:
 
 
 def new_class(metaclass: type, name: str, bases: tuple[type, ...], basics: dict[str, Any], has_abstract: bool) -> type:
-    """Return a class without attributes, past what its metaclass does to make one."""
+    """Return a class without attributes. The metaclass's own `__new__` and `__init__` don't run."""
     try:
         cls: type = type.__new__(metaclass, name, bases, basics)
     except TypeError as error:
-        if "is not safe" not in str(error):  # a metaclass in C, as that of ctypes.Structure
+        if "is not safe" not in str(error):  # "not safe": a metaclass in C, such as that of ctypes.Structure
             return _without_hook(metaclass, name, bases, basics, has_abstract)
         cls = types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(basics))
     except Exception:
@@ -150,7 +154,7 @@ def new_class(metaclass: type, name: str, bases: tuple[type, ...], basics: dict[
 
 
 class _Quiet:
-    """As the first base, it keeps a library's `__init_subclass__` from a class that isn't filled yet."""
+    """As the first base, it stops a library's `__init_subclass__` from seeing a class that isn't filled yet."""
 
     def __init_subclass__(cls) -> None: ...
 
@@ -166,34 +170,34 @@ def _without_hook(
 
 
 def add_abstract(cls: type) -> None:
-    """Give a class what `ABCMeta` keeps beside it."""
+    """Give a class the registry and caches of `ABCMeta`."""
     from abc import _abc_init  # type: ignore[attr-defined]
 
     _abc_init(cls)
 
 
 def new_member(enum: type, base: Any, args: tuple[Any, ...]) -> Any:
-    """Return an empty member of an Enum that isn't filled itself."""
+    """Return an empty member of an Enum class, which may be empty itself."""
     return base.__new__(enum, *args)
 
 
 def update_attributes(thing: Any, attributes: dict[str, Any]) -> None:
-    """Fill an object past its class's `__setattr__`."""
+    """Set an object's attributes without calling its class's `__setattr__`."""
     thing.__dict__.update(attributes)
 
 
 def fill_namespace(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Set a global variable, unless a module has set it here."""
+    """Set a global variable, unless this process has set it already."""
     namespace.setdefault(name, value)
 
 
 def set_variable(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Set a global variable that held something else until its value could be made."""
+    """Set a global variable, whatever it holds: it may hold a stand-in for this value."""
     namespace[name] = value
 
 
 def refill(container: Any, content: Any) -> None:
-    """Give a container exactly this content, whatever the code that made the content has put into it."""
+    """Replace a container's content. Code that ran meanwhile may have put something into the container."""
     container.clear()
     if isinstance(container, list):
         container.extend(content)
@@ -202,19 +206,19 @@ def refill(container: Any, content: Any) -> None:
 
 
 def fill_cell(cell: types.CellType, value: Any) -> None:
-    """Set what a closure refers to."""
+    """Set the value of a closure's cell."""
     cell.cell_contents = value
 
 
 def fill_function(function: types.FunctionType, attributes: dict[str, Any], more: dict[str, Any]) -> None:
-    """Set defaults and the like, and the attributes that the user gave it."""
+    """Set a function's special attributes, such as its defaults, and then the user's (`more`)."""
     for name, value in attributes.items():
         setattr(function, name, value)
     function.__dict__.update(more)
 
 
 def fill_class(cls: type, attributes: dict[str, Any]) -> None:
-    """Set attributes, past the metaclass."""
+    """Set a class's attributes without calling the metaclass's `__setattr__`, except for ctypes."""
     for name, value in attributes.items():
         if name == "_abc_registry":
             for known in value:
@@ -222,16 +226,16 @@ def fill_class(cls: type, attributes: dict[str, Any]) -> None:
         else:
             try:
                 type.__setattr__(cls, name, value)
-            except TypeError:  # ctypes insists: it lays out a structure when it gets its _fields_
+            except TypeError:  # ctypes needs the call: it computes a structure's layout when _fields_ is set
                 setattr(cls, name, value)
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import submodules, which the attributes of their packages then are."""
+    """Import submodules, so that their packages have them as attributes. Errors are ignored."""
     for name in names:
         try:
             import_module(name)
-        except Exception:  # noqa: S112 - it may be none that is needed; who needs it gets an AttributeError
+        except Exception:  # noqa: S112 - maybe nobody needs it; code that does gets an AttributeError
             continue
 
 
@@ -243,12 +247,12 @@ def new_type_variable(kind: type, name: str, args: tuple[Any, ...], options: dic
 
 
 def new_alias(name: str, value: Any, type_params: tuple[Any, ...]) -> Any:
-    """Return what `type name = value` makes, from Python 3.12 on."""
+    """Return what `type name = value` creates (Python 3.12 and later)."""
     return typing.TypeAliasType(name, value, type_params=type_params)  # type: ignore[attr-defined, unused-ignore]
 
 
 def new_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
-    """Return a function with an empty `lru_cache`."""
+    """Return `function`, wrapped in an empty `lru_cache`."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
@@ -261,14 +265,14 @@ def new_event(is_set: bool) -> threading.Event:
 
 
 def new_local(kind: Any) -> Any:
-    """Return what has attributes of its own in each thread."""
-    return kind.__new__(kind)  # its __init__ runs in other threads only
+    """Return a `threading.local`, or an instance of a class derived from it."""
+    return kind.__new__(kind)  # __init__ must not run in this thread; other threads run it when they use the object
 
 
 def new_library(
     kind: type[ctypes.CDLL], name: str | None, uses_errno: bool, functions: dict[str, tuple[Any, Any, Any]]
 ) -> ctypes.CDLL:
-    """Return a library of C code, with what is known of its functions: result, arguments and check."""
+    """Return a ctypes library whose functions have these (restype, argtypes, errcheck)."""
     library = kind(name, use_errno=uses_errno)
     for function_name, (restype, argtypes, errcheck) in functions.items():
         function = getattr(library, function_name)
@@ -281,18 +285,18 @@ def new_library(
 
 
 def new_view(data: bytes | bytearray, form: str, shape: tuple[int, ...]) -> memoryview:
-    """Return a view of these bytes."""
+    """Return a memoryview of `data` with this format and shape."""
     view = memoryview(data)
     return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
 
 
 def new_context_var(name: str, values: tuple[Any, ...]) -> ContextVar[Any]:
-    """Return a variable with the value that it had as its default, if it had one."""
+    """Return a context variable. If it had a value in the sender, that value is its default."""
     return ContextVar(name, default=values[0]) if values else ContextVar(name)
 
 
 def new_ref(target: Any) -> Any:
-    """Return a weak reference, to something that is gone if that was."""
+    """Return a weak reference to `target`; a dead one if `target` is None."""
     return weakref.ref(_Quiet()) if target is None else weakref.ref(target)
 
 
@@ -312,14 +316,14 @@ def new_memmap(
     """Return a `np.memmap` of the same file.
 
     Args:
-        file: Its name, how it is mapped, where the mapping begins in it, and how many bytes are mapped.
-        dtype: Of the elements.
-        shape: Of the array.
-        start: Where the array begins in the mapping.
-        strides: Of the array.
+        file: Path, mode, offset of the mapping in the file in bytes, and length of the mapping in bytes.
+        dtype: The array's dtype.
+        shape: The array's shape.
+        start: Offset of the array in the mapping, in bytes.
+        strides: The array's strides, in bytes.
     """
     name, mode, offset, nbytes = file
-    # Not by Python's mmap, which keeps a descriptor (until Python 3.13): it would look like a file that forks share.
+    # Not Python's mmap: it keeps a descriptor (until Python 3.13), which would look like a file that forks share.
     descriptor = os.open(name, (os.O_RDONLY if mode == "r" else os.O_RDWR) | os.O_CLOEXEC)
     segment = Segment.map_file(descriptor, offset + nbytes, writes_through=mode != "r")
     array: Any = np.ndarray.__new__(np.memmap, shape, dtype, segment.memory, offset + start, strides)
@@ -329,4 +333,4 @@ def new_memmap(
 
 
 def nothing() -> None:
-    """Stand for something in a trial."""
+    """Return None. `Trial` pickles a call of this in place of objects that need no check."""

@@ -1,7 +1,7 @@
-"""How objects are taken apart that pickle refuses or gets wrong, and that scripts hold.
+"""Reducers for objects of scripts that pickle refuses or gets wrong.
 
-Locks and bounded semaphores arrive free, whoever held them: their holders stay behind. A plain semaphore keeps its
-counter. Runs in the sender, mostly the trainer.
+Locks and bounded semaphores arrive unlocked, because the threads that hold them aren't sent. A plain semaphore keeps
+its counter. Runs in the sender, mostly the trainer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reduced = tuple[Any, ...]
 
 @functools.cache
 def reducers() -> dict[type, Callable[[Any], Any]]:
-    """Return a table of reducers by exact type, cloudpickle's among them."""
+    """Return a table from exact type to reducer, with those of copyreg and cloudpickle."""
     import copyreg
 
     import cloudpickle
@@ -71,7 +71,7 @@ def _own() -> dict[type, Callable[[Any], Any]]:
         typing.TypeVar: _reduce_type_var,
         typing.NewType: lambda new: _reduce_variable(new, (new.__supertype__,), {}),
     }
-    for name in ("ParamSpec", "TypeVarTuple"):  # some are younger than Python 3.10
+    for name in ("ParamSpec", "TypeVarTuple"):  # TypeVarTuple is new in Python 3.11
         if hasattr(typing, name):
             table[getattr(typing, name)] = lambda variable: _reduce_variable(variable, (), {})
     if hasattr(typing, "TypeAliasType"):
@@ -81,7 +81,7 @@ def _own() -> dict[type, Callable[[Any], Any]]:
 
 def _reduce_queue(simple: queue.SimpleQueue[Any]) -> Reduced:
     if not simple.empty():
-        raise TypeError("a SimpleQueue that isn't empty can't be sent: there is no way to look at what is in it")
+        raise TypeError("a SimpleQueue that isn't empty can't be sent, because its items can't be read; use a Queue")
     return queue.SimpleQueue, ()
 
 
@@ -121,7 +121,7 @@ def _reduce_library(library: ctypes.CDLL) -> Reduced:
 
 
 def reduce_ctype(kind: type) -> Reduced | None:
-    """Take apart a type of ctypes that isn't found by its name but made anew by a call, and kept by ctypes."""
+    """Reduce a ctypes type without an importable name to the call that returns it from ctypes's cache; else None."""
     metaclass = type(kind)
     if metaclass is type and issubclass(kind, type):  # a metaclass itself
         bases = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._Pointer, ctypes._SimpleCData, ctypes._CFuncPtr)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -158,12 +158,12 @@ def _reduce_alias(alias: Any) -> Reduced | str:
 
 
 def reduce_local(local: threading.local) -> Reduced:
-    """Take apart what has attributes of its own in each thread: those of this thread go along."""
+    """Reduce a `threading.local`. This thread's attributes are sent."""
     return rebuild.new_local, (type(local),), dict(vars(local)), None, None, rebuild.update_attributes
 
 
 def reduce_member(member: Any) -> Reduced:
-    """Take apart a member of an Enum, whose class may be sent with it and can't be asked for it yet."""
+    """Reduce a member of an Enum that is sent with its class: the receiver can't look it up in the class yet."""
     base = type(member)._member_type_
     args: tuple[Any, ...] = ()
     if base.__new__ is not object.__new__:
@@ -174,7 +174,7 @@ def reduce_member(member: Any) -> Reduced:
 
 
 def reduce_memmap(array: Any) -> Reduced | None:
-    """Take apart a mapped file by its name, if the file is still there under it and holds what the array shows."""
+    """Reduce a mapped array to its file's path; None if the path is another file now, or lacks the array's content."""
     whole = array
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
@@ -194,7 +194,7 @@ def reduce_memmap(array: Any) -> Reduced | None:
 
 
 def _maps(name: str, address: int) -> bool:
-    """Return whether a file is what this process has mapped at an address."""
+    """Return whether this process has mapped the file of that name at an address."""
     try:
         there = Path(name).stat()
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:

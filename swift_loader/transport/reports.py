@@ -1,4 +1,4 @@
-"""What a process that has built the dataset says of it. Pure."""
+"""What a process reports about the dataset that it has built. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Checksums = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a process says of the dataset that it has built, so that the trainer can compare it with others."""
+    """Describes the dataset that a process has built. The trainer compares the reports of all builds."""
 
     num_samples: int
     hash_of_text: int
-    """Of a fixed string: it differs where the hash seed does."""
+    """Hash of a fixed string: two processes get the same value only if they have the same hash seed."""
     checksums: Checksums = ()
-    """Empty if this is no build of its own, or none could be taken."""
+    """Empty if this process didn't build the dataset itself, or if no checksum could be taken."""
 
 
 class Verdict(str, Enum):
-    """Why a sample differs from that of another build."""
+    """Why a sample differs from the one of another build."""
 
     UNSTABLE = "unstable"
-    """It is another one each time it is fetched, or in each process: that says nothing of the build."""
+    """The sample changes with each fetch, or from process to process. It says nothing about the build."""
     RANDOM = "random"
-    """Each build gives another one: something is drawn from a generator that isn't keyed."""
+    """The sample changes with each build: the build draws from a generator that isn't seeded the same way each time."""
     UNKNOWN = "unknown"
-    """One of the two others: building it again failed, or took too long."""
+    """Either RANDOM or CHANGED: another build failed or took too long."""
     CHANGED = "changed"
-    """It stays as it is here: what it is read from has changed in between."""
+    """The sample is the same in each build here: its source, such as a file, has changed between the builds."""

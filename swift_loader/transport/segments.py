@@ -1,10 +1,10 @@
 """Shared memory without a name.
 
-A segment is a `memfd`: no name to leak or to guess, not limited by the size of /dev/shm, freed by the kernel with the
-last process that maps it. Its pages are reserved when it is made, so that writing to it can't raise SIGBUS.
+A segment is a `memfd`: it has no name to leak or guess, the size of /dev/shm doesn't limit it, and the kernel frees it
+with the last process that maps it. Its pages are reserved when it is created, so writing to it can't raise SIGBUS.
 
-It is mapped through libc, because `mmap.mmap` keeps a copy of the descriptor for as long as it lives (until Python
-3.13, and by default there, too), and descriptors must not grow with the batches the user keeps.
+It is mapped through libc, because `mmap.mmap` keeps a duplicate of the descriptor until it is closed (always before
+Python 3.13, by default since then). The number of descriptors must not grow with the batches that the user keeps.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def capacity_for(nbytes: int) -> int:
-    """Return the size of a segment for a batch of `nbytes`: up to 1/8 more, so that batches of like size share it."""
+    """Return the size of a segment for a batch of `nbytes`: up to 1/8 more, so that similar batches can reuse it."""
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 
 
 class Segment:
-    """A mapping of shared memory in this process; unmapped when the last reference to it goes."""
+    """A mapping of shared memory in this process. It is unmapped when its last reference is gone."""
 
     __slots__ = ("__weakref__", "_address", "_before_unmapping", "_memory", "nbytes")
 
@@ -61,13 +61,13 @@ class Segment:
         """Return a new segment and its descriptor, which the caller passes on and closes.
 
         Raises:
-            SharedMemoryFull: The memory can't be had.
+            SharedMemoryFull: There is not enough memory, or there are no file descriptors left.
         """
         try:
             descriptor = new_memfd("swift_loader")
         except NoDescriptorsLeft as error:
             raise SharedMemoryFull(
-                error.errno, f"{nbytes} bytes of shared memory can't be had: {error.strerror}"
+                error.errno, f"creating {nbytes} bytes of shared memory failed: {error.strerror}"
             ) from None
         try:
             reserve(descriptor, nbytes)
@@ -79,12 +79,15 @@ class Segment:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int, *, private: bool = False) -> Segment:
-        """Return a mapping of a segment made elsewhere, and close its descriptor.
+        """Return a mapping of another process's segment, and close its descriptor.
 
         Args:
             descriptor: Owned by this call.
-            nbytes: Its size.
-            private: Writes stay in this process (copy on write).
+            nbytes: Size of the segment.
+            private: Keep writes in this process (copy on write).
+
+        Raises:
+            SharedMemoryFull: The mapping failed, or the segment is smaller than `nbytes`.
         """
         try:
             size = os.fstat(descriptor).st_size
@@ -96,12 +99,12 @@ class Segment:
             os.close(descriptor)
 
     def restore(self) -> None:
-        """Take back what this process has written to a private mapping."""
+        """Discard what this process has written to a private mapping."""
         _libc.madvise(self._address, self.nbytes, mmap.MADV_DONTNEED)
 
     @classmethod
     def map_file(cls, descriptor: int, nbytes: int, *, writes_through: bool) -> Segment:
-        """Return a mapping of a file's first bytes, which lasts as long as the process; close the descriptor."""
+        """Return a mapping of a file's first bytes that lasts until the process ends, and close the descriptor."""
         try:
             segment = cls(descriptor, nbytes, mmap.MAP_SHARED if writes_through else mmap.MAP_PRIVATE)
         finally:
@@ -111,26 +114,26 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Where it begins in this process; a multiple of the page size, as its length is if `capacity_for` chose it."""
+        """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""
         return self._address
 
     def before_unmapping(self, step: Callable[[], bool]) -> None:
-        """Have something done when the last reference goes, on whichever thread that is; it must not raise.
+        """Set a callback for when the last reference is gone. It runs on any thread, and must not raise.
 
-        If it returns False, the memory stays mapped for as long as the process lives.
+        If it returns False, the memory stays mapped until the process ends.
         """
         self._before_unmapping = step
 
     @property
     def memory(self) -> memoryview:
-        """The bytes, as a buffer that doesn't keep the segment alive: whoever exports it holds the segment, too."""
+        """The bytes, as a buffer that doesn't keep the segment alive: its user must hold the segment, too."""
         return self._memory
 
     def array(self) -> NDArray[np.uint8]:
-        """Return `(nbytes,) uint8` over the whole segment; valid as long as the segment."""
+        """Return `(nbytes,) uint8` over the whole segment. It is valid while the segment exists."""
         return np.frombuffer(self._memory, np.uint8)
 
-    def __del__(self, _munmap: Any = _libc.munmap) -> None:  # bound here: at exit, the module's names may be gone
+    def __del__(self, _munmap: Any = _libc.munmap) -> None:  # a default: the module's globals may be gone at exit
         address = getattr(self, "_address", None)
         if address is not None:
             if self._before_unmapping is not None and not self._before_unmapping():
@@ -142,21 +145,21 @@ class Segment:
 
 
 def _seal(descriptor: int) -> None:
-    """Have nothing but mappings change a memfd: not its size, and not its content by write(2) either.
+    """Seal a memfd, so that only mappings can change its content: its size is fixed, and write(2) fails.
 
-    For the moment in which a process that has its standard streams closed has received it as one of them, and somebody
-    else there writes to the stream: that would be written where the file ends, and it can't grow.
+    A process whose standard streams are closed may receive the memfd as one of them. If other code prints at that
+    moment, the write goes to the end of the file, and fails because the file can't grow.
     """
-    with suppress(OSError):  # not every kernel that looks like Linux has seals
+    with suppress(OSError):  # some systems that emulate Linux have no seals
         os.lseek(descriptor, 0, os.SEEK_END)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Give a memfd its size and its pages.
+    """Set a memfd's size and reserve its pages.
 
     Raises:
-        SharedMemoryFull: The memory can't be had.
+        SharedMemoryFull: There is not enough memory.
     """
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -164,7 +167,7 @@ def reserve(descriptor: int, nbytes: int) -> None:
         code = error.errno or errno.ENOMEM
         raise SharedMemoryFull(
             code,
-            f"reserving {nbytes} bytes of shared memory failed: {os.strerror(code)}. The limit is the memory the "
+            f"reserving {nbytes} bytes of shared memory failed: {os.strerror(code)}. The limit is the memory that the "
             f"process may use (free memory, cgroup, RLIMIT_FSIZE), not /dev/shm. Lower batch_size or data_queue_size, "
             f"or keep fewer batches",
         ) from None

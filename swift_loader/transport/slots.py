@@ -1,11 +1,11 @@
-"""Which slot the next batch is written to: a free list, without I/O.
+"""Chooses the slot for the next batch: a free list, without I/O.
 
-A slot is one segment, big enough for a batch. The worker owns it while it is free and while it is written; from the
-announcement on it belongs to the trainer, until the trainer says that the last reference to the batch is gone.
+A slot is one segment, big enough for a batch. The worker owns it while it is free and while the worker writes it. From
+the announcement on it belongs to the trainer, until the trainer says that the last reference to the batch is gone.
 
-Sizes of batches change, and slots that don't fit any more are to be given up. Time is counted in slots taken: what has
-been free for a while and is too small for all that was asked for meanwhile is outgrown; what is several times larger
-than anything asked for in a long while is too large.
+The sizes of batches change, so slots that no longer fit are given up. Time is counted in slots taken. A slot is too
+small if it has been free for a while and every request since then needed more. It is too large if it is several times
+larger than every request of a long period.
 """
 
 from __future__ import annotations
@@ -15,44 +15,45 @@ from collections import deque
 __all__ = ["FreeSlots"]
 
 SMALL_AFTER = 8
-"""Slots taken until one that is too small for all of them is given up."""
+"""A slot is given up if this many requests in a row needed more than its capacity."""
 
 LARGE_AFTER = 128
-"""Slots taken until one that is too large for all of them is given up. It is needed again sooner than a small one: a
-large batch is often an exception, and a large segment takes longer to make."""
+"""A slot is given up if it was too large for at least this many requests in a row. The number is higher than for small
+slots: large batches often come only now and then, and a large segment takes longer to make."""
 
 TOO_LARGE = 4
-"""How many times larger than the largest batch that is."""
+"""A slot is too large if it has more than this many times the bytes of the largest batch."""
 
 _SNUG = 8
-"""A slot that is larger by no more than this part, or by a page, is as good as any."""
+"""A slot fits well if it is at most 1/8 of the batch, or one page, larger than the batch."""
 
 _PAGE = 4096
 
 
 class FreeSlots:
-    """The slots that may be written, the most recently freed one last: it is still in the processor's cache."""
+    """The slots that may be written. The most recently freed one is last: it is still in the processor's cache."""
 
     def __init__(self) -> None:
         self._capacities: dict[int, int] = {}
         self._free: list[int] = []
         self._num_taken = 0
         self._freed_at: dict[int, int] = {}
-        """slot -> how many had been taken by then"""
+        """slot -> value of `_num_taken` when it was freed."""
         self._needs: deque[int] = deque(maxlen=SMALL_AFTER)
-        """Bytes asked for lately."""
+        """Bytes of the last `SMALL_AFTER` requests."""
         self._largest_need = 0
-        """Since the long period began, and in the one before it."""
+        """Bytes of the largest request in the current period of `LARGE_AFTER` requests."""
         self._largest_before: int | None = None
+        """The same for the previous period; None during the first one."""
 
     def add(self, slot: int, capacity: int) -> None:
-        """Take in a new slot of `capacity` bytes, in use from the start."""
+        """Add a new slot of `capacity` bytes. It is in use from the start."""
         self._capacities[slot] = capacity
 
     def take(self, nbytes: int) -> int | None:
-        """Return the smallest free slot that holds `nbytes`, now in use; None if there is none.
+        """Return the smallest free slot that holds `nbytes`, and mark it as in use; None if there is none.
 
-        Of those that are about as large, the most recently freed one.
+        Among slots of similar size, the most recently freed one wins.
         """
         self._note_need(nbytes)
         best, best_capacity = -1, 0
@@ -70,7 +71,7 @@ class FreeSlots:
         """Take a slot back.
 
         Raises:
-            KeyError: The slot is unknown, or free already.
+            KeyError: The slot is unknown or already free.
         """
         if slot not in self._capacities or slot in self._free:
             raise KeyError(slot)
@@ -81,15 +82,15 @@ class FreeSlots:
         """Forget a slot that is in use.
 
         Raises:
-            KeyError: The slot is unknown, or free.
+            KeyError: The slot is unknown or free.
         """
         if slot in self._free:
             raise KeyError(slot)
         del self._capacities[slot]
 
     def give_up(self) -> list[int]:
-        """Return the free slots that don't fit what is asked for nowadays, which are forgotten."""
-        if self._num_taken % SMALL_AFTER or not self._free:  # not each time: it needn't be at once
+        """Forget the free slots that no longer fit recent requests, and return them."""
+        if self._num_taken % SMALL_AFTER or not self._free:  # checking now and then is enough
             return []
         too_small, too_large = min(self._needs, default=0), self._too_large()
         unfit = [
@@ -111,7 +112,7 @@ class FreeSlots:
             self._largest_before, self._largest_need = self._largest_need, nbytes
 
     def _too_large(self) -> float:
-        """Return the capacity beyond which a slot is too large."""
+        """Return the capacity in bytes above which a slot is too large."""
         if self._largest_before is None:
             return float("inf")
         return max(TOO_LARGE * max(self._largest_need, self._largest_before), _PAGE)

@@ -1,4 +1,4 @@
-"""In which order values are set that need code: each after those that this code needs in turn. Pure bookkeeping."""
+"""Orders the steps that set values: if a value needs code, the values which that code needs come first. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ __all__ = ["Step", "Steps"]
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A value that is to be set."""
+    """One value, and how to set it."""
 
     write: Callable[[], None]
     value: object
     where: str
-    """What it is, for the message if it can't be sent; empty if the message is made elsewhere."""
+    """Names the value in the error message if it can't be sent; empty if the caller writes the message."""
     owner: Hashable = None
-    """The function, class, cell or variable that isn't complete without it."""
+    """The function, class, cell or variable that isn't complete without the value."""
     is_required: bool = True
-    """False: if it can't be sent, go without it."""
+    """False: leave the value out if it can't be sent."""
     note_missing: Callable[[str], None] | None = None
+    """Is called with the reason if a value that isn't required can't be sent."""
     put: Callable[[object], None] | None = None
-    """Puts another value where this one belongs, for as long as this one can't be made."""
+    """Sets a stand-in in the value's place until the value can be set."""
     is_open: bool = False
-    """What it needs is being looked for, or being set."""
+    """Whether the search for what the value needs has started."""
     is_done: bool = False
 
 
 class Steps:
-    """Steps, what they belong to (functions, classes, variables), and which of these need which others."""
+    """Steps, their owners (functions, classes, cells, variables), and which owner needs which others."""
 
     def __init__(self) -> None:
         self._steps: dict[Hashable, list[Step]] = {}
@@ -39,16 +40,16 @@ class Steps:
         self._stack: list[Step] = []
 
     def add(self, step: Step) -> None:
-        """Have a step done: its owner isn't complete without it."""
+        """Add a step. Its owner isn't complete until the step is done."""
         self._steps.setdefault(step.owner, []).append(step)
         self._waiting.append(step)
 
     def link(self, owner: Hashable, other: Hashable) -> None:
-        """Take note that an owner isn't complete before another one is."""
+        """Record that `owner` isn't complete before `other` is."""
         self._needs.setdefault(owner, []).append(other)
 
     def next(self) -> Step | None:
-        """Return a step to open or, if it is open, to do; None if all are done."""
+        """Return the next step: open it, or, if it is already open, do it. None if all are done."""
         while True:
             if not self._stack:
                 if not self._waiting:
@@ -60,7 +61,7 @@ class Steps:
             self._stack.pop()
 
     def put_first(self, owners: Iterable[Hashable]) -> list[Step]:
-        """Have done first what these need, and return the steps that can't be: they are open, that is a cycle."""
+        """Schedule first all steps that `owners` need. Return those that are already open: they are part of a cycle."""
         found: list[Step] = []
         in_cycles: list[Step] = []
         queue = deque(owners)

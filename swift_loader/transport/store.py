@@ -1,7 +1,7 @@
-"""The worker's slots: makes segments, announces them, lends them out.
+"""The worker's slots: creates segments, announces them to the trainer, and reuses them.
 
-Runs in the worker, on one thread. The trainer maps a segment when it is announced. It is unmapped when the trainer
-retires it instead of giving it back, or when it has been given back and doesn't fit the batches of nowadays.
+Runs in the worker, on one thread. The trainer maps a segment when the worker announces it. The segment is unmapped when
+the trainer retires it instead of releasing it, or when it is free and no longer fits recent batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["HeapStore", "SegmentStore", "SlotStore"]
 
 
 class SlotStore(Protocol):
-    """Where the bulk data of batches goes."""
+    """Provides memory for the bulk data of batches."""
 
     def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """Return a slot of at least `nbytes` and its memory."""
@@ -33,7 +33,7 @@ class SlotStore(Protocol):
 
 
 class SegmentStore:
-    """Slots in shared memory, recycled; a new one is made when none is free, so that the worker never waits."""
+    """Recycled slots in shared memory. If none is free, it creates a new one, so the worker never waits."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -45,7 +45,7 @@ class SegmentStore:
         """Return a slot of at least `nbytes` and its memory.
 
         Raises:
-            SharedMemoryFull: A new segment is needed and can't be had.
+            SharedMemoryFull: A new segment is needed, and there is not enough memory.
         """
         slot = self._free.take(nbytes)
         for unfit in self._free.give_up():
@@ -56,11 +56,11 @@ class SegmentStore:
         return slot, self._segments[slot].array()
 
     def give(self, slot: int) -> None:
-        """Take back a slot whose batch is gone."""
+        """Take back a slot whose batch isn't used any more."""
         self._free.give(slot)
 
     def retire(self, slot: int) -> None:
-        """Unmap a slot that the trainer has unmapped."""
+        """Unmap a slot that the trainer has already unmapped."""
         self._free.remove(slot)
         del self._segments[slot]
 
@@ -81,16 +81,16 @@ class SegmentStore:
 
 
 class HeapStore:
-    """Slots on the heap, one per batch, freed with it: for batches that stay in this process."""
+    """Slots on the heap, for batches that stay in this process. Each batch has its own, freed with the batch."""
 
     def __init__(self) -> None:
         self.memory = np.empty(0, np.uint8)
-        """Of the last slot taken."""
+        """The memory of the slot that was taken last."""
 
     def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """Return fresh memory."""
+        """Return new memory of `nbytes`."""
         self.memory = np.empty(nbytes, np.uint8)
         return 0, self.memory
 
     def give(self, slot: int) -> None:
-        """Nothing: the memory goes with its last reference."""
+        """Do nothing: the last reference frees the memory."""

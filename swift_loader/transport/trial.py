@@ -1,4 +1,4 @@
-"""Tries whether an object can be sent, without sending it. Runs in the sender."""
+"""Checks whether an object can be sent, without sending it. Runs in the sender."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from swift_loader.transport.reducers import reduce_ctype, reduce_local, reduce_m
 __all__ = ["Trial", "reduce_special"]
 
 _NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(kind) is type}
-"""By the address: types such as that of functions, which the module doesn't hold that they name."""
+"""id -> name in `types`, for types such as the one of functions: their `__module__` doesn't contain them."""
 
 
 class Trial(pickle.Pickler):
-    """Pickles an object to nowhere: raises if it can't be sent, and finds the code that it needs."""
+    """Pickles an object and discards the result. Raises if it can't be sent, and finds the code that it needs."""
 
     def __init__(self, is_known: Callable[[object], bool] = lambda thing: False) -> None:  # noqa: ARG005
         super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda buffer: False)  # noqa: ARG005
         self.dispatch_table = reducers()
         self._is_known = is_known
         self.found: list[object] = []
-        """Classes and functions that have to be sent by value."""
+        """Classes and functions that must be sent by value."""
         self.runs_code = False
-        """Whether it may take more than making containers to rebuild the object: calls to code of the script."""
+        """Whether rebuilding the object may call the script's code, instead of only creating containers."""
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: D102 - pickle's
         kind = type(obj)
@@ -62,7 +62,7 @@ class _Nowhere:
 
 
 def reduce_special(obj: Any, kind: type, number_of: NumberOf) -> Any:
-    """Return how an object is taken apart whose type isn't in a table, but that of a base; else None."""
+    """Reduce an object that needs `isinstance` checks instead of a table by exact type; None if it needs none."""
     if isinstance(obj, Enum):
         return reduce_member(obj) if travels_by_value(kind) and number_of(kind) is None else None
     if isinstance(obj, thread_local):
@@ -70,7 +70,7 @@ def reduce_special(obj: Any, kind: type, number_of: NumberOf) -> Any:
     if isinstance(obj, np.memmap):
         return reduce_memmap(obj)
     if isinstance(obj, Thread) and obj.ident is not None:
-        raise TypeError("a thread that was started can't be sent")
+        raise TypeError("a thread that has been started can't be sent; start it in the process that uses it")
     if isinstance(obj, type) and id(obj) in _NAMES_OF_TYPES:
         return getattr, (types, _NAMES_OF_TYPES[id(obj)])
     if isinstance(obj, type):

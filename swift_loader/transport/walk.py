@@ -1,4 +1,4 @@
-"""Walks through a batch, and finds the part that is to blame if it can't be encoded. Pure."""
+"""Walks through a batch, and finds the part that can't be encoded. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def type_name(thing: object) -> str:
 def find_unencodable(
     whole: object, error: Exception, attempt: Callable[[object], None]
 ) -> tuple[str, object, Exception]:
-    """Return the innermost part of `whole` for which `attempt` raises: the path to it, the part, and the reason."""
+    """Return the innermost part of `whole` for which `attempt` raises: its path, the part itself, and the error."""
     path, culprit, seen = "", whole, {id(whole)}
     descended = True
     while descended:
         descended = False
         for step, part in parts(culprit):
-            if id(part) in seen:  # a child that knows its parent
+            if id(part) in seen:  # a cycle, such as a child that refers to its parent
                 continue
             seen.add(id(part))
             try:
@@ -40,7 +40,7 @@ def find_unencodable(
 
 
 def parts(thing: Any) -> Iterator[tuple[str, object]]:
-    """Yield what a container holds, each with the step that leads there, such as `['x']`; nothing for a leaf."""
+    """Yield (step, part) for each part of a container; a step is text such as `['x']`. Yield nothing for a leaf."""
     if isinstance(thing, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in thing.items())
     elif isinstance(thing, tuple) and hasattr(thing, "_fields"):
