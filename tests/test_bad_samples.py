@@ -145,7 +145,7 @@ def test_when_replacements_fail_as_well_the_sample_s_own_error_is_raised(workers
                 list(iterator)
         text = str(caught.value.__cause__)
         assert "dataset index 4, batch 1 of epoch 0" in text
-        assert "in the place of dataset index 4, as on_error='replace' asks: those that were tried failed" in text
+        assert "no replacement for dataset index 4 (on_error='replace'): all samples that were tried failed" in text
         assert loader.failures == []
 
 

@@ -145,6 +145,6 @@ def test_a_module_that_starts_a_loader_of_its_own_dataset_when_it_is_imported_is
             print(error)
     """
     printed = run_script(body, str(tmp_path), folder=tmp_path)
-    assert "would start processes without end; put what that module does" in printed
+    assert "would start processes without end. Start the loader in that module under" in printed
     main = module.replace("import numpy as np", "import numpy as np\n")
     assert run_script(main + "print(len(list(loader)))", folder=tmp_path) == "5\n"

@@ -1,4 +1,4 @@
-"""The worker's side: what runs in the template process and in the workers forked from it.
+"""The worker's side: the code of the template process and of the workers forked from it.
 
-Nothing here imports the trainer's side, nor torch: a worker knows torch only if its dataset does.
+Nothing here imports the trainer's side. Nothing imports torch at start: a worker has torch only if its dataset does.
 """

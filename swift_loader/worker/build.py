@@ -1,6 +1,6 @@
-"""One task to one batch: fetch, collate, encode.
+"""Builds a batch for a task: fetch, collate, encode.
 
-The same code for all engines: a worker process gives it slots of shared memory, the inline engine gives it heap.
+All engines use the same code. A worker process provides slots of shared memory; the inline engine provides heap memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 @dataclass(slots=True)
 class _Lap:
-    """Nanoseconds of the stages of one batch."""
+    """Clock readings between the stages of one batch, in ns."""
 
     start: int
     fetched: int
@@ -57,15 +57,15 @@ class BatchBuilder:
         board: Board | None = None,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
-        """Get ready.
+        """Prepare to build batches.
 
         Args:
-            dataset: Map-style.
-            num_samples: Its length.
-            setup: What to do.
-            definitions: As the trainer numbers them.
-            board: Where a worker shows how far it is.
-            is_interrupt: Tells the errors that are none of the user's code.
+            dataset: A map-style dataset.
+            num_samples: The dataset's length.
+            setup: The options that workers need.
+            definitions: Numbered as in the trainer.
+            board: Shows the trainer the worker's progress; None: nobody reads it.
+            is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
         """
         self._num_samples = num_samples
         self._setup = setup
@@ -78,11 +78,11 @@ class BatchBuilder:
         )
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
-        """The samples that the batch built last does without."""
+        """The samples that failed in the last batch."""
 
     @property
     def length_address(self) -> int:
-        """Where in this process's memory the number of samples is that were fetched of the batch, 64 bits."""
+        """Address in this process's memory of a 64-bit word: the number of samples fetched for the current batch."""
         return self._fetcher.locator.address()
 
     def follow(self, plan: PlanSettings) -> None:
@@ -90,26 +90,26 @@ class BatchBuilder:
         self._plan = PlanReader(Plan.of(self._num_samples, plan))
 
     def build(self, store: SlotStore, generation: int, sequence: int, epoch: int, step: int) -> Batch:
-        """Return the announcement of a batch, whose bulk data then lie in a slot of `store`.
+        """Build a batch and return its announcement. The bulk data is in a slot of `store`.
 
         Raises:
-            BuildError: The user's code raised; the cause says what.
+            BuildError: The user's code raised; `__cause__` is its exception.
         """
         indices = self._plan.batch(epoch, step).indices.tolist()
         return self._build(store, generation, sequence, epoch, indices)
 
     def build_probe(self, store: SlotStore) -> Batch:
-        """Return a trial batch: a real one, so that nothing fails that the loop would never ask for.
+        """Build a trial batch and return its announcement. It is a real batch, so it can't fail where the loop can't.
 
         Raises:
-            BuildError: The user's code raised; the cause says what.
+            BuildError: The user's code raised; `__cause__` is its exception.
         """
         epoch = self._plan.plan.trial_epoch
         assert epoch is not None, "a trial was asked for where no batch is ever built"
         return self.build(store, 0, 0, epoch, 0)
 
     def _build(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
-        """Build a batch; twice, if it turns out only then that random numbers are drawn."""
+        """Build a batch; build it again if the first attempt shows that it draws random numbers."""
         try:
             built = self._attempt(store, generation, sequence, epoch, indices)
         except BaseException as error:
@@ -146,7 +146,7 @@ class BatchBuilder:
             raise
         self._sizes.append(arena.used)
         self.failures, num_samples = fetched.failures, len(fetched.samples)
-        fetched.samples.clear()  # they may be large, and the next batch far
+        fetched.samples.clear()  # they may be large, and the next batch may come much later
         return Batch(
             generation,
             sequence,
@@ -182,7 +182,7 @@ class BatchBuilder:
             raise BuildError(Stage.ENCODE) from error
 
     def _expected_nbytes(self) -> int:
-        """Return the second largest of the last sizes: one outlier doesn't make all slots as large as itself."""
+        """Return the second largest of the last sizes: a single outlier must not make all slots that large."""
         ordered = sorted(self._sizes)
         return ordered[-2] if len(ordered) > 1 else ordered[0]
 
@@ -195,10 +195,10 @@ def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
 
 
 def _settle(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tuple[int, int, bytes]:
-    """Make sure that all of a batch lies in one slot, or in none if it has no bulk data.
+    """Move a batch into a single slot, or into none if it has no bulk data.
 
     Returns:
-        The slot, where in it the structure lies, and the structure itself if it is to travel in the message.
+        The slot, the offset of the structure in it, and the structure itself if it travels in the message.
     """
     inline = len(encoded.meta) <= MAX_INLINE_BYTES
     meta_offset = 0 if inline else arena.place(np.frombuffer(encoded.meta, np.uint8)).offset

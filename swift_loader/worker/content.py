@@ -1,4 +1,4 @@
-"""The dataset and what belongs to it, in the processes that build it."""
+"""The payload's content and the dataset, in the processes that build it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Content"]
 
 
 class Content:
-    """What came in the payload, and the dataset that is made of it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
+    """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
     def __init__(self, layout: PayloadLayout, segment: Segment, environment: Environment) -> None:
         self._layout = layout
         self._segment = segment
-        """Mapped privately, and kept: the arrays that came through the payload are views of it."""
+        """A private mapping. The payload's arrays are views of it, so it must stay."""
         self._environment = environment
         self._setup: WorkerSetup | None = None
         self._dataset: Any = None
@@ -42,61 +42,64 @@ class Content:
         """Whether samples are known to draw from the global random generators."""
         self.definitions = Definitions()
         self.is_shared = False
-        """Whether workers use the dataset of the template; said by the template."""
+        """Whether workers share the template's dataset. The template sets it."""
 
     @property
     def setup(self) -> WorkerSetup:
-        """What workers are told, once it was read."""
+        """The options for workers; available after `read`."""
         assert self._setup is not None, "the payload wasn't read"
         return self._setup
 
     def read(self) -> None:
-        """Import what the dataset is made of; an instance is rebuilt, too."""
+        """Import the dataset's modules and read the payload. A dataset that is an instance is rebuilt here."""
         sys.setrecursionlimit(max(sys.getrecursionlimit(), self._environment.recursion_limit))
         with importing():
             for name in self._environment.modules:
-                with suppress(Exception):  # whoever needs it says what is wrong with it
+                with suppress(Exception):  # if something needs the module, importing it again raises a clear error
                     import_module(name)
             self._setup, self.definitions = read_payload(self._layout, self._segment)
         set_default_dtype(self._environment.torch_dtype)
-        set_num_threads(1)  # torch's threads would outlive the constructor, and then it couldn't be forked
+        set_num_threads(1)  # torch's threads would outlive the constructor, and the process couldn't be forked
 
     def build(self) -> None:
-        """Make the dataset, and take its length."""
+        """Build the dataset and get its length."""
         began_s = time.monotonic()
         self._dataset = self._make()
         self._num_samples = length_of(self._dataset)
         self._build_s = time.monotonic() - began_s
 
     def drop(self) -> None:
-        """Let go of the dataset, and of the instance it may have come from."""
+        """Drop the dataset, and the payload's instance if there was one."""
         self._dataset = self._setup = None
         self.definitions = Definitions()
 
     def report(self) -> BuildReport:
-        """Return what the trainer is told of a dataset that is this process's own. Fetches samples here."""
+        """Return the report about a dataset that only this process uses. Fetches samples in this process."""
         looked = look_at_samples(self._dataset, self._chosen(), self.definitions)
         self._draws = looked.draws
         return report(self._num_samples, looked.checksums)
 
     def report_shared(self) -> BuildReport:
-        """Return what the trainer is told of a dataset that forks will share: no sample may open anything here."""
+        """Return the report about a dataset that forks will share. Fetches samples in a fork, not in this process.
+
+        A sample may open files, which forks of this process would then share.
+        """
         looked = look_in_fork(self._dataset, self._chosen(), self.definitions)
         self._draws = looked.draws
         return report(self._num_samples, looked.checksums)
 
     def report_length(self) -> BuildReport:
-        """Return what the trainer is told of a dataset that was only built to know how long it is."""
+        """Return a report with the dataset's length, without checksums."""
         return report(self._num_samples)
 
     def judge(self, reported: BuildReport) -> Verdicts:
-        """Return why the samples reported may differ from those of another build."""
+        """Return why the reported samples may differ from those of another build."""
         builds = Rebuild(self._make, self._build_s)
         fetch_here = not self.is_shared
         return Verdicts(judge(self._dataset, builds, reported.checksums, self.definitions, fetch_here=fetch_here))
 
     def run_worker(self, worker: int, channel: Channel) -> None:
-        """Serve the channel with the dataset that is here; else with one that is built first."""
+        """Serve the channel as a worker. Builds the dataset first if this process has none."""
         try:
             if self._dataset is None:
                 self.build()

@@ -1,4 +1,4 @@
-"""An exception of the user's code, made ready to travel."""
+"""Turns an exception of the user's code into a message to the trainer."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["BuildError", "describe_failure"]
 
 _MAX_PICKLED_BYTES = 40 * 1024
 _MAX_TEXT_BYTES = 12 * 1024
-"""Kept of a traceback's end and of a message, in UTF-8; less if the exception itself is long."""
+"""Bytes of UTF-8 kept of the traceback's end and of the message; fewer if the pickled exception is long."""
 _MAX_ALL_BYTES = 60 * 1024
-"""The exception and its texts: they fit into one message."""
+"""Limit for the exception and its texts together, so that they fit into one message."""
 _MAX_NAME_BYTES = 1024
 _MAX_ARGUMENT = 4096
-"""Characters kept of each text in an exception that is too long to be sent as it is."""
+"""Characters kept of each string in an exception that is too long to be sent as it is."""
 
 
 class BuildError(Exception):
-    """Says where the exception that is its `__cause__` came from; never leaves the worker."""
+    """Says in which stage its `__cause__` was raised. It never leaves the process that builds the batch."""
 
     def __init__(
         self, stage: Stage, index: int | None = None, *, note: str = "", failures: Sequence[SampleFailed] = ()
     ) -> None:
-        """Say what was being done.
+        """Record what was being done.
 
         Args:
-            stage: In which stage of building a batch.
-            index: The dataset index whose sample was being fetched, if it is known.
-            note: What else there is to say.
-            failures: The samples of a batch all of whose samples failed, in the order of the batch; else none.
+            stage: The stage of building a batch.
+            index: The dataset index of the sample that was being fetched, if known.
+            note: Text to append to the traceback.
+            failures: If all samples of a batch failed: these samples, in the order of the batch. Else empty.
         """
         super().__init__(stage.value)
         self.stage = stage
@@ -57,7 +57,7 @@ def describe_failure(
     generation: int = 0,
     sequence: int = 0,
 ) -> Failure:
-    """Return the message about an exception; works for any exception, however odd."""
+    """Return the message about an exception. Works for every exception, also if it can't be pickled or printed."""
     pickled, num_blocks = _try_round_trip(error, definitions)
     if pickled is None and (shorter := _with_short_texts(error)) is not None:
         pickled, num_blocks = _try_round_trip(shorter, definitions)
@@ -81,20 +81,20 @@ def describe_failure(
 
 
 def _shortened(text: str, limit: int, *, at_end: bool = True) -> str:
-    """Return a text of at most so many bytes in UTF-8, without half a character at the cut."""
+    """Return the text, cut to at most `limit` bytes of UTF-8, with no partial character at the cut."""
     data = text.encode("utf-8", "backslashreplace")
     return (data[:limit] if at_end else data[-limit:]).decode("utf-8", "ignore")
 
 
 def _with_short_texts(error: BaseException) -> BaseException | None:
-    """Return an exception of the same type, with less of the texts that it is made of; None if it has no long ones."""
+    """Return an exception of the same type with its long strings cut; None if it has none."""
     try:
         shorter = copy.copy(error)
         shorter.args = tuple(_cut(argument) for argument in error.args)
         for name, value in vars(error).items():
             setattr(shorter, name, [_cut(part) for part in value] if isinstance(value, list) else _cut(value))
         is_shorter = (shorter.args, vars(shorter)) != (error.args, vars(error))
-    except Exception:  # of a class that has its own mind about it
+    except Exception:  # the exception's class may not support copying or setting attributes
         return None
     return shorter if is_shorter else None
 
@@ -106,7 +106,7 @@ def _cut(value: object) -> object:
 
 
 def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[bytes | None, int]:
-    """Return the exception, encoded, if it comes out of the codec as it went in."""
+    """Return the encoded exception and its number of buffers; None and 0 if decoding doesn't give an equal one."""
     if not isinstance(error, Exception):
         return None, 0
     try:
@@ -115,7 +115,7 @@ def _try_round_trip(error: BaseException, definitions: Definitions) -> tuple[byt
         memory = np.empty(0, np.uint8)
         rebuilt = decode(memoryview(encoded.meta), encoded.num_blocks, memory, definitions)
         same = type(rebuilt) is type(error) and str(rebuilt) == str(error)
-    except Exception:  # any reason is reason enough: the text travels instead
+    except Exception:  # whatever the reason, the text is sent instead
         return None, 0
     if not same or arena.used or len(encoded.meta) > _MAX_PICKLED_BYTES:
         return None, 0

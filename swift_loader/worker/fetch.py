@@ -1,7 +1,7 @@
-"""The samples of one batch, and what becomes of those that fail.
+"""Fetches the samples of a batch, and handles those that fail.
 
-A sample fails when the dataset raises an `Exception` for it. What then happens depends on the sample alone, as what it
-consists of does: not on the worker, nor on what that built before.
+A sample fails if the dataset raises an `Exception` for it. What happens then depends on the sample alone, as the
+sample's content does: not on the worker, and not on what that worker built before.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from swift_loader.worker.seeding import Fetching, Seeding
 __all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError"]
 
 MAX_REPLACEMENTS = 10
-"""So many other samples are tried in the place of one that fails."""
+"""How many other samples are tried as a replacement for one that fails."""
 
 _MAX_SHOWN_INDICES = 8
 
 
 class OnError(str, Enum):
-    """What becomes of a sample that fails."""
+    """What the loader does with a sample that fails."""
 
     RAISE = "raise"
-    """Its error is raised, where its batch would have been."""
+    """Raise its error in the loop, in place of its batch."""
     SKIP = "skip"
-    """It is left out of its batch."""
+    """Leave it out of its batch."""
     REPLACE = "replace"
-    """Another sample takes its place."""
+    """Put another sample in its place."""
 
 
 class Fetched(NamedTuple):
-    """What a batch is to be made of."""
+    """The samples of a batch, and those that failed."""
 
     samples: list[Any]
-    """Until the next batch is fetched: it is always the same list."""
+    """Valid until the next batch is fetched: it is always the same list."""
     failures: Sequence[SampleFailed]
-    """In the order of the batch; their messages are yet to be addressed."""
+    """In the order of the batch. The caller still has to set their generation and sequence."""
 
 
 class Fetcher:
@@ -62,7 +62,7 @@ class Fetcher:
         board: Board,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
-        """Get ready; `is_interrupt` tells the errors that are none of the sample's."""
+        """Prepare to fetch. `is_interrupt` returns whether an error is an interrupt, and not the sample's."""
         self.locator = Locator(board)
         self._is_interrupt = is_interrupt
         self._num_samples = num_samples
@@ -73,13 +73,13 @@ class Fetcher:
         self._gives_single_samples = _has_own_get_item(dataset)
         has_singles = self._gives_single_samples or self._get_items is None
         self._singles: Any = dataset if has_singles else _Singles(dataset.__getitems__)
-        """What gives a sample for an index."""
+        """Returns one sample for an index."""
 
     def fetch(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
-        """Return the samples of a batch. Begins the batch's seeding; the caller ends it.
+        """Return the samples of a batch. Calls `Seeding.begin`; the caller calls `Seeding.end`.
 
         Raises:
-            BuildError: A sample failed, and nothing can be done without it; the cause says what.
+            BuildError: A sample failed, and it can't be skipped or replaced; `__cause__` is its exception.
         """
         seeding = self._seeding
         get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items
@@ -100,20 +100,20 @@ class Fetcher:
         return Fetched(samples, failures)
 
     def _fetch_in_bulk(self, fetching: Fetching, get_items: Callable[[list[int]], Sequence[Any]]) -> bool:
-        """Fetch all samples at once; False if one of them failed, so that they have to be fetched one by one."""
+        """Fetch all samples at once. Return False if one of them failed: then they must be fetched one by one."""
         indices = fetching.indices
         try:
             fetching.samples.extend(_check_count(get_items(indices), len(indices)))
         except Exception as error:
             if self._on_error is OnError.RAISE:
-                raise BuildError(Stage.FETCH) from _harmless(error)  # nobody knows which one
+                raise BuildError(Stage.FETCH) from _harmless(error)  # without index: it isn't known which one failed
             fetching.fetch_one_by_one()
             self.locator.fetch_one_by_one()
             return False
         return True
 
     def _fetch_one_by_one(self, fetching: Fetching) -> None:
-        """Fetch the samples that are left, each into the list by itself: its length tells the index, at any time."""
+        """Fetch the remaining samples one by one. At any time, the list's length tells which one is being fetched."""
         dataset, samples, seeding = self._singles, fetching.samples, self._seeding
         left = fetching.indices[len(samples) :] if samples else fetching.indices
         if seeding.by_sample:
@@ -125,9 +125,9 @@ class Fetcher:
                 samples.append(dataset[index])
 
     def _do_without(self, error: Exception, fetching: Fetching, failures: list[SampleFailed]) -> None:
-        """Leave out or replace the sample that has failed, and take note of it.
+        """Leave out or replace the failed sample, and record its failure.
 
-        The exception is described at once: kept, it would keep the samples, by way of its traceback's frames.
+        The exception is converted to a message at once: if it were kept, its traceback's frames would keep the samples.
         """
         index, position, replaced_by = fetching.index, len(fetching.samples), None
         if self._on_error is OnError.RAISE:
@@ -144,11 +144,11 @@ class Fetcher:
             raise BuildError(Stage.FETCH, failures=failures) from _nothing_left(error, fetching.epoch, failures)
 
     def _replace(self, error: Exception, fetching: Fetching) -> int:
-        """Put another sample in the place of the one that has failed; return its dataset index."""
+        """Fetch another sample in place of the failed one; return its dataset index."""
         failed, others = fetching.index, list[str]()
         for attempt in range(MAX_REPLACEMENTS if self._num_samples > 1 else 0):
             key = derive_key(fetching.seed, Purpose.REPLACEMENT.value, fetching.epoch, failed, attempt)
-            index = (failed + 1 + key % (self._num_samples - 1)) % self._num_samples  # any but the one that failed
+            index = (failed + 1 + key % (self._num_samples - 1)) % self._num_samples  # any index except `failed`
             number = len(fetching.samples)
             self._seeding.replace(fetching, index)
             if self._seeding.by_sample:
@@ -159,16 +159,16 @@ class Fetcher:
             except Exception as other_error:
                 others.append(f"{index} ({type_name(other_error)})")
         tried = (
-            f"those that were tried failed as well, dataset indices {', '.join(others)}" if others else "there is none"
+            f"all samples that were tried failed, too: dataset indices {', '.join(others)}"
+            if others
+            else "the dataset has no other sample"
         )
-        note = (
-            f"No other sample could be put in the place of dataset index {failed}, as on_error='replace' asks: {tried}"
-        )
+        note = f"The loader found no replacement for dataset index {failed} (on_error='replace'): {tried}"
         raise BuildError(Stage.FETCH, failed, note=note) from error
 
 
 class _Singles:
-    """Gives a sample for an index, although the dataset has nothing but `__getitems__`."""
+    """Adds `__getitem__` to a dataset that only has `__getitems__`."""
 
     def __init__(self, get_items: Callable[[list[int]], Sequence[Any]]) -> None:
         self._get_items = get_items
@@ -178,7 +178,7 @@ class _Singles:
 
 
 def _has_own_get_item(dataset: Any) -> bool:
-    """Return whether there is a `__getitem__` that isn't the one torch's base class raises from."""
+    """Return whether the dataset has a `__getitem__` other than torch's, which only raises NotImplementedError."""
     torch_data = sys.modules.get("torch.utils.data")
     method = getattr(type(dataset), "__getitem__", None)
     return method is not None and (torch_data is None or method is not torch_data.Dataset.__getitem__)
@@ -186,12 +186,12 @@ def _has_own_get_item(dataset: Any) -> bool:
 
 def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:
     if len(samples) != expected:
-        raise ValueError(f"__getitems__ returned {len(samples)} samples for {expected} indices")
+        raise ValueError(f"__getitems__ returned {len(samples)} samples for {expected} indices; return one per index")
     return samples
 
 
 def _harmless(error: Exception) -> Exception:
-    """Return what can be raised from the loop's `next` without ending the epoch."""
+    """Return an exception that can be raised from `next` without ending the epoch, so no StopIteration."""
     if not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
@@ -202,9 +202,9 @@ def _harmless(error: Exception) -> Exception:
 def _nothing_left(error: Exception, epoch: int, failures: Sequence[SampleFailed]) -> TooManyErrors:
     indices = [failed.failure.index for failed in failures]
     none_left = TooManyErrors(
-        f"all {len(indices)} samples of a batch of epoch {epoch} failed (dataset indices {_shown(indices)}), and a "
-        f"batch can't be left out, because all ranks must have equally many: mend the samples, use larger batches, "
-        f"or give on_error='replace'"
+        f"all {len(indices)} samples of a batch of epoch {epoch} failed (dataset indices {_shown(indices)}). A batch "
+        f"can't be left out, because all ranks must have the same number of batches. Fix the samples, use a larger "
+        f"batch_size, or pass on_error='replace'"
     )
     none_left.__cause__ = error
     return none_left

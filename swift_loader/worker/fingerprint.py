@@ -1,8 +1,8 @@
-"""Whether two builds of a dataset are the same one: its length, and the checksums of a few samples.
+"""Finds out whether two builds of a dataset are the same, by the length and the checksums of a few samples.
 
-Each process that builds the dataset reports both, and the trainer compares them. The samples are fetched under fixed
-keys, so that one that draws random numbers is the same each time. A sample that differs all the same needn't mean that
-the dataset does: it may hold a time or a process id. So it is looked at again before anything is said.
+Each process that builds the dataset reports both, and the trainer compares the reports. The samples are fetched with
+fixed seeds, so a sample that draws random numbers is the same each time. If a sample still differs, the dataset may
+be the same: the sample may contain a time or a process id. So such a sample is checked again before an error is raised.
 """
 
 from __future__ import annotations
@@ -34,49 +34,50 @@ from swift_loader.worker.termination import die_with_parent, end_group, flush_st
 __all__ = ["Look", "Rebuild", "chosen_indices", "judge", "look_at_samples", "look_in_fork", "report"]
 
 _KEY = 0xF19E
-"""Of the choice of samples, and of what they draw."""
+"""Seed for the choice of samples, and for their random numbers."""
 
 _NUM_CHOSEN = 6
 
 _BUDGET_S = 0.005
-"""After so long no further sample is fetched; the first one always is."""
+"""No further sample is fetched after this time. The first sample is always fetched."""
 
 _FORK_LIMIT_S = 0.25
+"""How long to wait for a fork's samples at each start."""
 _JUDGE_LIMIT_S = 10.0
-"""How long a fork may take for its samples: at every start, and when something is wrong."""
+"""How long to wait for a fork's samples after two builds differed."""
 
 _CHANCE = re.compile(rb"0x[0-9a-f]{8,16}|tmp[a-z0-9_]{8}")
-"""An address, as in the `repr` of an object, and a name that `tempfile` has drawn."""
+"""Matches an address, as in an object's `repr`, and a random name made by `tempfile`."""
 
 _JUDGE_BUDGET_S = 4.0
-"""After so long, a fork doesn't begin with another sample."""
+"""As `_BUDGET_S`, for a fork that runs after two builds differed."""
 
 
 class Look(NamedTuple):
-    """What a few samples tell of a dataset."""
+    """What a few samples show about a dataset."""
 
     checksums: Checksums = ()
     draws: bool = False
-    """Whether they drew from the global random generators: then all are seeded one by one, from the first batch on."""
+    """Whether they drew from the global random generators. If so, each sample is seeded, from the first batch on."""
 
 
 def chosen_indices(num_samples: int) -> list[int]:
-    """Return the dataset indices of the samples to look at: the same for all datasets of a length."""
+    """Return the dataset indices of the samples to check. They depend on the dataset's length alone."""
     drawn = [derive_key(_KEY, number) % num_samples for number in range(_NUM_CHOSEN)] if num_samples else []
     return list(dict.fromkeys(drawn))
 
 
 def report(num_samples: int, checksums: Checksums = ()) -> BuildReport:
-    """Return what the trainer is told of a dataset that was built here."""
+    """Return the report about a dataset that this process has built."""
     return BuildReport(num_samples, hash("swift_loader"), checksums)
 
 
 def look_at_samples(
     dataset: Any, indices: Sequence[int], definitions: Definitions, budget_s: float = _BUDGET_S
 ) -> Look:
-    """Return the checksums of samples that can be fetched and encoded, until the budget is used up.
+    """Return the checksums of those samples that can be fetched and encoded. Stops when the budget is used up.
 
-    Runs the user's code in this process. Its random generators are put back afterwards.
+    Runs the user's code in this process. Restores the process's random generators afterwards.
     """
     taken: list[tuple[int, int]] = []
     seeding = Seeding(Rng.SAMPLE)
@@ -85,21 +86,22 @@ def look_at_samples(
     with preserved_generators():
         for index in indices:
             checksum = _checksum(fetcher, index, definitions)
-            if seeding.end():  # it has drawn, unseeded
+            if seeding.end():  # the sample drew random numbers without a seed: fetch it again, with one
                 checksum = _checksum(fetcher, index, definitions)
                 seeding.end()
             if checksum is not None:
                 taken.append((index, checksum))
             if time.monotonic() > deadline_s:
                 break
-    in_bulk = hasattr(dataset, "__getitems__")  # which may draw nothing, although a single sample does
+    in_bulk = hasattr(dataset, "__getitems__")  # it may draw nothing, even if a single sample does
     return Look(tuple(taken), seeding.by_sample and not in_bulk)
 
 
 def look_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> Look:
-    """Have a fork look: a sample that opens a file or ends the process does no harm here.
+    """Look at the samples in a fork, so that a sample that opens a file or kills the process does no harm here.
 
-    A fork that takes too long isn't waited for; it ends by itself once it has its sample, which may be writing a file.
+    If the fork takes too long, this returns an empty result. The fork isn't killed, because its sample may be writing a
+    file. It ends by itself after that sample.
     """
     looked = _in_fork(lambda: look_at_samples(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
     return looked or Look()
@@ -110,11 +112,11 @@ class Rebuild(NamedTuple):
 
     make: Callable[[], Any]
     build_s: float
-    """How long it took."""
+    """How long the first build took, in seconds."""
 
 
 def _look_later(look: Callable[[], Look]) -> Look:
-    """Look when a clock that counts seconds has moved on."""
+    """Look after 1.1 s, so that a clock with a resolution of seconds has advanced."""
     poll().poll(1100)
     return look()
 
@@ -122,13 +124,13 @@ def _look_later(look: Callable[[], Look]) -> Look:
 def judge(
     dataset: Any, again: Rebuild, reported: Checksums, definitions: Definitions, *, fetch_here: bool
 ) -> dict[int, Verdict]:
-    """Return for each sample reported why it may differ from that of another build.
+    """Return for each reported sample why it may differ from that of another build.
 
     Args:
-        dataset: As it was when the report was made.
-        again: Builds it again, in a fork.
-        reported: Of this dataset.
-        definitions: As the trainer numbers them.
+        dataset: The dataset that the report is about.
+        again: Builds the dataset again, in a fork.
+        reported: The report's checksums.
+        definitions: Numbered as in the trainer.
         fetch_here: Whether samples may be fetched in this process.
     """
     indices = [index for index, _ in reported]
@@ -140,7 +142,7 @@ def judge(
     rebuilt = None
     with _kept_offsets():
         looks += filter(None, [_in_fork(lambda: look(lambda: dataset), _JUDGE_LIMIT_S)])
-        if not _all_differ(looks, reported):  # which is so of a process id, say, and is known at once
+        if not _all_differ(looks, reported):  # if they all differ already, as with a process id, the verdict is known
             later = _in_fork(lambda: _look_later(lambda: look(lambda: dataset)), _JUDGE_LIMIT_S)
             looks += filter(None, [later])
             rebuilt = _in_fork(lambda: look(again.make), _JUDGE_LIMIT_S + 2 * again.build_s)
@@ -150,13 +152,13 @@ def judge(
 
 
 def _all_differ(looks: Sequence[Look], reported: Checksums) -> bool:
-    """Return whether each sample was another one in one of the looks."""
+    """Return whether each sample differed in at least one of the looks."""
     seen = [dict(one.checksums) for one in looks]
     return all(any(one.get(index, checksum) != checksum for one in seen) for index, checksum in reported)
 
 
 def _verdict(index: int, checksum: int, fetched: list[dict[int, int]], rebuilt: dict[int, int] | None) -> Verdict:
-    """Judge a sample by what it was when it was fetched again, and when the dataset was built again."""
+    """Return the verdict on a sample, given its checksums from further fetches and from another build."""
     if any(one.get(index, checksum) != checksum for one in fetched) or not any(index in one for one in fetched):
         return Verdict.UNSTABLE
     if rebuilt is None or index not in rebuilt:
@@ -165,25 +167,25 @@ def _verdict(index: int, checksum: int, fetched: list[dict[int, int]], rebuilt: 
 
 
 def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | None:
-    """Return the checksum of one sample; None if it fails, or can't be encoded. The caller ends the seeding."""
+    """Return the checksum of one sample; None if it fails or can't be encoded. The caller calls `Seeding.end`."""
     try:
         samples = fetcher.fetch(_KEY, 0, [index]).samples
         arena = Arena(np.empty(0, np.uint8))
         encoded = encode(samples[0], arena, definitions.number_of)
         memory = np.zeros(arena.used, np.uint8)
         arena.move_to(memory)
-    except Exception:  # what is wrong with it is found out when it is wanted
+    except Exception:  # the error is reported if the loop asks for the sample
         return None
     return crc32(_without_chance(encoded.meta), crc32(memory.data))
 
 
 def _without_chance(data: bytes) -> bytes:
-    """Return bytes without what differs between processes in texts: addresses, names of temporary files, the pid."""
+    """Remove text that differs between processes: addresses, names of temporary files, the pid."""
     return _CHANCE.sub(b"", data).replace(str(os.getpid()).encode(), b"")
 
 
 def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
-    """Return what a fork of this process sees; None if it dies, or isn't done in time and is left to itself."""
+    """Run `look` in a fork and return its result; None if the fork dies or takes too long. A slow fork isn't killed."""
     parent = os.getpid()
     receive, send = os.pipe()
     flush_streams()
@@ -214,7 +216,7 @@ def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
 
 @contextmanager
 def _kept_offsets() -> Iterator[None]:
-    """Put back the offsets of open files, which forks move as well."""
+    """Restore the offsets of open files afterwards: this process shares them with its forks, which move them."""
     offsets = {}
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """The global random generators of a process: `random`, the legacy `numpy.random`, and torch's default generator.
 
-Only libraries that are imported already are touched. A snapshot is made of the generators' memory, because the
-documented ways to their states are too slow to be gone after every batch: 10 us for Python's, 44 us for NumPy's.
+Only libraries that are already imported are touched. A snapshot copies from the generators' memory, because the
+documented functions are too slow to call after every batch: 10 us for Python's state, 44 us for NumPy's.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ import numpy as np
 __all__ = ["Snapshot", "preserved_generators", "seed_generators", "snapshot_generators"]
 
 Snapshot = tuple[object, ...]
-"""Equal to another one if nothing was drawn or seeded in between, and no library came in."""
+"""Two snapshots are equal if nothing was drawn or seeded in between, and torch wasn't imported in between."""
 
 _NUM_WORDS = 624
-"""Of 32 bits, in the state of a Mersenne twister; an index of 32 bits comes before (Python) or after them (NumPy)."""
+"""32-bit words in the state of a Mersenne twister. A 32-bit index is before them (Python) or after them (NumPy)."""
 
 _STATE_BYTES = 4 * (_NUM_WORDS + 1)
 
 _LOOKED_AT_BYTES = 4 * (4 + 1)
-"""The index and the four words next to it: a draw moves the index, and where it is back there, all words are new."""
+"""The index and the four words next to it. Each draw moves the index. When it has the same value again, the words are
+new."""
 
 _SEED_OF_A_FRESH_TORCH = 67280421310721
 """`c10::default_rng_seed_val`."""
 
 
 def seed_generators(key: int) -> None:
-    """Seed all of them by 64 bits."""
+    """Seed all of them with a 64-bit key."""
     random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the legacy generator; it takes 64 bits only at 6 times the time
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the legacy generator; a 64-bit seed takes 6 times as long
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.manual_seed(key)
 
 
 def snapshot_generators() -> Snapshot:
-    """Return what tells whether something was drawn since the last snapshot; in half a us, with torch in 2.5."""
+    """Return a snapshot, to compare with a later one. It takes 0.5 us, with torch 2.5 us."""
     torch = sys.modules.get("torch")
     if torch is None:
         return _snapshot_python(), _snapshot_numpy()
@@ -54,7 +55,7 @@ def snapshot_generators() -> Snapshot:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Put the generators back as they were, for code that runs in the user's own process."""
+    """Restore the generators' states afterwards, for code that runs in the user's own process."""
     torch = sys.modules.get("torch")
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch_state = torch.default_generator.get_state() if torch is not None else None
@@ -76,7 +77,7 @@ def _snapshot_python() -> object:
 
 def _snapshot_numpy() -> object:
     generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if type(generator) is not np.random.MT19937:  # the user's choice
+    if type(generator) is not np.random.MT19937:  # the user has set another one
         return pickle.dumps(generator.state)
     end = generator.ctypes.state_address + _STATE_BYTES
     return ctypes.string_at(end - _LOOKED_AT_BYTES, _LOOKED_AT_BYTES)
@@ -84,9 +85,9 @@ def _snapshot_numpy() -> object:
 
 @cache
 def _address_of_python() -> int | None:
-    """Return where CPython keeps the state of `random`, right after the object's head; None if it isn't there.
+    """Return the address of the state of `random`, right after the object's header; None if it isn't there.
 
-    The layout is private, and so looked at before it is relied upon.
+    The layout is private to CPython, so this function checks it first.
     """
     generator: Any = random._inst  # noqa: SLF001
     address = id(generator) + object.__basicsize__

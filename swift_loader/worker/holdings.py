@@ -1,7 +1,7 @@
-"""What a process holds that a fork of it can't safely share.
+"""Finds descriptors and threads that make it unsafe to fork a process.
 
-Forks share the offset of an open file, whoever opened it, and the data of a socket or a pipe: two workers that read
-from one get each other's bytes. And a fork has none of the threads, but all of the locks that they held.
+Forks share the offset of an open file, and the data of a socket or a pipe: two workers that read from one get each
+other's bytes. A fork has none of the parent's other threads, but all the locks that those threads held.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _SETTLING_S = 0.1
 _LOOK_EVERY_MS = 2
 
 _STATELESS = frozenset(os.makedev(1, minor) for minor in (3, 5, 7, 8, 9))
-"""The devices null, zero, full, random and urandom, from Linux's devices.txt: all readers are alike to them."""
+"""The devices null, zero, full, random and urandom, from Linux's devices.txt. They have no state to share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Descriptors and threads, apart from the loader's own."""
+    """Descriptors and threads of a process, without the loader's own."""
 
     descriptors: frozenset[str]
     threads: frozenset[str]
 
     @classmethod
     def now(cls, own_descriptors: Iterable[int], own_threads: Iterable[int]) -> Holdings:
-        """Return what this process holds besides what is the loader's; standard streams count like all others."""
+        """Return this process's descriptors and threads, without the loader's own. Standard streams are included."""
         own = set(own_descriptors)
         described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
         threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
@@ -42,12 +42,12 @@ class Holdings:
 
     @classmethod
     def of_streams(cls) -> Holdings:
-        """Return what the standard streams are: forks share them in any case."""
+        """Return the standard streams only. Forks share them in any case."""
         return cls(frozenset(filter(None, map(_describe, range(3)))), frozenset())
 
     @classmethod
     def settled(cls, own_descriptors: Collection[int], own_threads: Collection[int]) -> Holdings:
-        """Return what is held once threads that have ended are gone from /proc, which may take some ms after a join."""
+        """Return what `now` returns, after waiting for ended threads to leave /proc: some ms after a join."""
         deadline_s = time.monotonic() + _SETTLING_S
         while True:
             found = cls.now(own_descriptors, own_threads)
@@ -57,7 +57,7 @@ class Holdings:
             select.poll().poll(_LOOK_EVERY_MS)
 
     def beyond(self, before: Holdings, doing: str) -> str:
-        """Return in words what was opened and started since `before`, by doing something; empty if nothing was."""
+        """Describe what was opened and started since `before`; empty if nothing was. `doing` names the cause."""
         opened = sorted(self.descriptors - before.descriptors)
         started = len(self.threads - before.threads)
         parts = []
@@ -70,11 +70,11 @@ class Holdings:
 
 
 def _describe(number: int) -> str:
-    """Return number and target of a descriptor; empty if it is gone, or holds nothing that could be shared."""
+    """Return a descriptor's number and target; empty if it is closed or has no state to share."""
     try:
         status = os.fstat(number)
         if stat.S_ISCHR(status.st_mode) and status.st_rdev in _STATELESS:
             return ""
         return f"{number} ({os.readlink(f'/proc/self/fd/{number}')})"
-    except OSError:  # the one that listed the folder
+    except OSError:  # the descriptor that listed the folder is closed by now
         return ""

@@ -1,6 +1,6 @@
-"""The life of a worker process: tasks in, batches out, until the trainer hangs up.
+"""The main loop of a worker process: it receives tasks and sends batches until the trainer closes the channel.
 
-Runs on the process's main thread and blocks on its channel when there is nothing to do. It shares no lock, pipe or
+Runs on the process's main thread, and blocks on its channel while it has no task. It shares no lock, pipe or writable
 memory with any other worker.
 """
 
@@ -35,20 +35,20 @@ def run_worker(
     report: BuildReport,
     judge: Callable[[BuildReport], Verdicts],
 ) -> None:
-    """Serve until the trainer hangs up or is gone.
+    """Serve until the trainer closes the channel or dies.
 
     Args:
-        channel: To the trainer; owned by this call.
-        dataset: Map-style.
-        setup: What to do.
-        definitions: As the trainer numbers them.
-        report: What the trainer is told of the dataset.
+        channel: Connects to the trainer; owned by this call.
+        dataset: A map-style dataset.
+        setup: The options that workers need.
+        definitions: Numbered as in the trainer.
+        report: Describes the dataset; sent to the trainer.
         judge: Finds out why the samples in the report may differ from those of another build.
 
     Raises:
-        SystemExit: Out of the user's code: the worker is to end, and the trainer to notice.
+        SystemExit: Raised by the user's code. The worker must end, and the trainer must see that.
     """
-    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone: nobody is left to be told
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
         board, descriptor = Board.create()
         builder = BatchBuilder(dataset, report.num_samples, setup, definitions, board)
         channel.send(Ready(builder.length_address, report).pack(), [descriptor])
@@ -76,10 +76,10 @@ class _Worker:
         self._store = SegmentStore(channel)
         self._queue: deque[tuple[Kind, Task]] = deque()
         self._plans: deque[NewPlan] = deque()
-        """Plans whose first task is yet to be done."""
+        """Received plans that aren't used yet."""
 
     def serve(self) -> None:
-        """Answer each task, in the order received, with a batch, a failure, or a note that it was skipped."""
+        """Answer the tasks in the order received, each with a batch, a failure, or SKIPPED."""
         while self._refill():
             kind, task = self._queue.popleft()
             self._words[NUM_BEGUN] += 1
@@ -93,9 +93,9 @@ class _Worker:
                 failpoint(Failpoint.WORKER_NOTIFIED)
 
     def _refill(self) -> bool:
-        """Take in all messages that are here, waiting for one if there is no task left; False when there are no more.
+        """Read all waiting messages; block for one if there is no task. Return False at the end of the stream.
 
-        All of them, because a later task brings back slots that the next batch can use, and tells of a new generation.
+        It reads all of them because a later task releases slots for the next batch, and may begin a new generation.
         """
         while True:
             try:
@@ -149,7 +149,7 @@ class _Worker:
             )
 
     def _report(self, failures: Sequence[SampleFailed], task: Task) -> None:
-        """Tell the trainer which samples the batch does without, before it gets the batch."""
+        """Send the samples that failed. The trainer gets them before the batch."""
         for failed in failures:
             failed.failure.generation, failed.failure.sequence = task.generation, task.sequence
             self._channel.send(failed.pack())

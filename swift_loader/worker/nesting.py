@@ -1,7 +1,7 @@
-"""Keeps a loader's process from starting a loader while it imports what it was sent.
+"""Prevents a loader's process from starting a loader while it imports the dataset's modules.
 
-The module that defines a dataset may start a loader of it when it is imported. In the trainer that is what the user
-wants; in the template, which imports the module to come by the dataset, it would start a template that imports it.
+The module that defines a dataset may start a loader when it is imported. In the trainer, the user wants that. The
+template imports the same module to get the dataset; there it would start another template, which imports it again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", defaul
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Refuse to start loaders within this context."""
+    """Make `refuse_nesting` raise within this context."""
     token = _is_importing.set(True)
     try:
         yield
@@ -26,14 +26,14 @@ def importing() -> Iterator[None]:
 
 
 def refuse_nesting() -> None:
-    """Raise if this is a loader's process that is importing what it was sent.
+    """Raise if this process is a loader's, and is importing the dataset's modules.
 
     Raises:
         RuntimeError: It is.
     """
     if _is_importing.get():
         raise RuntimeError(
-            "a loader is started by a module that this loader's own process imports to come by the dataset, which "
-            "would start processes without end; put what that module does when it is run under "
-            "if __name__ == '__main__', or into a function"
+            "a module starts a loader when it is imported, and this loader's own process imports that module to get "
+            "the dataset: that would start processes without end. Start the loader in that module under "
+            "if __name__ == '__main__', or in a function"
         )

@@ -1,14 +1,14 @@
 """Random numbers keyed by sample.
 
-What a sample is made of depends on (seed, epoch, dataset index), and on nothing else: not on the worker that builds it,
-nor on what that worker built before, nor on the batch it is in. Unmodified code gets this from `random`, the legacy
-`numpy.random` and torch's default generator, which are seeded before each sample; only libraries that are imported
-already are touched. New code asks for `sample_rng()`.
+A sample depends on (seed, epoch, dataset index) and on nothing else: not on the worker that builds it, not on what that
+worker built before, and not on the batch that it is in. Existing code needs no change: `random`, the legacy
+`numpy.random` and torch's default generator are seeded before each sample. Only libraries that are already imported are
+touched. New code calls `sample_rng()`.
 
-Seeding costs 9 us a sample, which is too much for samples of 2 us that draw nothing. So it is done when it is owed: the
-generators are looked at after each batch. If they are as before, nothing was drawn. If not, the batch is built again,
-with seeds for each sample, as are all batches after it; samples are then fetched one by one, also where the dataset
-could give many at once.
+Seeding takes 9 us per sample. That is too much for samples that take 2 us and draw nothing, so it is lazy: the
+generators' states are compared after each batch. If they haven't changed, nothing was drawn. If they have, the batch is
+built again with a seed for each sample, as are all later batches. Samples are then fetched one by one, even if the
+dataset has `__getitems__`.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ __all__ = ["Rng", "Seeding", "sample_rng", "seed_for_construction", "seed_for_wo
 _CONSTRUCTION_KEY = 0x5EED
 
 _IDLE_KEY = 0x1D1E
-"""Of the generators while nothing is drawn from them."""
+"""Seed of the generators as long as nothing is drawn from them."""
 
 
 class Rng(str, Enum):
-    """How the global generators are seeded."""
+    """How the loader seeds the global generators."""
 
     SAMPLE = "sample"
-    """By (seed, epoch, dataset index)."""
+    """Before each sample, by (seed, epoch, dataset index)."""
     WORKER = "worker"
-    """Once per worker: what a sample draws depends on which one builds it, and on what that one built before."""
+    """Once per worker. A sample's numbers depend on the worker that builds it, and on what that worker built before."""
     NONE = "none"
-    """Not at all."""
+    """Never."""
 
 
 class Seeding:
-    """The seeds of one worker's batches. Not thread-safe: the global generators aren't either."""
+    """Seeds the batches of one worker. Not thread-safe, as the global generators aren't."""
 
     def __init__(self, rng: Rng, *, by_sample: bool = False) -> None:
         self._rng = rng
         self._by_sample = by_sample
-        """Whether samples have been seen to draw, or are to be seeded in any case."""
+        """Whether each sample is seeded: because samples draw, or because the caller asked for it."""
         self._had_torch = False
         self._idle: Snapshot | None = None
-        """What the generators look like as long as nothing is drawn."""
+        """Snapshot of the generators before anything was drawn."""
         self._keys: list[int] = []
         self._collate_key = 0
         self._outer: Fetching | None = None
 
     @property
     def by_sample(self) -> bool:
-        """Whether samples draw: then they have to be fetched one by one, each after `begin_sample`."""
+        """Whether each sample is seeded. If so, fetch samples one by one, each after `begin_sample`."""
         return self._by_sample
 
     def begin(self, fetching: Fetching) -> None:
-        """Seed for a batch. Each `begin` is followed by an `end`."""
+        """Seed for a batch. Call `end` after each `begin`."""
         self._outer = _enter(fetching)
         if self._rng is not Rng.SAMPLE:
             return
@@ -71,36 +71,36 @@ class Seeding:
             base = derive_key(seed, Purpose.SAMPLE.value, epoch)
             self._keys = derive_keys(base, np.array(indices, np.uint64)).tolist()
             self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, indices[0])
-            seed_generators(self._collate_key)  # for `__getitems__`, where there is nothing else
+            seed_generators(self._collate_key)  # for `__getitems__`, which gets no seed per sample
         elif self._idle is None or snapshot_generators() != self._idle:
             seed_generators(_IDLE_KEY)
             self._idle = snapshot_generators()
 
     def begin_sample(self, number: int) -> None:
-        """Seed for the sample at this place in the batch."""
+        """Seed for the sample at this position in the batch."""
         if self._rng is Rng.SAMPLE:
             seed_generators(self._keys[number])
 
     def leave_out(self, fetching: Fetching) -> None:
-        """Have the sample that is being fetched left out of the batch."""
+        """Leave the sample that is being fetched out of the batch."""
         number = len(fetching.samples)
         fetching.leave_out()
         if self._keys:
             del self._keys[number]
 
     def replace(self, fetching: Fetching, index: int) -> None:
-        """Have another sample fetched in the place of the one that is being fetched, keyed by its own index."""
+        """Replace the sample that is being fetched with another one, keyed by its own index."""
         fetching.replace(index)
         if self._keys:
             self._keys[len(fetching.samples)] = derive_key(fetching.seed, Purpose.SAMPLE.value, fetching.epoch, index)
 
     def begin_collate(self) -> None:
-        """Seed for what makes a batch of the samples."""
+        """Seed for the `collate_fn`."""
         if self._rng is Rng.SAMPLE:
             seed_generators(self._collate_key)
 
     def end(self) -> bool:
-        """Return whether the batch has to be built again, with the seeds it should have had."""
+        """Return whether the batch must be built again, because samples drew random numbers without their seeds."""
         fetched = _enter(self._outer)
         if self._by_sample:
             is_owed = self._rng is Rng.SAMPLE and self._got_torch()
@@ -111,12 +111,12 @@ class Seeding:
         return is_owed
 
     def _got_torch(self) -> bool:
-        """Return whether torch was imported while the batch was fetched: then nobody has seeded it."""
+        """Return whether torch was imported while the batch was fetched, so that its generator wasn't seeded."""
         return not self._had_torch and "torch" in sys.modules
 
 
 class Fetching:
-    """The batch that is being fetched, for `sample_rng`; knows the sample by how many there are already."""
+    """The batch that is being fetched, for `sample_rng`. The number of fetched samples tells which one is next."""
 
     __slots__ = ("_first", "_generator", "_number", "drew_in_bulk", "epoch", "in_bulk", "indices", "samples", "seed")
 
@@ -125,17 +125,18 @@ class Fetching:
         self.epoch = epoch
         self._first = indices[0]
         self.indices = indices
-        """What the batch consists of; `indices[len(samples)]` is being fetched. Never changed in place."""
+        """The batch's dataset indices; `indices[len(samples)]` is being fetched. Never changed in place."""
         self.samples = samples
-        """Grows while the batch is fetched."""
+        """The samples fetched so far."""
         self.in_bulk = in_bulk
-        """Whether all samples are asked for at once, although they could be one by one."""
+        """Whether `__getitems__` fetches all samples at once, although the dataset has `__getitem__`, too."""
         self.drew_in_bulk = False
+        """Whether `sample_rng` was called while all samples were fetched at once."""
         self._number = -1
         self._generator: np.random.Generator | None = None
 
     def generator(self) -> np.random.Generator:
-        """Return the generator of the sample that is being fetched, or, after the last one, that of the batch."""
+        """Return the generator of the sample that is being fetched; after the last sample, the batch's generator."""
         number = len(self.samples)
         if self._generator is None or number != self._number:
             self._number = number
@@ -150,19 +151,19 @@ class Fetching:
         return self.indices[len(self.samples)]
 
     def fetch_one_by_one(self) -> None:
-        """Begin again, with one sample at a time."""
+        """Start again, one sample at a time."""
         self.samples.clear()
         self.in_bulk = False
         self._generator = None
 
     def leave_out(self) -> None:
-        """Do without the sample that is being fetched: the next one takes its place."""
+        """Leave out the sample that is being fetched. The next one takes its position."""
         number = len(self.samples)
         self.indices = [*self.indices[:number], *self.indices[number + 1 :]]
         self._generator = None
 
     def replace(self, index: int) -> None:
-        """Go on with another sample in the place of the one that is being fetched."""
+        """Replace the sample that is being fetched with another one."""
         number = len(self.samples)
         self.indices = [*self.indices[:number], index, *self.indices[number + 1 :]]
         self._generator = None
@@ -174,34 +175,35 @@ class Fetching:
 
 
 _current: Fetching | None = None
-"""Of the process, as the generators are: threads that the dataset starts find it, too."""
+"""Global, like the generators, so that threads which the dataset starts can use it, too."""
 
 
 def _enter(fetching: Fetching | None) -> Fetching | None:
-    """Make a batch the one that is being fetched; return the one that was."""
+    """Set the batch that is being fetched; return the previous one."""
     global _current
     outer, _current = _current, fetching
     return outer
 
 
 def sample_rng() -> np.random.Generator:
-    """Return the random generator of the sample that is being fetched; for use in `__getitem__` and transforms.
+    """Return the random generator of the sample that is being fetched, for use in `__getitem__` and transforms.
 
-    Keyed by (seed, epoch, dataset index): the same numbers whatever the number of workers, after a resume, and others
-    in each epoch. Asked twice for one sample, it is the same generator, which goes on. In a `collate_fn` it is keyed by
-    the batch's first index, and so in the `__getitems__` of a dataset without `__getitem__`. Outside of a loader it is
-    a fresh, unseeded generator, so that a dataset can be tried out by itself. It costs 15 us.
+    The generator is keyed by (seed, epoch, dataset index). Its numbers are the same for any number of workers and after
+    a resume; they differ from epoch to epoch. A second call for the same sample returns the same generator, which
+    continues its sequence. In a `collate_fn`, and in the `__getitems__` of a dataset without `__getitem__`, the key has
+    the batch's first index. Outside a loader this returns a new, unseeded generator, so a dataset also works on its
+    own. A call takes 15 us.
     """
     return np.random.default_rng() if _current is None else _current.generator()
 
 
 def seed_for_construction(rng: Rng) -> None:
-    """Seed for the dataset's constructor, always alike: what it draws is the same in each worker, rank and run."""
+    """Seed for the dataset's constructor. The seed is constant: each worker, rank and run draws the same numbers."""
     if rng is not Rng.NONE:
         seed_generators(_CONSTRUCTION_KEY)
 
 
 def seed_for_worker(seed: int, rank: int, worker: int, rng: Rng) -> None:
-    """Seed a worker that is about to begin: with `Rng.WORKER` this is all the seeding there is."""
+    """Seed a worker before its first task, if `rng` is `Rng.WORKER`. There is no other seeding then."""
     if rng is Rng.WORKER:
         seed_generators(derive_key(seed, Purpose.WORKER.value, rank, worker))

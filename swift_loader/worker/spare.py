@@ -1,7 +1,8 @@
-"""A fork of the template from before it built the dataset, for when the dataset can't be shared.
+"""A fork of the template, made before it builds the dataset. It is used if the dataset can't be shared.
 
-Only building it shows whether it can: it may open files, or start threads. The spare has imported what the dataset is
-made of and nothing else, so that workers can be forked from it that build a dataset each, once per process.
+Only building the dataset shows whether it can be shared: the constructor may open files or start threads. The spare has
+imported the dataset's modules and done nothing else. So workers forked from it can each build their own dataset, and
+the constructor runs once per process.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ _GO, _END = b"1", b"0"
 
 
 class Spare:
-    """The template's handle on the fork, which waits to be told."""
+    """The template's handle of the fork, which waits for an instruction."""
 
     def __init__(self, pid: int, go: int) -> None:
         self._pid = pid
         self._go = go
-        """Where it is told; owned."""
+        """The pipe's end to write the instruction to; owned."""
 
     @classmethod
     def fork(cls) -> Spare | None:
-        """Return the handle; in the fork, return None once it is to take over. It ends if it isn't needed."""
+        """Fork this process, the template. Return the handle.
+
+        In the fork, block; return None if it must take over. If it isn't needed, the fork exits.
+        """
         template = os.getpid()
         wait, go = os.pipe()
-        flush_streams()  # else the spare would print what is in the buffers once more
+        flush_streams()  # else the spare would print the buffers' content once more
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which may still be on their way out
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which may be about to end
             pid = os.fork()
         if pid:
             os.close(wait)
@@ -44,20 +48,20 @@ class Spare:
         return None
 
     def fileno(self) -> int:
-        """Return the descriptor over which it is told, which is open in the template for as long as it waits."""
+        """Return the descriptor of the pipe. It is open in the template as long as the spare waits."""
         return self._go
 
     def take_over(self) -> int:
-        """Have it take over, and return its exit code once it has ended."""
+        """Let the spare take over. Block until it has ended, and return its exit code."""
         return self._tell(_GO)
 
     def release(self) -> None:
-        """End it and reap it: the dataset is shared, or forks are of no use."""
+        """End the spare and reap it: the dataset is shared, or the template can't be forked."""
         self._tell(_END)
 
     def _tell(self, word: bytes) -> int:
-        """Say it, and return the exit code once the spare has ended."""
-        os.write(self._go, word)  # closing it wouldn't do: what the dataset has started may hold it open
+        """Send the instruction. Block until the spare has ended, and return its exit code."""
+        os.write(self._go, word)  # closing isn't enough: a process started by the dataset may hold the pipe open
         os.close(self._go)
         _, status = os.waitpid(self._pid, 0)
         return os.waitstatus_to_exitcode(status)

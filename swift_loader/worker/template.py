@@ -1,15 +1,15 @@
-"""The template process: one fresh interpreter that imports and builds what workers need, and forks them on request.
+"""The template process: a new interpreter that imports the dataset's modules, builds it, and forks workers on request.
 
-Runs single-threaded and owns nothing exclusive, which is what makes forking it safe. It looks at itself to know:
+It is single-threaded and owns no exclusive resource; that makes forking it safe. It checks whether that holds:
 
-* Importing what the dataset is made of left descriptors or threads behind, or building it left threads: nothing is
-  forked. Each worker is an interpreter of its own, and keeps the dataset that it has built.
-* Building the dataset opened descriptors (an HDF5 file, a database): a fork from before that takes over, the spare, and
-  each worker builds a dataset of its own.
-* Else workers are forks that share the dataset.
+* If importing the dataset's modules left open descriptors or threads, or building the dataset left threads, nothing is
+  forked. Each worker is a separate interpreter, and keeps the dataset that it has built.
+* If building the dataset opened descriptors (an HDF5 file, a database), the spare takes over: a fork from before the
+  build. Each worker builds its own dataset.
+* Otherwise workers are forks that share the dataset.
 
-So a constructor runs once in each process. The kernel kills the template when the trainer ends, and the workers when it
-ends, whatever state they are in.
+So the constructor runs once in each process that builds the dataset. The kernel kills the template when the trainer
+ends, and the workers when the template ends, whatever state they are in.
 
     trainer ──SETUP──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
                        └─ fork ─► spare                                   └─ fork ─► worker ◄──channel──► trainer
@@ -48,7 +48,7 @@ __all__ = ["main", "serve_template"]
 
 
 def main() -> NoReturn:
-    """Run a template in a fresh interpreter: `argv` is (-c, channel, trainer's pid, traces, *import path)."""
+    """Run a template in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, traces, *import path)."""
     _reset_signals()
     channel, trainer_pid, traces = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(trainer_pid)
@@ -60,32 +60,32 @@ def main() -> NoReturn:
 
 
 def _reset_signals() -> None:
-    """Do without what the trainer ignores or blocks, but for Ctrl-C, which is its business."""
+    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTTOU, signal.SIG_IGN
-    )  # the process isn't in the terminal's group, and may print all the same
+    )  # the process may print, although it isn't in the terminal's foreground group
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _open_standard_streams() -> None:
-    """Leave none of the descriptors 0 to 2 free: the next file would get it, and what is printed."""
+    """Open /dev/null for each closed descriptor from 0 to 2. Else another file would get it, and the output."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 def serve_template(channel: Channel, traces: Traces) -> NoReturn:
-    """Be the template on this channel; never returns."""
+    """Run the template on this channel, then end the process."""
     _run_and_exit(partial(_be_template, channel, traces))
 
 
 def _be_template(channel: Channel, traces: Traces) -> int:
-    """Be the template until the trainer hangs up; return the exit code."""
+    """Serve the trainer until it hangs up; return the exit code."""
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)
         return _set_up(channel, traces)
@@ -94,7 +94,7 @@ def _be_template(channel: Channel, traces: Traces) -> int:
 
 
 def _set_up(channel: Channel, traces: Traces) -> int:
-    """Take in the payload, build, and serve; return the exit code."""
+    """Receive the payload, build the dataset, and serve; return the exit code."""
     received = channel.receive()
     if received is None:
         return 0
@@ -118,12 +118,12 @@ def _set_up(channel: Channel, traces: Traces) -> int:
 
 
 def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings) -> int:
-    """Build the dataset, say whether it can be shared, and serve, or have the spare do it; return the exit code."""
+    """Build the dataset, report whether it can be shared, and serve or let the spare serve; return the exit code."""
     imported = Holdings.settled([channel.fileno(), *traces.descriptors], traces.thread_ids)
     unforkable = imported.beyond(streams, "importing its modules") if content.setup.forks else "start_method='spawn'"
     spare = None
     if not unforkable:
-        traces.stop()  # no thread but this one may be there when the process is forked
+        traces.stop()  # the process must have a single thread when it is forked
         spare = Spare.fork()
         if spare is None:
             return _serve(channel, content, traces, None)
@@ -149,28 +149,28 @@ def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings
         channel.close()
         return _follow(spare.take_over())
     if spare is not None:
-        spare.release()  # it isn't needed; or threads would run on here, for nothing
+        spare.release()  # the dataset is shared; or it left threads, which would run on here if the spare served
     report = content.report_length() if reason else content.report_shared()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
     return _serve(channel, content, traces, report)
 
 
 def _serve(channel: Channel, content: Content, traces: Traces, reported: BuildReport | None) -> int:
-    """Start workers on request, until the trainer hangs up."""
+    """Start workers on request until the trainer closes the channel."""
     set_num_threads(1)
     gc.collect()
-    gc.freeze()  # a collection in a worker would write to every object, and so copy the pages it shares
-    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer hung up while something was reported to it
+    gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
         _Template(channel, content, traces, reported).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
     return 0
 
 
 def _follow(exit_code: int) -> int:
-    """End as the spare has ended: the trainer sees this process only."""
+    """End the same way as the spare did, because the trainer sees only this process."""
     if exit_code < 0:
         faulthandler.disable()
-        with suppress(OSError):  # SIGKILL needs none of this
+        with suppress(OSError):  # SIGKILL has no handler to reset
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     return exit_code
@@ -184,14 +184,14 @@ class _Template:
         self._traces = traces
         self._content = content
         self._reported = reported
-        """What the trainer was told of the dataset, if it is here."""
+        """The report about the dataset that the trainer got, if this process has the dataset."""
         self._children: dict[int, tuple[int, int]] = {}
         """pidfd -> (worker, pid)"""
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Block until there is something to do; return when the trainer hung up."""
+        """Handle requests and exits of workers; return when the trainer has closed the channel."""
         is_wanted = True
         while is_wanted:
             for descriptor, _ in self._poll.poll():
@@ -215,19 +215,19 @@ class _Template:
         request = Fork.unpack(frame)
         channel = Channel.from_descriptor(received.descriptors[0])
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
-        if request.in_place:  # for datasets whose modules leave threads behind, which no fork may inherit
+        if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
             self._drop_own_descriptors()
             _run_and_exit(partial(_be_worker, request.worker, channel, self._content, self._traces))
         stderr, traces = received.descriptors[1:]
         self._fork(request.worker, channel, stderr, traces)
-        channel.close()  # only the worker may hold it: its death must be the end of the stream
+        channel.close()  # only the worker may hold it, so that its death ends the stream
         os.close(stderr)
         os.close(traces)
         return True
 
     def _fork(self, worker: int, channel: Channel, stderr: int, traces: int) -> None:
         template_pid = os.getpid()
-        flush_streams()  # else each fork would print what is in the buffers once more
+        flush_streams()  # else each fork would print the buffers' content once more
         pid = os.fork()
         if pid == 0:
             die_with_parent(template_pid)
@@ -243,7 +243,7 @@ class _Template:
         self._channel.send(Forked(worker, pid).pack(), [pidfd])
 
     def _drop_own_descriptors(self) -> None:
-        """Close the template's own descriptors; those that modules opened stay, they may be in use."""
+        """Close the template's own descriptors. Those that modules opened stay open, because they may be in use."""
         self._channel.close()
         for descriptor in self._children:
             os.close(descriptor)

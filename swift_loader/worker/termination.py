@@ -1,4 +1,4 @@
-"""How the loader's processes end: with their parents, without a tear-down, and with all that they started."""
+"""Ends the loader's processes: when their parents end, without Python's tear-down, and with all that they started."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, whatever it is doing then; also if it is stopped.
+    """Make the kernel kill this process when its parent ends, also if this process is busy or stopped.
 
-    The signal is sent when the parent's *thread* ends: a template forks on its main thread, and in the trainer it is
-    the pool's, which lives as long as the pool.
+    The kernel sends the signal when the parent's *thread* ends. A template forks on its main thread. The trainer starts
+    templates on the pool's thread, which lives as long as the pool.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -27,15 +27,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def lead_group() -> None:
-    """Put this process into a group of its own: what the dataset starts will be in it, too."""
-    with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
+    """Put this process into its own process group. Processes that the dataset starts will be in it, too."""
+    with contextlib.suppress(PermissionError):  # it already leads a session, and so a group
         os.setpgid(0, 0)
 
 
 def end_group(leader: int) -> None:
-    """End what is left of the group of a process that has ended and isn't reaped yet, so that the number is still its.
+    """Send SIGTERM to the rest of an ended process's group. Call it before reaping, while the pid is still valid.
 
-    SIGTERM, because multiprocessing's resource tracker ignores that: it has names of shared memory to remove.
+    SIGTERM instead of SIGKILL, because multiprocessing's resource tracker ignores SIGTERM: it must still remove names
+    of shared memory.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGTERM)
@@ -43,7 +44,7 @@ def end_group(leader: int) -> None:
 
 
 def flush_streams() -> None:
-    """Write what the process has printed, Python's and C's: a fork would print its copy once more."""
+    """Flush the output buffers of Python and C. Else a fork would print its copy of them once more."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, broken or None
             stream.flush()
@@ -51,6 +52,6 @@ def flush_streams() -> None:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End without the interpreter's tear-down: a fork's copies of the template's objects must not be finalised."""
+    """End the process without Python's tear-down: a fork must not finalise its copies of the template's objects."""
     flush_streams()
     os._exit(exit_code & 0xFF)

@@ -1,4 +1,4 @@
-"""Settings of torch that hold for a whole process. torch is touched only where it is imported already."""
+"""Process-wide settings of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["limited_threads", "set_default_dtype", "set_num_threads"]
 
 
 def set_default_dtype(name: str) -> None:
-    """Make this dtype torch's default; empty: leave it."""
+    """Set torch's default dtype, and import torch for it; do nothing if `name` is empty."""
     if name:
         import torch
 
@@ -19,7 +19,7 @@ def set_default_dtype(name: str) -> None:
 
 
 def set_num_threads(number: int) -> None:
-    """Have torch compute with so many threads."""
+    """Set the number of threads that torch uses, if torch is imported."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != number:
         torch.set_num_threads(number)
@@ -27,7 +27,7 @@ def set_num_threads(number: int) -> None:
 
 @contextmanager
 def limited_threads(number: int) -> Iterator[None]:
-    """Have torch compute with so many threads for a while: sums and convolutions depend on it in the last bit."""
+    """Set the number of torch's threads temporarily: the last bit of sums and convolutions depends on it."""
     torch: Any = sys.modules.get("torch")
     before = number if torch is None else torch.get_num_threads()
     try:

@@ -1,8 +1,8 @@
-"""Python stacks on demand: what a process that hangs or crashes can still tell about itself.
+"""Writes Python stacks on demand, for processes that hang or crash.
 
-A thread writes them when the trainer asks: a signal could do so, too, but it would interrupt system calls of C code
-that isn't prepared for it, and so make samples fail that are just slow. It is for processes that are to be killed
-anyway, and gets through also where C code keeps the interpreter's lock.
+A thread writes the stacks when the trainer asks. A signal also works, even while C code holds the GIL. But it would
+interrupt system calls of C code that doesn't handle that, and so make slow samples fail. So the signal is only for
+processes that are about to be killed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from swift_loader.transport.descriptors import new_eventfd
 __all__ = ["DUMP_SIGNAL", "Traces"]
 
 DUMP_SIGNAL = signal.SIGURG
-"""Ignored by default: it does no harm to a process that isn't ready for it."""
+"""Ignored by default, so it does no harm to a process without the handler."""
 
 
 class Traces:
-    """Writes the stacks of all threads to a socket: when a byte comes in, at a `DUMP_SIGNAL`, and at a fatal signal."""
+    """Writes the stacks of all threads to a socket: when a byte arrives, on `DUMP_SIGNAL`, and on a fatal signal."""
 
     def __init__(self, descriptor: int) -> None:
-        """Get ready to answer signals.
+        """Install the handlers of the signals.
 
         Args:
-            descriptor: Must stay open. Made non-blocking by the trainer, so that it never holds up the process.
+            descriptor: The socket; must stay open. The trainer has made it non-blocking, so writing never blocks.
         """
         self._descriptor = descriptor
         self._stop = -1
@@ -38,23 +38,23 @@ class Traces:
 
     @property
     def descriptors(self) -> list[int]:
-        """Those in use."""
+        """The descriptors in use."""
         return [self._descriptor, *([self._stop] if self._thread is not None else [])]
 
     @property
     def thread_ids(self) -> list[int]:
-        """The kernel's number of the thread, while there is one."""
+        """The kernel's id of the thread; empty if there is no thread."""
         number = self._thread.native_id if self._thread is not None else None
         return [] if number is None else [number]
 
     def start(self) -> None:
-        """Begin to answer what the trainer asks, on a thread."""
+        """Start a thread that answers the trainer's requests."""
         self._stop = new_eventfd()
         self._thread = threading.Thread(target=self._serve, name="swift_loader-traces", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: before the process is forked."""
+        """End the thread. Call it before the process is forked. Idempotent."""
         if self._thread is not None:
             os.eventfd_write(self._stop, 1)
             self._thread.join()
@@ -62,7 +62,7 @@ class Traces:
             self._thread = None
 
     def _serve(self) -> None:
-        poll = select.poll()  # select(2) can't wait for descriptors beyond 1,023
+        poll = select.poll()  # select(2) can't wait for descriptors above 1,023
         for descriptor in (self._descriptor, self._stop):
             poll.register(descriptor, select.POLLIN)
         while True:

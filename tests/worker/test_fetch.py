@@ -187,7 +187,7 @@ def test_replacements_follow_from_the_index_and_are_as_they_are_elsewhere(kind: 
     if hopeless:
         assert isinstance(built.error, BadError)
         assert built.error.args == (hopeless[0],)
-        assert f"dataset index {hopeless[0]}, as on_error='replace'" in built.note
+        assert f"dataset index {hopeless[0]} (on_error='replace')" in built.note
         assert built.failures == []
         return
     expected = [others.get(index, index) for index in planned]
@@ -312,7 +312,7 @@ def test_a_dataset_that_gives_too_few_at_once_is_asked_one_by_one(num_given: int
 def test_the_only_sample_has_no_replacement() -> None:
     built = build(Single(1, frozenset({0})), OnError.REPLACE)
     assert isinstance(built.error, BadError)
-    assert built.note.endswith("there is none")
+    assert built.note.endswith("the dataset has no other sample")
 
 
 def test_a_trial_batch_does_without_samples_that_fail() -> None:
