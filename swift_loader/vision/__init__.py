@@ -1,15 +1,16 @@
-"""What timm's `create_loader` does, by a SwiftLoader: under timm's names, so that one import changes.
+"""timm's `create_loader`, built on a SwiftLoader. The names are timm's, so only the import changes.
 
     from swift_loader.vision import create_loader
 
     dataset     timm's, with the transform that timm makes for these options                      worker
-    collate     bytes `(B, C, H, W) uint8` and targets, in the memory they are sent in            worker
+    collate     images `(B, C, H, W) uint8` and targets, written into the memory they are sent in worker
     stage       moves the bytes, then converts, normalises and erases on the device               loop's thread
-    prefetch    `PrefetchLoader`: any loader with such a stage behind it, and what training loops ask of it
-    create      `create_loader`: all of it, from timm's options; alone imports timm
+    prefetch    `PrefetchLoader`: any loader with such a stage, and the interface of timm's PrefetchLoader
+    create      `create_loader`: all of this, from timm's options; the only module that imports timm
 
-A batch has the bits that timm's would have for the same samples and draws. What is drawn depends on the sample, and on
-the device on the batch: not on workers, nor on what was built before, and so it is the same after a resume.
+For the same samples and the same random numbers, a batch has the same bits as timm's. The random numbers depend on the
+sample, and on the device on the batch. They don't depend on workers or on earlier batches, so they are the same after a
+resume.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: a worker imports this package for its collate alone."""
+    """Import a public name at its first use, because a worker imports this package only for its collate function."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,6 +1,7 @@
-"""Images and targets to a batch, in the memory that it is sent in. Runs in the worker.
+"""Collates images and targets into the memory that the batch is sent in. Runs in the worker.
 
-`fast_collate` is for images as bytes, which the device makes floats of; `tensor_collate` for samples that are finished.
+`fast_collate` is for images as bytes, which the device converts to floats. `tensor_collate` is for samples that need no
+further processing.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ __all__ = ["fast_collate", "tensor_collate"]
 
 
 def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the batch of samples `(image, target)` as two tensors; what else a sample has is left out, as by timm.
+    """Return the batch of samples `(image, target)` as two tensors. Further parts of a sample are ignored, as by timm.
 
-    With several images per sample, `((image, image, ...), target)`, as augmentation splits have them, the batch
-    consists of all first images, then all second ones, and so on, with the targets repeated.
+    With augmentation splits, a sample has several images: `((image, image, ...), target)`. Then the batch has all first
+    images, then all second ones, and so on. The targets are repeated to match.
 
     Args:
-        samples: At least one. Images are arrays or tensors `(C, H, W) uint8`, all of one shape. Targets are numbers, or
-            arrays or tensors of one shape.
+        samples: At least one sample. Images are arrays or tensors `(C, H, W) uint8`, all of the same shape. Targets are
+            numbers, or arrays or tensors of the same shape.
         memory: Where to put the tensors; None: on the heap.
 
     Returns:
-        Images `(B, C, H, W) uint8`, and targets `(B,) int64`, or `(B, ...)` of their own dtype if they are arrays.
+        Images `(B, C, H, W) uint8`, and targets `(B,) int64`, or `(B, ...)` with their own dtype if they are arrays.
 
     Raises:
         TypeError: A sample isn't such a pair, or an image isn't uint8; the message names the sample.
-        ValueError: Shapes, or numbers of images, differ; the message names the sample.
+        ValueError: Shapes or numbers of images differ, and the message names the sample; or there is no sample.
     """
     import torch
 
     if not samples:
-        raise ValueError("a batch of no samples can't be collated; give at least one")
+        raise ValueError("a batch of no samples can't be collated; pass at least one")
     memory = memory or HeapMemory()
     images, num_splits = _split_images(samples)
     arrays = [_as_array(image, index % len(samples)) for index, image in enumerate(images)]
@@ -49,38 +50,39 @@ def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> t
     for index, array in enumerate(arrays):
         if array.shape != shape:
             raise ValueError(
-                f"sample {index % len(samples)} of the batch has an image of shape {array.shape}, but sample 0 one of "
-                f"{shape}; images of one batch must be alike: resize or crop them in the dataset's transform"
+                f"sample {index % len(samples)} of the batch has an image of shape {array.shape}, but sample 0 has one "
+                f"of {shape}; all images of a batch must have the same shape: resize or crop them in the dataset's "
+                f"transform"
             )
     batch = memory.empty_tensor((len(arrays), *shape), torch.uint8)
-    # By NumPy: images that Pillow made lie with their channels side by side, and it takes half of torch's time then.
+    # Images from Pillow have the channels last in memory. For those, NumPy takes half as long as torch.
     np.stack(arrays, out=batch.numpy())
     return batch, _collate_targets([sample[1] for sample in samples], num_splits, memory)
 
 
 def tensor_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> Any:
-    """Return the default collate's batch, with numbers and numeric arrays as tensors, as torch's own collate has them.
+    """Return the default collate's batch, with numbers and numeric arrays as tensors, as in torch's own collate.
 
-    Unlike torch's, containers keep their type: samples that are tuples make a tuple.
+    Unlike in torch's, containers keep their type: tuples give a tuple.
 
     Args:
-        samples: At least one; all of the same structure.
+        samples: At least one sample; all have the same structure.
         memory: Where to put arrays and tensors; None: on the heap.
 
     Raises:
-        ValueError: Structures, lengths or shapes differ; the message names the path and what was found there.
+        ValueError: Structures, lengths or shapes differ; the message names the path and the difference.
     """
-    # Arrays become tensors before, where that copies nothing: what is made in `memory` has to stay the same object.
+    # Arrays become tensors before collation, without a copy: an object made in `memory` must stay the same object.
     return to_device(default_collate([to_device(sample, "cpu") for sample in samples], memory), "cpu")
 
 
 def _split_images(samples: Sequence[Any]) -> tuple[list[Any], int]:
-    """Return all images in the order of the batch, and how many there are per sample."""
+    """Return all images in the order of the batch, and the number of images per sample."""
     for number, sample in enumerate(samples):
         if not isinstance(sample, (tuple, list)) or len(sample) < 2:  # noqa: PLR2004 - a pair
             raise TypeError(
                 f"sample {number} of the batch is a {type(sample).__name__}; it must be a tuple (image, target): "
-                f"change the dataset, or give a collate_fn of your own"
+                f"change the dataset, or pass your own collate_fn"
             )
     if not isinstance(samples[0][0], tuple):
         return [sample[0] for sample in samples], 1
@@ -89,14 +91,14 @@ def _split_images(samples: Sequence[Any]) -> tuple[list[Any], int]:
         found = len(sample[0]) if isinstance(sample[0], tuple) else 1
         if found != num_splits or not found:
             raise ValueError(
-                f"sample {number} of the batch has {found} images, but sample 0 has {num_splits}; samples of one batch "
-                f"must have equally many, and at least one"
+                f"sample {number} of the batch has {found} images, but sample 0 has {num_splits}; all samples of a "
+                f"batch must have the same number of images, at least one"
             )
     return [sample[0][split] for split in range(num_splits) for sample in samples], num_splits
 
 
 def _as_array(image: Any, number: int) -> NDArray[np.uint8]:
-    """Return an image as an array, not copied; `number` is the sample's, for the message."""
+    """Return an image as an array, without a copy. `number` is the sample's position, for the message."""
     import torch
 
     if isinstance(image, np.ndarray) and image.dtype == np.uint8:
@@ -107,19 +109,19 @@ def _as_array(image: Any, number: int) -> NDArray[np.uint8]:
     kind = f"{image.dtype}" if isinstance(image, (np.ndarray, torch.Tensor)) else type(image).__name__
     raise TypeError(
         f"sample {number} of the batch has an image of type {kind}; fast_collate takes arrays and tensors of uint8: "
-        f"let the dataset's transform end with bytes, as timm's with use_prefetcher=True does, or give tensor_collate"
+        f"return bytes from the dataset's transform, as timm's does with use_prefetcher=True, or pass tensor_collate"
     )
 
 
 def _collate_targets(targets: list[Any], num_splits: int, memory: BatchMemory) -> torch.Tensor:
-    """Return the targets as a tensor, `num_splits` times one after the other."""
+    """Return the targets as a tensor, repeated `num_splits` times."""
     import torch
 
     collated = to_device(default_collate(targets), "cpu")
     if not isinstance(collated, torch.Tensor):
         raise TypeError(
             f"sample 0 of the batch has a target of type {type(targets[0]).__name__}; all targets must be numbers, or "
-            f"arrays or tensors of one shape: give the dataset a target_transform, or the loader a collate_fn"
+            f"arrays or tensors of the same shape: give the dataset a target_transform, or pass a collate_fn"
         )
     dtype = torch.int64 if collated.dim() == 1 else collated.dtype
     batch = memory.empty_tensor((num_splits * len(targets), *collated.shape[1:]), dtype)

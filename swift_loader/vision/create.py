@@ -1,7 +1,7 @@
-"""`create_loader`: timm's options to a SwiftLoader of timm's transforms. In the trainer; imports timm when called.
+"""`create_loader`: makes a SwiftLoader with timm's transforms from timm's options. Runs in the trainer.
 
-timm's samplers, worker seeds and loader classes have no counterpart: which samples a batch has is pure arithmetic,
-workers always stay from epoch to epoch, and what a sample draws depends on (seed, epoch, index).
+It imports timm when it is called. timm's samplers, worker seeds and loader classes aren't needed: a batch's indices are
+computed, workers always persist from epoch to epoch, and a sample's random numbers depend on (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     img_dtype: torch.dtype = torch.float32,
     device: torch.device | str | int | None = None,
     use_prefetcher: bool = True,
-    use_multi_epochs_loader: bool = False,  # noqa: ARG001 - timm's; what it is for is always so
-    persistent_workers: bool = True,  # noqa: ARG001 - likewise
+    use_multi_epochs_loader: bool = False,  # noqa: ARG001 - timm's option; workers always persist
+    persistent_workers: bool = True,  # noqa: ARG001 - the same
     worker_seeding: str = "all",
     tf_preprocessing: bool = False,
     input_size_choices: Sequence[Any] | None = None,
     batch_size_choices: Sequence[int] | None = None,
     batch_choice_weights: Sequence[float] | None = None,
-    batch_choice_seed: int = 0,  # noqa: ARG001 - these are about choices, which aren't supported
+    batch_choice_seed: int = 0,  # noqa: ARG001 - this and the next four concern choices, which aren't supported
     batch_choice_schedule: str = "constant",  # noqa: ARG001
     batch_schedule_epochs: int | None = None,  # noqa: ARG001
     batch_schedule_spread: float = 0.65,  # noqa: ARG001
@@ -84,78 +84,77 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     worker_restarts: int = 3,
     **unknown: Any,
 ) -> PrefetchLoader | SwiftLoader:
-    """Give a dataset timm's transform, and return a loader of it; starts nothing.
+    """Set timm's transform on a dataset, and return a loader of it. Starts no worker.
 
     Args:
-        dataset: Map-style, with an attribute `transform`, which is set. Its samples are `(image, target)`.
-        input_size: `(C, H, W)`, `(H, W)`, or one side.
+        dataset: A map-style dataset whose samples are `(image, target)`. Its attribute `transform` is set.
+        input_size: `(C, H, W)`, `(H, W)`, or the side of a square.
         batch_size: Samples per batch and rank.
-        is_training: Shuffle, augment, and leave out an incomplete last batch.
-        no_aug: Without augmentation, also when training.
-        re_prob: Random erasing, when training, as are all the following up to `num_aug_splits`: its probability.
-        re_mode: What it fills with, see `RandomErasing.mode`.
-        re_count: At most how many rectangles per image.
-        re_split: Leave the first of `num_aug_splits or 2` equal parts of a batch alone.
+        is_training: Shuffle, augment, and drop an incomplete last batch.
+        no_aug: Don't augment, even if `is_training`.
+        re_prob: Probability of random erasing. This and the options up to `num_aug_splits` apply in training only.
+        re_mode: How to fill an erased rectangle, see `RandomErasing.mode`.
+        re_count: Maximum number of rectangles per image.
+        re_split: Don't erase from the first of `num_aug_splits or 2` equal parts of a batch.
         train_crop_mode: `"rrc"`, `"rkrc"` or `"rkrr"`.
-        scale: Of random crops: area, as a fraction.
-        ratio: Of random crops: width by height.
+        scale: Range of a random crop's area, as a fraction of the image's area.
+        ratio: Range of a random crop's width divided by its height.
         hflip: Probability of a horizontal flip.
-        vflip: Of a vertical one.
-        color_jitter: Factor for brightness, contrast and saturation, or one for each, and for hue.
-        color_jitter_prob: None: always.
-        grayscale_prob: Probability of grey.
-        gaussian_blur_prob: Of a blur.
+        vflip: Probability of a vertical flip.
+        color_jitter: Factor for brightness, contrast and saturation; or one for each, and one for hue.
+        color_jitter_prob: Probability of colour jitter; None: always.
+        grayscale_prob: Probability of a conversion to grey.
+        gaussian_blur_prob: Probability of a Gaussian blur.
         auto_augment: A policy, such as `"rand-m9-mstd0.5"`.
-        num_aug_repeats: 0 or 1, which both mean that a sample comes once in an epoch; others aren't supported.
-        num_aug_splits: More than 0: the transform is timm's three parts, for timm's `AugMixDataset`.
-        interpolation: `"bilinear"`, `"bicubic"`, `"random"` and others that timm knows.
-        mean: Of pixels from 0 to 1, per channel.
-        std: Likewise.
-        num_workers: Worker processes of this rank; 0 builds batches in the calling thread.
-        distributed: Split the dataset over the ranks of torch.distributed or the launcher. Equally many samples for
-            each: some are repeated at the end.
-        crop_pct: When evaluating: how much of the resized image is kept.
+        num_aug_repeats: 0 or 1; both mean that each sample comes once per epoch. Other values aren't supported.
+        num_aug_splits: If more than 0, the transform has timm's three parts, for timm's `AugMixDataset`.
+        interpolation: `"bilinear"`, `"bicubic"`, `"random"` or another one that timm knows.
+        mean: Mean per channel, of pixels from 0 to 1.
+        std: Standard deviation per channel, of pixels from 0 to 1.
+        num_workers: Number of worker processes of this rank; 0: the calling thread builds the batches.
+        distributed: Split the dataset over the ranks of torch.distributed or of the launcher. All ranks get the same
+            number of samples; to that end, some samples may come twice at the end of an epoch.
+        crop_pct: In evaluation: fraction of the resized image that is kept.
         crop_mode: `"center"`, `"border"` or `"squash"`.
-        crop_border_pixels: Cut off around each image first.
-        collate_fn: By default `fast_collate` with the prefetcher, `tensor_collate` without.
-        pin_memory: Without the prefetcher: deliver in page-locked memory. With it, batches are copied from such memory
-            in any case.
+        crop_border_pixels: Number of pixels to cut off at each side of an image first.
+        collate_fn: The default is `fast_collate` with the prefetcher, `tensor_collate` without it.
+        pin_memory: Without the prefetcher: deliver batches in page-locked memory. With it, batches are always copied
+            from page-locked memory.
         fp16: The same as `img_dtype=torch.float16`.
-        img_dtype: Of the images, with the prefetcher.
-        device: Where to, with the prefetcher; by default the current accelerator, else the CPU.
-        use_prefetcher: Normalise and erase on the device. False: in the workers; batches stay on the host.
-        use_multi_epochs_loader: Accepted. Workers always stay.
-        persistent_workers: Accepted. Workers always stay.
-        worker_seeding: `"all"` or `"part"`, which are the same here: draws are keyed by sample.
-        tf_preprocessing: TensorFlow's way to resize and crop; needs tensorflow.
-        input_size_choices: None: all batches have one size of images; others aren't supported.
-        batch_size_choices: None: all batches have one size; others aren't supported.
-        batch_choice_weights: None; others aren't supported.
-        batch_choice_seed: Accepted, as are all `batch_choice` and `batch_schedule` options: without choices they do
-            nothing.
-        batch_choice_schedule: Likewise.
-        batch_schedule_epochs: Likewise.
-        batch_schedule_spread: Likewise.
-        batch_schedule_random_mix: Likewise.
-        num_batches: None: as many as the dataset has; others aren't supported.
-        channels_last: Whether images have their channels side by side in memory, with the prefetcher.
-        seed: Base of all randomness; by default what the program gave to `torch.manual_seed`, if it did.
-        nearby_shuffle: See `SwiftLoader`, as for all that follow; 0 shuffles over the whole dataset, as timm does.
+        img_dtype: With the prefetcher: dtype of the images.
+        device: With the prefetcher: where batches go. The default is the current accelerator, else the CPU.
+        use_prefetcher: True: normalise and erase on the device. False: do so in the workers; batches stay on the host.
+        use_multi_epochs_loader: Accepted, without effect: workers always persist.
+        persistent_workers: Accepted, without effect: workers always persist.
+        worker_seeding: `"all"` or `"part"`. Both have no effect: random numbers are keyed by sample.
+        tf_preprocessing: Resize and crop with TensorFlow, which must be installed.
+        input_size_choices: Must be None: all batches have images of the same size.
+        batch_size_choices: Must be None: all batches have the same size.
+        batch_choice_weights: Must be None.
+        batch_choice_seed: Accepted, without effect, as are the `batch_choice` and `batch_schedule` options below.
+        batch_choice_schedule: Accepted, without effect.
+        batch_schedule_epochs: Accepted, without effect.
+        batch_schedule_spread: Accepted, without effect.
+        batch_schedule_random_mix: Accepted, without effect.
+        num_batches: Must be None: an epoch has as many batches as the dataset gives.
+        channels_last: With the prefetcher: whether images have torch's channels_last memory format.
+        seed: Seed of all randomness. The default is the seed passed to `torch.manual_seed`, if the program called it.
+        nearby_shuffle: See `SwiftLoader`, also for all that follow. 0 shuffles over the whole dataset, as timm does.
         in_order: Deliver batches in order.
-        on_error: What becomes of a sample that raises.
-        max_errors: How many may, per epoch.
-        timeout: Seconds that a worker may take for a batch.
+        on_error: What to do with a sample that raises.
+        max_errors: How many samples of an epoch may raise.
+        timeout: Maximum time that a worker may take for a batch, in seconds.
         worker_restarts: How many times in a row a worker is replaced.
         unknown: Refused.
 
     Returns:
-        A `PrefetchLoader`, or, without the prefetcher, the SwiftLoader itself.
+        A `PrefetchLoader`; without the prefetcher, the SwiftLoader itself.
 
     Raises:
         ImportError: timm isn't installed.
-        TypeError: An unknown option, a dataset that is iterable-style or has no `transform`, or a value of the wrong
+        TypeError: An option is unknown, the dataset is iterable-style or has no `transform`, or a value has the wrong
             type.
-        ValueError: What isn't supported, or a value out of its range.
+        ValueError: A value isn't supported or is out of range.
     """
     refuse_unknown(unknown, "create_loader", create_loader)
     _check_dataset(dataset)
@@ -167,10 +166,10 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     )
     if num_batches is not None:
         raise ValueError(
-            f"num_batches={num_batches!r} isn't supported: an epoch has the batches that the dataset has; leave it "
-            f"out, and break from the loop after so many"
+            f"num_batches={num_batches!r} isn't supported: an epoch has as many batches as the dataset gives; leave it "
+            f"out, and break out of the loop after that many batches"
         )
-    # Erasing spares the first half of a batch; with augmentation splits, the first of them, which is the clean one.
+    # Erasing leaves out the first half of a batch; with augmentation splits, the first split, which is the clean one.
     re_num_splits = (num_aug_splits or 2) if re_split else 0
     transform = _import_create_transform()(
         input_size,
@@ -218,7 +217,7 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         pin_memory=pin_memory and not use_prefetcher,
     )
     dataset.transform = transform
-    loader.prepare()  # a fresh interpreter takes seconds to import torch and timm
+    loader.prepare()  # a new interpreter takes seconds to import torch and timm
     if not use_prefetcher:
         return loader
     return PrefetchLoader(
@@ -238,43 +237,43 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
 
 
 def _check_dataset(dataset: Any) -> None:
-    """Refuse a dataset that can't be indexed, or given a transform."""
+    """Raise if a dataset can't be indexed or has no transform."""
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"the dataset, a {name}, is iterable-style; create_loader takes map-style datasets, whose samples have an "
-            f"index: use timm's ImageDataset, or a PrefetchLoader around a torch DataLoader of this one"
+            f"index: use timm's ImageDataset, or wrap a torch DataLoader of this dataset in a PrefetchLoader"
         )
     if not hasattr(dataset, "transform"):
         raise TypeError(
-            f"the dataset, a {name}, has no attribute 'transform', which create_loader sets; give it one, which it "
-            f"calls with each image, as timm's ImageDataset does"
+            f"the dataset, a {name}, has no attribute 'transform', which create_loader sets; add one and call it with "
+            f"each image, as timm's ImageDataset does"
         )
 
 
 def _check_unsupported(num_aug_repeats: Any, worker_seeding: Any) -> None:
-    """Refuse what timm has, and this doesn't."""
+    """Raise for timm's options that this loader doesn't support."""
     if not isinstance(num_aug_repeats, Real):
         raise TypeError(f"num_aug_repeats={num_aug_repeats!r} is a {type(num_aug_repeats).__name__}; it must be 0 or 1")
-    if num_aug_repeats not in (0, 1):  # timm's own scripts give floats
+    if num_aug_repeats not in (0, 1):  # timm's own scripts pass floats
         raise ValueError(
-            f"num_aug_repeats={num_aug_repeats} isn't supported, as no sample comes twice in an epoch; leave it out, "
-            f"or have the dataset repeat its samples, with an index for each repeat"
+            f"num_aug_repeats={num_aug_repeats} isn't supported, because no sample comes twice in an epoch; leave it "
+            f"out, or repeat the samples in the dataset, with an index for each repeat"
         )
     if worker_seeding not in _WORKER_SEEDINGS:
         raise ValueError(
-            f"worker_seeding={worker_seeding!r} isn't supported, as draws are keyed by sample, not by worker; leave it "
-            f"out, and give seed, from which all draws follow"
+            f"worker_seeding={worker_seeding!r} isn't supported, because random numbers are keyed by sample, not by "
+            f"worker; leave it out, and pass seed, which all random numbers depend on"
         )
 
 
 def _check_no_choices(**choices: Any) -> None:
-    """Refuse batches of several sizes."""
+    """Raise if an option asks for batches of several sizes."""
     for name, value in choices.items():
         if value is not None:
             raise ValueError(
-                f"{name}={value!r} isn't supported: which samples a batch has follows from one batch_size; leave it "
-                f"out, or make a loader for each size"
+                f"{name}={value!r} isn't supported: all batches have the same batch_size and input_size; leave it out, "
+                f"or make one loader per size"
             )
 
 

@@ -1,9 +1,9 @@
-"""Batches of images on the device, ready for a model: any loader, with an `ImageStage` behind it. In the loop's thread.
+"""Delivers batches of images on the device, ready for a model, from any loader. Runs in the loop's thread.
 
-    SwiftLoader, not started    started here with the stage as its `to_device`: one copy, ahead as it gets ready
-    anything else               a DevicePrefetcher asks it for a batch after each that the loop is given
+    SwiftLoader, not started    is started here with an `ImageStage` as its `to_device`: one copy, ahead of the loop
+    any other loader            a DevicePrefetcher takes the next batch from it after each one that the loop gets
 
-Nothing begins before the first `next`, or `start()`.
+Nothing starts before the first `next`, or `start()`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["PrefetchLoader"]
 
 
 class PrefetchLoader:
-    """Yields `(images, targets)` on the device: images `(B, C, H, W)`, normalised, perhaps erased from.
+    """Yields `(images, targets)` on the device. Images are `(B, C, H, W)`, normalised and, if asked for, erased.
 
-    Has what timm's has, and what a SwiftLoader has: `len`, `set_epoch`, `state_dict` and `load_state_dict` are the
-    loader's, as the loop has got to know it.
+    It has the interface of timm's PrefetchLoader and of a SwiftLoader. `len`, `set_epoch`, `state_dict` and
+    `load_state_dict` are the loader's, and count the batches that the loop has got, not those prefetched.
     """
 
     def __init__(  # noqa: PLR0917 - timm's, in timm's order
@@ -51,26 +51,26 @@ class PrefetchLoader:
         re_num_splits: int = 0,
         channels_last: bool = False,
     ) -> None:
-        """Get ready; starts nothing, and takes nothing from the loader yet.
+        """Configure the stage. Starts nothing, and takes nothing from the loader yet.
 
         Args:
-            loader: A SwiftLoader, best one that hasn't started, or any iterable of `(images, targets)`.
-            mean: Of pixels from 0 to 1, per channel, or one number for all.
-            std: Likewise.
-            channels: Of the images.
-            device: Where to; by default the current accelerator, else the CPU. CUDA where there is none becomes the
-                CPU, with a warning.
-            img_dtype: Of the images that come out; None: float32.
-            fp16: The same as `img_dtype=torch.float16`, which timm had before.
-            re_prob: The probability with which random erasing takes something from an image.
-            re_mode: What that is filled with, see `RandomErasing.mode`.
-            re_count: At most how many rectangles per image.
-            re_num_splits: From 2 on: the first of so many equal parts of a batch is left alone.
-            channels_last: Whether images have their channels side by side in memory.
+            loader: A SwiftLoader, preferably not started, or any iterable of `(images, targets)`.
+            mean: Mean per channel, or one number for all channels, of pixels from 0 to 1.
+            std: Standard deviation per channel, or one number for all channels, of pixels from 0 to 1.
+            channels: Number of channels of the images.
+            device: Where batches go. The default is the current accelerator, else the CPU. A CUDA device that doesn't
+                exist is replaced by the CPU, with a warning.
+            img_dtype: dtype of the delivered images; None: float32.
+            fp16: The same as `img_dtype=torch.float16`; timm's older option.
+            re_prob: Probability that random erasing applies to an image.
+            re_mode: How to fill an erased rectangle, see `RandomErasing.mode`.
+            re_count: Maximum number of rectangles per image.
+            re_num_splits: If 2 or more: don't erase from the first of this many equal parts of a batch.
+            channels_last: Whether images have torch's channels_last memory format.
 
         Raises:
-            TypeError: `loader` can't be iterated over, or a value of the wrong type.
-            ValueError: A value out of its range.
+            TypeError: `loader` isn't iterable, or a value has the wrong type.
+            ValueError: A value is out of range.
         """
         erasing = None
         if re_prob:
@@ -79,9 +79,9 @@ class PrefetchLoader:
         self.stage = ImageStage(mean, std, channels, dtype, channels_last=channels_last, erasing=erasing)
         self.device = _usable_device(device)
         self.loader = loader
-        """Another one after `mixup_enabled` was set, if it is a SwiftLoader."""
+        """The loader. Setting `mixup_enabled` replaces a SwiftLoader with a new one."""
         self._source: SwiftLoader | DevicePrefetcher | None = None
-        """What passes are begun on; None: a SwiftLoader that is to be started first."""
+        """The object to iterate over; None: a SwiftLoader that must be started first."""
         self._consumer_index: int | None = None
         if not _is_fresh(loader):
             self._source = self._prefetcher()
@@ -89,22 +89,22 @@ class PrefetchLoader:
     # Life -------------------------------------------------------------------------------------------------------------
 
     def start(self, consumer_index: int | None = None) -> None:
-        """Start a SwiftLoader, which the first pass does otherwise. Blocks until a trial batch has arrived.
+        """Start a SwiftLoader now, instead of at the first pass. Blocks until a trial batch has arrived.
 
         Args:
-            consumer_index: Which part of the dataset is this process's, see `SwiftLoader.start`.
+            consumer_index: Which part of the dataset this process gets, see `SwiftLoader.start`.
 
         Raises:
-            TypeError: The loader is no SwiftLoader.
-            RuntimeError: It runs already.
+            TypeError: The loader isn't a SwiftLoader.
+            RuntimeError: The loader is already running.
         """
         if not isinstance(self.loader, SwiftLoader):
-            raise TypeError(f"a {type(self.loader).__name__} can't be started; it begins when it is iterated over")
+            raise TypeError(f"a {type(self.loader).__name__} can't be started; iterate over this loader instead")
         self.loader.start(consumer_index, device=self.device, to_device=self.stage)
         self._source, self._consumer_index = self.loader, consumer_index
 
     def close(self) -> None:
-        """Close the loader, if it can be. Idempotent; batches the user has stay valid."""
+        """Close the loader, if it has a `close`. Batches that the user keeps stay valid. Idempotent."""
         if callable(getattr(self.loader, "close", None)):
             self.loader.close()
 
@@ -119,41 +119,42 @@ class PrefetchLoader:
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over a pass, which begins with its first `next`."""
+        """Return an iterator over one pass. The pass starts with its first `next`."""
         return _Pass(self)
 
     def open_pass(self) -> Iterator[tuple[Any, ...]]:
-        """Begin a pass; starts what isn't running yet. Called by the iterator."""
+        """Start a pass, and the loader if it isn't running. The iterator calls this."""
         if self._source is None:
             if _is_fresh(self.loader):
                 self.start(self._consumer_index)
-            else:  # the user has started it meanwhile, or closed it: then the pass says so
+            else:  # the user has started or closed it since; if it is closed, the pass raises
                 self._source = self._prefetcher()
         return iter(self._source)  # type: ignore[arg-type] # start() has set it
 
     def __len__(self) -> int:
-        """The loader's: batches of an epoch."""
+        """Return the loader's length: the number of batches of an epoch."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next pass is."""
+        """Choose the epoch of the next pass."""
         self._known.set_epoch(epoch)
 
     def state_dict(self) -> Any:
-        """Return the loader's state after the batch that the loop was given last; {} if it has none."""
+        """Return the loader's state after the last batch that the loop got; {} if the loader has no state."""
         return self._known.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the loader go on where this state was taken, with the next pass; an iterator in use can't go on."""
+        """Resume at this state with the next pass. An iterator already in use becomes invalid."""
         self._known.load_state_dict(state)
 
     @property
     def mixup_enabled(self) -> bool:
         """Whether the collate function mixes samples, as timm's `FastCollateMixup` does; False if it can't.
 
-        To be set between passes. It gives a SwiftLoader another collate function, `with_collate_fn`: that starts again
-        at the next pass, and its workers mix, or don't; an iterator in use can't go on. Of another loader, the collate
-        function of this process is told: workers that it keeps from pass to pass go on as before.
+        Set it between passes. A SwiftLoader is replaced by one with another collate function, see `with_collate_fn`: it
+        starts again at the next pass, its workers follow the new setting, and an iterator in use becomes invalid. For
+        any other loader, only the collate function in this process is changed: workers that persist keep the old
+        setting.
         """
         return bool(getattr(_collate_fn_of(self.loader), "mixup_enabled", False))
 
@@ -162,7 +163,7 @@ class PrefetchLoader:
         collate_fn = _collate_fn_of(self.loader)
         if not hasattr(collate_fn, "mixup_enabled"):
             if enabled:
-                warn("mixup_enabled = True changes nothing: the collate_fn can't mix; give timm's FastCollateMixup")
+                warn("mixup_enabled = True has no effect: the collate_fn can't mix; pass timm's FastCollateMixup")
         elif not isinstance(self.loader, SwiftLoader):
             collate_fn.mixup_enabled = enabled
         elif bool(enabled) is not self.mixup_enabled:
@@ -170,35 +171,35 @@ class PrefetchLoader:
             changed.mixup_enabled = enabled
             self._replace_collate_fn(self.loader, changed)
 
-    # What it is -------------------------------------------------------------------------------------------------------
+    # Attributes -------------------------------------------------------------------------------------------------------
 
     @property
     def dataset(self) -> Any:
-        """The loader's."""
+        """The loader's dataset."""
         return self.loader.dataset
 
     @property
     def sampler(self) -> Any:
-        """The loader's; a SwiftLoader's has `set_epoch`, which is the loader's."""
+        """The loader's sampler. A SwiftLoader's has a `set_epoch`, which calls the loader's."""
         return self.loader.sampler
 
     @property
     def batch_sampler(self) -> Any:
-        """The loader's; a SwiftLoader has none."""
+        """The loader's batch sampler; None for a SwiftLoader."""
         return self.loader.batch_sampler
 
     @property
     def batch_size(self) -> Any:
-        """The loader's."""
+        """The loader's batch size."""
         return self.loader.batch_size
 
     @property
     def collate_fn(self) -> Any:
-        """The loader's; None is a SwiftLoader's default."""
+        """The loader's collate function; None for a SwiftLoader's default."""
         return _collate_fn_of(self.loader)
 
     def report(self) -> dict[str, Any]:
-        """Return the times of a SwiftLoader's stages so far; empty for any other loader."""
+        """Return the times of a SwiftLoader's stages so far; an empty dict for any other loader."""
         return self.loader.report() if isinstance(self.loader, SwiftLoader) else {}
 
     def __repr__(self) -> str:
@@ -208,14 +209,14 @@ class PrefetchLoader:
 
     @property
     def _known(self) -> Any:
-        """What knows how far the loop has got."""
+        """The object that knows how many batches the loop has got."""
         return self.loader if self._source is None else self._source
 
     def _prefetcher(self) -> DevicePrefetcher:
         return DevicePrefetcher(self.loader, self.device, self.stage)
 
     def _replace_collate_fn(self, loader: SwiftLoader, collate_fn: Any) -> None:
-        """Go on with another loader; one behind a prefetcher is ahead of the loop, and is taken back to it."""
+        """Replace the loader. If it is behind a prefetcher, it is ahead: the new one resumes at the loop's state."""
         state = self._source.state_dict() if isinstance(self._source, DevicePrefetcher) else None
         self.loader = loader.with_collate_fn(collate_fn)
         if state is not None:
@@ -224,7 +225,7 @@ class PrefetchLoader:
 
 
 class _Pass:
-    """What `iter(loader)` returns."""
+    """The iterator that `iter(loader)` returns."""
 
     def __init__(self, owner: PrefetchLoader) -> None:
         self._owner = owner
@@ -240,7 +241,7 @@ class _Pass:
 
 
 def _is_fresh(loader: Any) -> bool:
-    """Return whether this is a SwiftLoader that can be started."""
+    """Return whether this is a SwiftLoader that hasn't been started."""
     return isinstance(loader, SwiftLoader) and not loader.has_started
 
 
@@ -249,10 +250,10 @@ def _collate_fn_of(loader: Any) -> Any:
 
 
 def _usable_device(device: torch.device | str | int | None) -> torch.device:
-    """Return a device; the CPU instead of a CUDA device that doesn't exist."""
+    """Return the device to use: the CPU, with a warning, instead of a CUDA device that doesn't exist."""
     if device is None:
         return default_device()
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        warn(f"device={device!r}, but torch finds no CUDA device: images stay on the CPU; give device='cpu', or none")
+        warn(f"device={device!r}, but torch finds no CUDA device: images stay on the CPU; pass device='cpu', or none")
         return torch.device("cpu")
     return device_of(device)

@@ -88,7 +88,7 @@ def test_what_else_a_sample_has_is_left_out_as_by_timm() -> None:
         (
             [(picture(1), 1), (picture(1, (3, 5, 9)), 1)],
             ValueError,
-            r"sample 1 of the batch has an image of shape \(3, 5, 9\), but sample 0 one of \(3, 5, 4\)",
+            r"sample 1 of the batch has an image of shape \(3, 5, 9\), but sample 0 has one of \(3, 5, 4\)",
         ),
         (
             [((picture(1), picture(1)), 1), ((picture(1), picture(1, (1, 5, 4))), 1)],

@@ -206,13 +206,16 @@ def test_datasets_that_cannot_be_used_are_refused(dataset: Any, message: str) ->
     [
         (
             {"num_aug_repeats": 3},
-            "num_aug_repeats=3 isn't supported, as no sample comes twice in an epoch; leave it out",
+            "num_aug_repeats=3 isn't supported, because no sample comes twice in an epoch; leave it out",
         ),
         ({"num_aug_repeats": 3.0}, "num_aug_repeats=3.0 isn't supported"),
         ({"num_aug_repeats": 0.5}, "num_aug_repeats=0.5 isn't supported"),
         ({"num_aug_repeats": float("nan")}, "num_aug_repeats=nan isn't supported"),
-        ({"num_batches": 3}, "num_batches=3 isn't supported: an epoch has the batches that the dataset has"),
-        ({"worker_seeding": lambda info: 1}, "isn't supported, as draws are keyed by sample, not by worker"),
+        ({"num_batches": 3}, "num_batches=3 isn't supported: an epoch has as many batches as the dataset gives"),
+        (
+            {"worker_seeding": lambda info: 1},
+            "isn't supported, because random numbers are keyed by sample, not by worker",
+        ),
         ({"num_workers": -1}, "worker_per_consumer=-1 is too small"),
     ],
 )
@@ -265,7 +268,7 @@ def test_the_parameters_are_timms_in_timms_order(timm_data: Any) -> None:
 
 @pytest.mark.parametrize("option", [{"input_size_choices": [128]}, {"batch_size_choices": [2]}], ids=str)
 def test_batches_of_several_sizes_are_refused(timm_data: Any, photos: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="isn't supported: which samples a batch has follows from one batch_size"):
+    with pytest.raises(ValueError, match="isn't supported: all batches have the same batch_size and input_size"):
         make(timm_data, photos, **option)
 
 

@@ -87,10 +87,10 @@ def test_it_can_be_pickled_and_compared() -> None:
     ("options", "message"),
     [
         ({"mode": "noise"}, r"mode='noise' is unknown; it must be one of 'const', 'rand', 'pixel'"),
-        ({"probability": 1.5}, r"probability=1\.5 is no probability; it must be between 0 and 1"),
-        ({"min_area": 0.5, "max_area": 0.4}, r"min_area=0\.5 and max_area=0\.4 are no range of areas"),
-        ({"min_aspect": 2.0}, r"min_aspect=2\.0 and max_aspect=0\.5 are no range of aspect ratios"),
-        ({"min_count": 3, "max_count": 2}, r"min_count=3 and max_count=2 are no range of counts"),
+        ({"probability": 1.5}, r"probability=1\.5 isn't a probability; it must be between 0 and 1"),
+        ({"min_area": 0.5, "max_area": 0.4}, r"min_area=0\.5 and max_area=0\.4 aren't a range of areas"),
+        ({"min_aspect": 2.0}, r"min_aspect=2\.0 and max_aspect=0\.5 aren't a range of aspect ratios"),
+        ({"min_count": 3, "max_count": 2}, r"min_count=3 and max_count=2 aren't a range of counts"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -101,5 +101,5 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 def test_what_is_no_batch_of_normalised_images_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the shape \(3, 8\); it must be \(B, C, H, W\)"):
         RandomErasing()(noise(3, 8), 0)
-    with pytest.raises(TypeError, match=r"images are torch\.uint8; erasing is for normalised images"):
+    with pytest.raises(TypeError, match=r"images are torch\.uint8; they must be floating-point"):
         RandomErasing()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 0)

@@ -99,7 +99,7 @@ def test_start_starts_with_the_stage_behind_it() -> None:
         assert next(iter(loader))[0].dtype == torch.float32
         with pytest.raises(RuntimeError, match="the loader runs already"):
             loader.start()
-    with pytest.raises(TypeError, match="a DataLoader can't be started; it begins when it is iterated over"):
+    with pytest.raises(TypeError, match="a DataLoader can't be started; iterate over this loader instead"):
         PrefetchLoader(make_torch()).start()
 
 
@@ -252,5 +252,5 @@ def test_of_another_loader_the_collate_function_is_told(timm_data: Any) -> None:
 def test_a_collate_function_that_cannot_mix_can_only_be_told_not_to() -> None:
     loader = PrefetchLoader(make_torch(), device="cpu")
     loader.mixup_enabled = False
-    with pytest.warns(SwiftLoaderWarning, match="changes nothing: the collate_fn can't mix"):
+    with pytest.warns(SwiftLoaderWarning, match="has no effect: the collate_fn can't mix"):
         loader.mixup_enabled = True

@@ -122,7 +122,7 @@ def test_it_can_be_pickled() -> None:
         ((), TypeError, r"the batch is a tuple; it must be \(images, targets\)"),
         (("a", 1), TypeError, r"the batch's images are a str; they must be an array or a tensor"),
         ((torch.ones(3, 8, 8), 1), ValueError, r"images have the shape \(3, 8, 8\); it must be \(B, C, H, W\)"),
-        ((torch.ones(2, 1, 8, 8), 1), ValueError, r"images have 1 channels, but channels=3; give channels, mean"),
+        ((torch.ones(2, 1, 8, 8), 1), ValueError, r"images have 1 channels, but channels=3; pass channels, mean"),
     ],
 )
 def test_a_batch_of_something_else_is_refused(batch: Any, error: type[Exception], message: str) -> None:
@@ -134,11 +134,11 @@ def test_a_batch_of_something_else_is_refused(batch: Any, error: type[Exception]
     ("options", "error", "message"),
     [
         ({"channels": 0}, ValueError, "channels=0 is too small"),
-        ({"img_dtype": torch.uint8}, TypeError, r"img_dtype=torch\.uint8 is no floating-point dtype"),
-        ({"img_dtype": "half"}, TypeError, "img_dtype='half' is no floating-point dtype"),
-        ({"mean": "grey"}, ValueError, "mean='grey' isn't what images are normalised by"),
-        ({"mean": ()}, ValueError, r"mean=\(\) isn't"),
-        ({"std": (0.5, float("nan"), 0.5)}, ValueError, "give one finite number per channel"),
+        ({"img_dtype": torch.uint8}, TypeError, r"img_dtype=torch\.uint8 isn't a floating-point dtype"),
+        ({"img_dtype": "half"}, TypeError, "img_dtype='half' isn't a floating-point dtype"),
+        ({"mean": "grey"}, ValueError, "mean='grey' can't normalise images"),
+        ({"mean": ()}, ValueError, r"mean=\(\) can't"),
+        ({"std": (0.5, float("nan"), 0.5)}, ValueError, "pass one finite number per channel"),
         ({"std": (0.5, 0.0, 0.5)}, ValueError, r"std=\(0\.5, 0\.0, 0\.5\) has values that aren't positive"),
     ],
 )
