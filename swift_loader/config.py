@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from swift_loader.engine.ledger import Limits
 from swift_loader.engine.settings import ProcessSettings, StartMethod
+from swift_loader.in_flight import InFlight
 from swift_loader.integers import MAX_BITS, as_integer, shown
 from swift_loader.log import LogSettings
 from swift_loader.order import OrderSettings
@@ -27,9 +28,6 @@ __all__ = ["Options", "check_collate", "check_epoch", "check_integer", "check_ra
 
 LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
-
-MIN_IN_FLIGHT = 10
-"""The default of `data_queue_size` for few workers. Many get two batches each: one to build, one to wait."""
 
 MAX_WORKERS = 4096
 """Each is a process with some descriptors; far more than any machine runs."""
@@ -63,6 +61,7 @@ class Options:
     on_error: OnError
     max_errors: float | None
     """Samples if it is an integer, else the fraction of an epoch's."""
+    in_flight: InFlight
     limits: Limits
     collate_fn: Callable[[list[Any]], Any] | None
     batch_encoder: Callable[[Any], bytes] | None
@@ -179,9 +178,9 @@ def make_options(
     """
     batch_size = check_integer("batch_size", batch_size, 1)
     num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0, MAX_WORKERS)
-    in_flight = max(MIN_IN_FLIGHT, 2 * num_workers) if data_queue_size is None else data_queue_size
-    in_flight = check_integer("data_queue_size", in_flight, 1)
-    per_worker = max(2, in_flight // max(1, num_workers)) if max_buffer_size is None else max_buffer_size
+    queue_size = None if data_queue_size is None else check_integer("data_queue_size", data_queue_size, 1)
+    in_flight = InFlight.of(queue_size, num_workers, in_order=_flag("in_order", in_order))
+    per_worker = in_flight.per_worker if max_buffer_size is None else max_buffer_size
     check_collate(collate_fn)
     _callable("batch_encoder", batch_encoder)
     _callable("batch_decoder", batch_decoder)
@@ -208,11 +207,12 @@ def make_options(
         rng=_choice("rng", "none" if rng is None else rng, Rng),
         on_error=_choice("on_error", on_error, OnError),
         max_errors=_max_errors(max_errors, on_error),
+        in_flight=in_flight,
         limits=Limits(
-            max_in_flight=in_flight,
+            max_in_flight=in_flight.num_batches,
             max_ready_per_worker=check_integer("max_buffer_size", per_worker, 1),
             max_tasks=check_integer("message_queue_size", message_queue_size, 1),
-            in_order=_flag("in_order", in_order),
+            in_order=in_flight.in_order,
         ),
         collate_fn=collate_fn,
         batch_encoder=batch_encoder,

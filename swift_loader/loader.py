@@ -21,6 +21,7 @@ from swift_loader.device.destination import find_destination
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
 from swift_loader.iterator import EpochIterator, OpenEpoch, Turns
+from swift_loader.notices import warn
 from swift_loader.placement import expected_placement, find_placement
 from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
@@ -118,11 +119,13 @@ class SwiftLoader:
                 0: never.
             worker_restarts: How many times in a row, with no batch in between, a worker that died is replaced by
                 another one, which builds what was lost; past that `WorkerDied` is raised. 0: at the first death.
-            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. By default
-                `max(10, 2 * worker_per_consumer)`; with fewer than there are workers, some are always idle.
+            data_queue_size: Batches in flight per consumer: to be built, being built, or waiting for the loop. They
+                take at most so many times the memory of a batch; `repr` says how much that is. By default
+                `max(10, 3 * worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. With
+                fewer than there are workers, some are always idle, and `start()` warns.
             message_queue_size: Tasks that may wait in a worker's pipe.
             max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
-                `max(2, data_queue_size // worker_per_consumer)`.
+                `max(2, data_queue_size // worker_per_consumer + 1)`.
             nearby_shuffle: Samples that are shuffled together, in runs of neighbours from all over the dataset; 0
                 shuffles over everything. By default `350 * max(batch_size, 32)`, in runs of 8: batches are mixed like
                 those of a uniform shuffle, and what is read once is still in the page cache when its neighbours are
@@ -257,6 +260,8 @@ class SwiftLoader:
         agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
         plan = self._options.plan_settings(self._run.order, placement)
         try:
+            if self._options.in_flight.warning:
+                warn(self._options.in_flight.warning)
             dataset = self.dataset if not self._options.num_workers else None
             session = Session(self._options, plan, destination, dataset=dataset, pool=self._take_pool(plan))
             self._close = weakref.finalize(self, session.close)  # another thread may close it while it starts
@@ -518,9 +523,11 @@ class SwiftLoader:
     def __repr__(self) -> str:
         options, session = self._options, self._session
         name = self._state.value if session is None else f"{self._state.value}, {session!r}"
+        batch_nbytes = 0 if session is None else session.engine.largest_batch_nbytes
+        queue = f", data_queue_size={options.in_flight.describe(batch_nbytes)}" if options.num_workers else ""
         return (
             f"<SwiftLoader {name}; batch_size={options.batch_size}, nb_consumer={options.world_size}, "
-            f"worker_per_consumer={options.num_workers}, shuffle={options.shuffle}, {self._run.progress!r}>"
+            f"worker_per_consumer={options.num_workers}{queue}, shuffle={options.shuffle}, {self._run.progress!r}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:

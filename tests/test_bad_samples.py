@@ -134,6 +134,7 @@ def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_
         assert not set(epoch) & set(bad)
 
 
+@pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")
 @WORKERS
 def test_when_replacements_fail_as_well_the_sample_s_own_error_is_raised(workers: int) -> None:
     kwargs = {"num_samples": 2000, "bad": range(4, 2000)}

@@ -43,6 +43,7 @@ OPTIONS: dict[str, list[Any]] = {
 CASES = [dict(zip(OPTIONS, values, strict=True)) for values in AllPairs(list(OPTIONS.values()))]
 
 
+@pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize("case", CASES, ids=[str(number) for number in range(len(CASES))])
 def test_options_work_together(case: dict[str, Any], tmp_path: Path) -> None:
     options = dict(case)

@@ -12,6 +12,7 @@ import swift_loader
 PACKAGE = Path(swift_loader.__file__).parent
 PURE = [
     "bad_samples",
+    "in_flight",
     "integers",
     "order",
     "plan",

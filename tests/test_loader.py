@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from swift_loader import LoaderClosed, SwiftLoader, WorkerStalled
+from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
 from tests import datasets
 from tests.helpers import ids_of, make_loader, wait_until
 
@@ -379,6 +379,35 @@ def test_repr_shows_the_state() -> None:
         assert "running" in repr(loader)
         assert "generation 1" in repr(loader)
     assert "closed" in repr(loader)
+
+
+def test_repr_says_how_many_batches_are_in_flight_and_what_memory_that_means() -> None:
+    loader = make_loader(datasets.Images, workers=4)
+    assert "data_queue_size=12 (chosen)," in repr(loader)
+    with loader:
+        loader.start(0)
+        assert next(iter(loader)).nbytes == 24_576
+        assert "data_queue_size=12 (chosen; 12 batches of 24.6 kB are 295 kB)," in repr(loader)
+    assert "data_queue_size=5," in repr(make_loader(datasets.Images, workers=4, data_queue_size=5))
+    assert "data_queue_size" not in repr(make_loader(datasets.Images, workers=0))
+
+
+def test_a_queue_that_is_too_short_for_the_workers_is_told_once_and_obeyed() -> None:
+    with make_loader(datasets.Counting, workers=3, data_queue_size=2, shuffle=False) as loader:
+        with pytest.warns(SwiftLoaderWarning, match="at most 2 of worker_per_consumer=3 workers") as told:
+            loader.start(0)
+        for _ in range(2):
+            assert ids_of(loader) == list(range(100))
+        assert len(told) == 1
+        assert told[0].filename == __file__
+        assert "data_queue_size=2" in repr(loader)
+
+
+def test_where_warnings_are_errors_a_queue_that_is_too_short_is_one_before_anything_is_started() -> None:
+    loader = make_loader(datasets.Counting, workers=3, data_queue_size=2)
+    with pytest.raises(SwiftLoaderWarning, match="data_queue_size=2"):
+        loader.start(0)
+    assert not psutil.Process().children()
 
 
 def test_a_loader_that_has_not_started_can_be_copied_and_pickled() -> None:

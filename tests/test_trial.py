@@ -106,6 +106,7 @@ def test_where_there_is_no_batch_there_is_no_trial(options: dict[str, Any]) -> N
         assert list(loader) == []
 
 
+@pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_was_tried_is_what_the_loop_gets_first(workers: int, tmp_path: Path) -> None:
     kwargs = {"folder": str(tmp_path)}

@@ -34,6 +34,11 @@ class Engine(Protocol):
         """Length of the dataset, known once started."""
         ...
 
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        ...
+
     def start(self) -> None:
         """Get ready to build batches; blocks until the dataset stands. Cleans up after itself if it raises."""
         ...

@@ -63,6 +63,11 @@ class InlineEngine:
         assert self._plan is not None, "the engine hasn't started"
         return self._plan.order.num_samples
 
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Return 0: nothing is in flight."""
+        return 0
+
     def start(self) -> None:
         """Look at the dataset."""
         num_samples = length_of(self._dataset)

@@ -37,6 +37,10 @@ LOOKAHEAD_S = 0.001
 MIN_TASKS = 2
 """One being built and one waiting. More would only tie batches to a worker that may turn out slow."""
 
+STEADY_S = 0.01
+"""How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
+that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
+
 MAX_TASKS = 64
 """Far fewer messages than a pipe holds, so that sending a task never blocks."""
 
@@ -65,6 +69,11 @@ class Limits:
     in_order: bool
     """False: within an epoch, batches are delivered as they get ready."""
 
+    @property
+    def max_of_worker(self) -> int:
+        """Batches of one worker that may be built or waiting at a time."""
+        return min(self.max_in_flight, self.max_ready_per_worker + self.max_tasks)
+
 
 @dataclass(slots=True)
 class _Worker(Generic[Outcome]):
@@ -77,6 +86,16 @@ class _Worker(Generic[Outcome]):
     num_ready: int = 0
     build_s: float = math.inf
     """Smoothed time to build a batch; infinite until the first is known."""
+    deviation_s: float = 0.0
+    """Smoothed absolute difference from that."""
+
+    def note_build(self, build_s: float) -> None:
+        """Take note of how long a batch took."""
+        if math.isinf(self.build_s):
+            self.build_s = build_s
+        else:
+            self.deviation_s += 0.2 * (abs(build_s - self.build_s) - self.deviation_s)
+            self.build_s += 0.2 * (build_s - self.build_s)
 
 
 class Ledger(Generic[Outcome]):
@@ -166,7 +185,7 @@ class Ledger(Generic[Outcome]):
 
     def add_worker(self, worker: int) -> None:
         """Count on a worker from now on."""
-        self._workers[worker] = _Worker(self._task_limit(math.inf))
+        self._workers[worker] = _Worker(self._task_limit(math.inf, 0.0))
 
     def assign(self) -> list[Assignment]:
         """Return the tasks to be sent now, in order; they count as sent."""
@@ -196,8 +215,8 @@ class Ledger(Generic[Outcome]):
             ProtocolError: It answers another task.
         """
         worker = self._pop_task(index, (generation, sequence))
-        worker.build_s = build_s if math.isinf(worker.build_s) else 0.8 * worker.build_s + 0.2 * build_s
-        worker.max_tasks = self._task_limit(worker.build_s)
+        worker.note_build(build_s)
+        worker.max_tasks = self._task_limit(worker.build_s, worker.deviation_s)
         if generation != self._generation:
             return False
         worker.num_current -= 1
@@ -248,16 +267,21 @@ class Ledger(Generic[Outcome]):
 
     def _pick(self, max_ready: float) -> int | None:
         """Return the worker with the least to do among those with room."""
+        # With more than its share a worker would have a task waiting, and another one none: the limit is used up.
+        share = max(1, self._limits.max_in_flight // max(1, len(self._workers)))
         candidates = [
             (len(worker.tasks), worker.num_ready, index)
             for index, worker in self._workers.items()
             if worker.num_ready < max_ready
             and worker.num_current < worker.max_tasks
+            and worker.num_current < share
             and len(worker.tasks) < 2 * MAX_TASKS
         ]
         return min(candidates)[2] if candidates else None
 
-    def _task_limit(self, build_s: float) -> int:
+    def _task_limit(self, build_s: float, deviation_s: float) -> int:
+        if self._limits.in_order and deviation_s > STEADY_S:
+            return 1
         lookahead = 1 + math.ceil(LOOKAHEAD_S / build_s) if build_s > 0 else MAX_TASKS
         return min(max(MIN_TASKS, lookahead), self._limits.max_tasks, MAX_TASKS)
 

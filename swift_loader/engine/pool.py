@@ -42,7 +42,7 @@ from swift_loader.worker.setup import WorkerSetup
 __all__ = ["PoolOwner", "WorkerPool"]
 
 SPARE_SEGMENTS = 8
-"""Per worker, beside one for each batch that may be in flight: those the loop has, and those on their way back."""
+"""Per worker, beside one for each of its batches in flight: those the loop has, and those on their way back."""
 
 FORK_LIMIT_S = 30.0
 """A template that doesn't fork within this time hangs, and is replaced."""
@@ -548,7 +548,7 @@ class WorkerPool:
         self._add_worker(place, ours, process)
 
     def _add_worker(self, place: int, ours: Channel, process: WorkerProcess) -> None:
-        keep = self.settings.limits.max_in_flight + SPARE_SEGMENTS
+        keep = self.settings.limits.max_of_worker + SPARE_SEGMENTS
         reader = BatchReader(self.definitions, self.settings.batch_decoder)
         worker = WorkerHandle(place, self._num_started, ours, process, reader, keep)
         self._num_started += 1

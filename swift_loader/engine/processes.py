@@ -145,6 +145,8 @@ class ProcessEngine:
         """By serial number, of workers that have ended: the (epoch, step) that they were at, and the same in words."""
         self._stalls: dict[int, _Stall] = {}
         """By serial number, of workers that are being killed."""
+        self.largest_batch_nbytes = 0
+        """Of those that have come from workers; 0 before the first."""
         self._probed: _Outcome | None = None
         """The trial batch: until the loop's first batch is assigned, which it is in most runs."""
         self._prober: int | None = None
@@ -517,6 +519,7 @@ class ProcessEngine:
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         with self._lock:
             wanted = batch.generation in (0, self._ledger.generation)
+            self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
         started_ns = time.perf_counter_ns()
         if wanted:
             failures = self._take_failed(worker, batch.generation, batch.sequence) if self._failed else ()

@@ -332,6 +332,28 @@ def test_a_fast_worker_gets_more_tasks_ahead_than_a_slow_one() -> None:
     assert ahead[1e-4] > ahead[1.0] == 2
 
 
+@pytest.mark.parametrize(("in_order", "num_waiting"), [(True, 0), (False, 1)])
+def test_in_order_no_task_waits_at_a_worker_whose_batches_vary(in_order: bool, num_waiting: int) -> None:
+    ledger = ledger_with(1, limits=Limits(100, 100, 10, in_order))
+    go_to(ledger, 0, 0, num_batches=100)
+    tasks = deque(ledger.assign())
+    for build_s in (0.1, 0.2, 0.1, 0.2):
+        answer(ledger, tasks.popleft(), build_s=build_s)
+        tasks.extend(ledger.assign())
+    assert len(tasks) == 1 + num_waiting
+    for _ in range(30):
+        answer(ledger, tasks.popleft(), build_s=0.15)
+        tasks.extend(ledger.assign())
+    assert len(tasks) == 2
+
+
+@pytest.mark.parametrize("max_in_flight", [4, 5, 6, 7])
+def test_no_task_waits_at_a_worker_while_it_takes_another_ones_only_task(max_in_flight: int) -> None:
+    ledger = ledger_with(4, limits=Limits(max_in_flight, 4, 10, in_order=True))
+    go_to(ledger, 0, 0, num_batches=100)
+    assert sorted(task.worker for task in ledger.assign()) == [0, 1, 2, 3]
+
+
 def test_a_worker_never_has_more_tasks_than_a_pipe_holds() -> None:
     limits = Limits(max_in_flight=10_000, max_ready_per_worker=10_000, max_tasks=10_000, in_order=True)
     ledger = ledger_with(1, limits=limits)
