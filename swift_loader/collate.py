@@ -1,9 +1,9 @@
-"""Samples to a batch: the default collate.
+"""The default collate: makes a batch from samples.
 
-Arrays stay arrays, tensors stay tensors, Python and NumPy numbers become arrays, everything else becomes a list.
+Arrays stay arrays, and tensors stay tensors. Python and NumPy numbers become arrays. Everything else becomes a list.
 list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth. Arrays and tensors are written
-straight into the memory given. Pure, apart from that memory; runs in the worker. torch is used only where the samples
-bring it along.
+directly into the given memory. Pure, apart from that memory. Runs in the worker. Uses torch only if the samples have
+tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["BatchMemory", "Collate", "HeapMemory", "collate_into", "default_coll
 
 
 class BatchMemory(Protocol):
-    """Where a batch's arrays are made."""
+    """Allocates the arrays and tensors of a batch."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
         """Return an uninitialised C-contiguous array."""
@@ -38,7 +38,7 @@ class BatchMemory(Protocol):
 
 
 class HeapMemory:
-    """A `BatchMemory` of ordinary memory, for using `default_collate` on its own."""
+    """A `BatchMemory` on the heap, for calling `default_collate` outside a loader."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
         """Return an uninitialised C-contiguous array."""
@@ -52,56 +52,57 @@ class HeapMemory:
 
 
 Collate = Callable[[Sequence[Any], BatchMemory], Any]
-"""Samples to a batch, in the memory given."""
+"""Makes a batch from samples, in the given memory."""
 
 
 def collate_into(collate_fn: Callable[..., Any] | None) -> Collate:
-    """Return a collate function in the form that the loader calls; None is the default collate.
+    """Return a collate function in the form that the loader calls; None means the default collate.
 
-    One that has a parameter named `memory`, as `default_collate` does, is given the memory that batches are sent in:
-    what it makes there isn't copied any more. Any other is given the samples alone, in a list.
+    If `collate_fn` has a parameter `memory`, as `default_collate` does, it gets the memory that the batch is sent in.
+    Arrays that it makes there aren't copied again. Otherwise it gets only the samples, as a list.
     """
     if collate_fn is None:
         return default_collate
     try:
         takes_memory = "memory" in inspect.signature(collate_fn).parameters
-    except (TypeError, ValueError):  # some callables of C code don't tell
+    except (TypeError, ValueError):  # some C callables have no signature
         takes_memory = False
     if takes_memory:
         return lambda samples, memory: collate_fn(list(samples), memory=memory)
-    return lambda samples, memory: collate_fn(list(samples))  # noqa: ARG005 - this one has no use for it
+    return lambda samples, memory: collate_fn(list(samples))  # noqa: ARG005 - the user's function doesn't take it
 
 
 _ARRAY_TYPES = (np.ndarray, np.memmap)
-"""Other subclasses (masked arrays, matrices) would lose what makes them special; they go into lists."""
+"""Other subclasses (masked arrays, matrices) would lose their special properties, so they go into lists."""
 
 _SMALL_NBYTES = 2048
-"""Arrays up to this size are joined as bytes first: 18 us instead of 55 us for 256 arrays of 64 bytes. The second copy
-costs more than it saves above."""
+"""Arrays up to this size are joined as bytes first: 18 us instead of 55 us for 256 arrays of 64 bytes. For larger
+arrays, the second copy costs more than it saves."""
 
 _NUMBER_TYPES = (bool, int, float, complex, np.bool_, np.number, np.datetime64, np.timedelta64)
 
 
 def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> Any:
-    """Return the batch of some samples.
+    """Return the samples as one batch.
 
     Args:
-        samples: At least one; all of the same structure.
+        samples: At least one sample; all have the same structure.
         memory: Where to put arrays and tensors; None: on the heap.
 
     Returns:
-        The structure of a sample, with leaves of `(len(samples), *leaf.shape)`.
+        The structure of a sample, with leaves of shape `(len(samples), *leaf.shape)`.
 
     Raises:
-        ValueError: Structures, lengths or shapes differ; the message names the path and what was found there.
+        ValueError: Structures, lengths or shapes differ, and the message names the path and the difference; or there is
+            no sample.
     """
     if not samples:
-        raise ValueError("a batch of no samples can't be collated; give at least one")
+        raise ValueError("a batch of no samples can't be collated; pass at least one")
     return _collate(samples, memory or HeapMemory(), "sample")
 
 
 def _collate(parts: Sequence[Any], memory: BatchMemory, path: str) -> Any:
-    """Collate what all samples have at `path`."""
+    """Collate the parts that all samples have at `path`."""
     first = parts[0]
     kind = type(first)
     if kind in _ARRAY_TYPES:
@@ -135,7 +136,7 @@ def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> An
     batch = memory.empty((len(arrays), *shape), dtype)
     joinable = not mixed and first.nbytes <= _SMALL_NBYTES
     if shape and not (joinable and _join_into(batch, arrays)):
-        # A stack is a concatenation along the first axis, seen with one axis more: a third of the time of np.stack.
+        # Concatenation along the first axis writes the same bytes as np.stack, in a third of the time.
         np.concatenate(arrays, axis=0, out=batch.reshape(len(arrays) * shape[0], *shape[1:]))
     elif not shape:
         batch[...] = arrays
@@ -143,12 +144,12 @@ def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> An
 
 
 def _join_into(batch: NDArray[Any], arrays: Sequence[Any]) -> bool:
-    """Write contiguous arrays of one kind one after the other; return False if they can't be joined."""
+    """Write contiguous arrays of the same dtype and shape in sequence; return False if they can't be joined."""
     if batch.dtype.kind in "mMV":  # times have no buffer format
         return False
     try:
         joined = b"".join(arrays)
-    except (ValueError, BufferError, TypeError):  # not contiguous, or a dtype that exports no buffer
+    except (ValueError, BufferError, TypeError):  # not contiguous, or a dtype without the buffer protocol
         return False
     batch.reshape(-1).view(np.uint8)[:] = np.frombuffer(joined, np.uint8)
     return True
@@ -173,7 +174,7 @@ def _collate_numbers(numbers: Sequence[Any], memory: BatchMemory) -> Any:
         return list(numbers)
     values = np.asarray(numbers)
     whole = all(isinstance(number, (int, np.integer)) for number in numbers)
-    if values.dtype.hasobject or (whole and values.dtype.kind == "f"):  # integers that no dtype holds together
+    if values.dtype.hasobject or (whole and values.dtype.kind == "f"):  # no integer dtype holds all of them
         return list(numbers)
     batch = memory.empty(values.shape, values.dtype)
     batch[...] = values
@@ -192,7 +193,7 @@ def _collate_mappings(mappings: Sequence[Any], memory: BatchMemory, path: str) -
 
 
 def refill_mapping(mapping: Any, columns: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with other values; what else it has (a default_factory) is kept."""
+    """Return a mapping of the same type with other values. It keeps its attributes, such as a default_factory."""
     if type(mapping) is dict:
         return columns
     if isinstance(mapping, dict) or hasattr(type(mapping), "__copy__"):
@@ -200,7 +201,7 @@ def refill_mapping(mapping: Any, columns: dict[Any, Any]) -> Any:
     else:
         try:
             return type(mapping)(columns)
-        except TypeError:  # made empty, then filled; a plain copy would share what it keeps its items in
+        except TypeError:  # the type takes no dict: fill a copy, with its own containers instead of shared ones
             batch = copy.copy(mapping)
             vars(batch).update({name: copy.copy(value) for name, value in vars(mapping).items()})
     for key, column in columns.items():
@@ -244,6 +245,6 @@ def _ragged(path: str, found: list[Any]) -> ValueError:
 
 def _mismatch(path: str, expected: str, found: str) -> ValueError:
     return ValueError(
-        f"{path}: sample 0 of the batch has {expected}, but there is {found}. Samples of one batch must be alike; pad "
-        f"or crop them in the dataset, or give a collate_fn"
+        f"{path}: sample 0 of the batch has {expected}, but there is {found}. All samples of a batch must have the "
+        f"same structure and shapes; pad or crop them in the dataset, or pass a collate_fn"
     )

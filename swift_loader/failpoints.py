@@ -1,15 +1,15 @@
-"""Places where a test can make a process fail, so that each fault is met where it hurts and not where luck has it.
+"""Points in the code where a test can make a process fail, so that each fault happens at a chosen place.
 
-Inert unless SWIFT_LOADER_FAILPOINTS is set when this module is imported: then `failpoint` is a function that does
-nothing. Template and workers inherit the variable from the trainer.
+They do nothing unless SWIFT_LOADER_FAILPOINTS is set when this module is imported: `failpoint` is an empty function
+then. The template and the workers inherit the variable from the trainer.
 
     SWIFT_LOADER_FAILPOINTS = item;item;...        item = point=action[,condition=value ...]
-    worker.collated=SIGKILL,hit=3,serial=0         the third time the process with serial number 0 gets there
-    template.forked=exit-7,once=/tmp/x/marker      the first time that any process of the run gets there
-    getitem=raise,p=0.01,seed=5                    once in a hundred times
+    worker.collated=SIGKILL,hit=3,serial=0         the third time that the process with serial number 0 reaches it
+    template.forked=exit-7,once=/tmp/x/marker      the first time that any process of the run reaches it
+    getitem=raise,p=0.01,seed=5                    one time in a hundred
 
-All conditions of an item must hold; those of different items know nothing of each other. Fork-safe: what a process
-counts and draws begins anew when it says who it is.
+All conditions of an item must hold. Items are independent of each other. Fork-safe: a process restarts its counts and
+random numbers when it calls `identify`.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ _WORKER_PREFIX = "worker."
 
 
 class Failpoint(Enum):
-    """Where. Those of workers fire only in a process that said which worker it is: its code runs elsewhere, too."""
+    """A point. Points of workers fire only after `identify`: the code of workers runs in other processes, too."""
 
-    WORKER_BOOT = "worker.boot"  # worker: it exists and knows who it is; no dataset of its own, no READY yet
-    WORKER_RECEIVED = "worker.received"  # worker: a task was taken off the pipe and queued; the trial batch is one
-    WORKER_STARTED = "worker.started"  # worker: a batch was begun, no sample fetched
-    WORKER_FETCHED = "worker.fetched"  # worker: all samples are there, nothing is collated
-    WORKER_SLOT_WRITE = "worker.slot-write"  # worker: a piece of the batch's memory is written, another is wanted
-    WORKER_COLLATED = "worker.collated"  # worker: collated, not encoded
-    WORKER_BEFORE_COMMIT = "worker.before-commit"  # worker: encoded; not yet sure to lie in one slot
-    WORKER_AFTER_COMMIT = "worker.after-commit"  # worker: the batch (or why there is none) is final, nobody knows
-    WORKER_NOTIFIED = "worker.notified"  # worker: the trainer was told
-    WORKER_STOP = "worker.stop"  # worker: the trainer hung up, and it is about to end
+    WORKER_BOOT = "worker.boot"  # worker: it has called `identify`; it has neither built a dataset nor sent READY
+    WORKER_RECEIVED = "worker.received"  # worker: a task was read and queued; the trial batch is a task, too
+    WORKER_STARTED = "worker.started"  # worker: a batch was started, no sample fetched
+    WORKER_FETCHED = "worker.fetched"  # worker: all samples were fetched, nothing was collated
+    WORKER_SLOT_WRITE = "worker.slot-write"  # worker: a block of the batch was allocated, the next one is requested
+    WORKER_COLLATED = "worker.collated"  # worker: the batch was collated, not encoded
+    WORKER_BEFORE_COMMIT = "worker.before-commit"  # worker: the batch was encoded, but may not be in a single slot
+    WORKER_AFTER_COMMIT = "worker.after-commit"  # worker: the batch or failure is final, but wasn't sent
+    WORKER_NOTIFIED = "worker.notified"  # worker: the trainer was notified
+    WORKER_STOP = "worker.stop"  # worker: the trainer closed the channel, and the worker is about to end
 
-    TEMPLATE_BOOT = "template.boot"  # template: the interpreter is up, nothing received
-    TEMPLATE_SET_UP = "template.set-up"  # template: the payload is here, the dataset isn't
-    TEMPLATE_BUILT = "template.built"  # template: the dataset stands, the trainer wasn't told
-    TEMPLATE_FORK_REQUESTED = "template.fork-requested"  # template: asked for a worker, not forked
-    TEMPLATE_FORKED = "template.forked"  # template: the worker exists, the trainer wasn't told
-    TEMPLATE_REAPED = "template.reaped"  # template: a worker's exit status was taken, the trainer wasn't told
-    TEMPLATE_STOP = "template.stop"  # template: the trainer hung up, and it is about to end
+    TEMPLATE_BOOT = "template.boot"  # template: the interpreter has started, nothing was received
+    TEMPLATE_SET_UP = "template.set-up"  # template: the payload was received, the dataset wasn't built
+    TEMPLATE_BUILT = "template.built"  # template: the dataset was built, the trainer wasn't notified
+    TEMPLATE_FORK_REQUESTED = "template.fork-requested"  # template: a worker was requested, but not forked
+    TEMPLATE_FORKED = "template.forked"  # template: the worker was forked, the trainer wasn't notified
+    TEMPLATE_REAPED = "template.reaped"  # template: a worker was reaped, the trainer wasn't notified
+    TEMPLATE_STOP = "template.stop"  # template: the trainer closed the channel, and the template is about to end
 
-    GETITEM = "getitem"  # wherever a test's dataset calls it; no code of ours does
+    GETITEM = "getitem"  # where a test's dataset calls it; the library doesn't
 
 
 class Action(Enum):
-    """What happens there."""
+    """What happens at the point."""
 
     SIGKILL = "SIGKILL"
     SIGSEGV = "SIGSEGV"
@@ -75,22 +75,22 @@ class FailpointSpec:
     point: Failpoint
     action: Action
     hit: int | None = None
-    """Only the n-th time that this process gets there; n ≥ 1."""
+    """Fire only the n-th time that this process reaches the point; n ≥ 1."""
     serial: int | None = None
-    """Only in the process with this number."""
+    """Fire only in the process with this serial number."""
     p: float | None = None
-    """Only with this probability, in (0, 1]."""
+    """Fire only with this probability, in (0, 1]."""
     seed: int = 0
-    """Of the draws for `p`, which differ from process to process, and are the same in each run."""
+    """Seed of the draws for `p`. The draws differ from process to process, and are the same in each run."""
     once: str | None = None
-    """A file that doesn't exist: whoever makes it fires, so only one process does, once."""
+    """Path of a file that doesn't exist. The process that creates it fires, so the item fires once in the run."""
 
 
 def parse_failpoints(text: str) -> list[FailpointSpec]:
     """Return the items of the variable's value.
 
     Raises:
-        ValueError: Malformed; names the item and the rule.
+        ValueError: An item is malformed; the message names the item and the rule.
     """
     specs = []
     for item in filter(None, (part.strip() for part in text.split(";"))):
@@ -107,7 +107,7 @@ def _parse_item(item: str) -> FailpointSpec:
     given: dict[str, str] = {}
     for name, _, value in conditions:
         if name not in _CONDITIONS:
-            raise ValueError(f"condition {name!r} is none of {', '.join(_CONDITIONS)}")
+            raise ValueError(f"condition {name!r} is unknown; use one of {', '.join(_CONDITIONS)}")
         if name in given:
             raise ValueError(f"condition {name!r} is given twice")
         given[name] = value
@@ -120,14 +120,14 @@ def _parse_item(item: str) -> FailpointSpec:
 def _known(value: str, names: type[Enum]) -> str:
     allowed = [member.value for member in names]
     if value not in allowed:
-        raise ValueError(f"{names.__name__.lower()} {value!r} is none of {', '.join(allowed)}")
+        raise ValueError(f"{names.__name__.lower()} {value!r} is unknown; use one of {', '.join(allowed)}")
     return value
 
 
 def _whole(least: int) -> Callable[[str], int]:
     def parse(value: str) -> int:
         if not (value.isascii() and value.isdigit()) or int(value) < least:
-            raise ValueError(f"{value!r} is not a whole number from {least} on")
+            raise ValueError(f"{value!r} is not an integer of at least {least}")
         return int(value)
 
     return parse
@@ -139,13 +139,13 @@ def _probability(value: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 1:
-        raise ValueError(f"p={value} is not above 0 and at most 1")
+        raise ValueError(f"p={value} is out of range; it must be above 0 and at most 1")
     return number
 
 
 def _path(value: str) -> str:
     if not value.startswith("/"):
-        raise ValueError(f"once={value!r} is not an absolute path; a path with ',' or ';' can't be given")
+        raise ValueError(f"once={value!r} is not an absolute path; use one without ',' and ';'")
     return value
 
 
@@ -159,21 +159,21 @@ _CONDITIONS: dict[str, Callable[[str], object]] = {
 
 
 class _Armed:
-    """The items of this process, with what they count. Not thread-safe: templates and workers have one thread."""
+    """The items of this process, with their counts. Not thread-safe: templates and workers use it on one thread."""
 
     def __init__(self, specs: Sequence[FailpointSpec]) -> None:
         self._specs = specs
         self._begin(None)
 
     def identify(self, serial: int) -> None:
-        """Say which worker this process is; from here on its own counts and draws."""
+        """Set this process's serial number, and restart its counts and draws."""
         self._begin(serial)
 
     def reach(self, point: Failpoint) -> None:
-        """Fail, if that is what was asked for here."""
+        """Fire the items whose conditions hold at this point."""
         if self._serial is None and point.value.startswith(_WORKER_PREFIX):
             return
-        # All decided before the first one fires: it may raise.
+        # Evaluate all items before the first one fires, because that may raise.
         due = [spec for number, spec in enumerate(self._specs) if spec.point is point and self._is_due(number, spec)]
         for spec in due:
             if spec.once is None or _is_first(spec.once):
@@ -204,7 +204,7 @@ def _is_first(marker: str) -> bool:
 def _act(spec: FailpointSpec) -> None:
     action = spec.action
     if action in (Action.SIGKILL, Action.SIGSEGV, Action.SIGABRT, Action.SIGSTOP):
-        signal.raise_signal(signal.Signals[action.value])  # comes back from SIGSTOP, once the process is continued
+        signal.raise_signal(signal.Signals[action.value])  # returns after SIGSTOP, when the process is continued
     elif action in (Action.EXIT_0, Action.EXIT_7):
         os._exit(int(action.value.partition("-")[2]))
     elif action is Action.RAISE:
@@ -219,7 +219,7 @@ def _hang() -> NoReturn:
     while True:
         try:
             signal.pause()
-        except BaseException:  # noqa: S112 - a handler raised: code that hangs in C wouldn't have noticed
+        except BaseException:  # noqa: S112 - a signal handler raised; code that hangs in C wouldn't notice
             continue
 
 
@@ -234,7 +234,7 @@ def _stay_anonymous(serial: int) -> None:
 _armed = _Armed(parse_failpoints(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None
 
 failpoint: Callable[[Failpoint], None] = _pass if _armed is None else _armed.reach
-"""Call this where a process may be made to fail."""
+"""Call this at a point where a test may make the process fail."""
 
 identify: Callable[[int], None] = _stay_anonymous if _armed is None else _armed.identify
-"""Call this in a worker, when it begins, with its serial number."""
+"""Call this at the start of a worker, with its serial number."""

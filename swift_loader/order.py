@@ -1,8 +1,8 @@
-"""In which order an epoch visits the dataset: pure arithmetic, the same in every process.
+"""The order in which an epoch visits the dataset: pure arithmetic, the same in every process.
 
-Guarantees: an epoch's order is a permutation that is computed, never stored: memory is O(positions asked for), whatever
-the dataset's size. It depends on `OrderSettings`, the dataset's length and the epoch, and on nothing else: neither the
-batch size nor the number of ranks or workers, so that a run can go on with others.
+Guarantees: an epoch's order is a permutation that is computed, never stored. Memory is O(requested positions),
+independent of the dataset's size. The order depends on `OrderSettings`, the dataset's length and the epoch, and on
+nothing else. So a run can resume with another batch size, number of ranks or number of workers.
 
     epoch, positions ──► window shuffle ──► run shuffle ──► rotation ──► dataset indices
 """
@@ -20,29 +20,29 @@ from swift_loader.permutation import Purpose, derive_key, permute
 __all__ = ["Order", "OrderSettings", "local_window", "run_length_for"]
 
 MIXING = 0.73
-"""The least share of a batch that comes from runs of its own, on average; it sets the length of the runs in a window
-that the user has chosen."""
+"""Minimum ratio of distinct runs in a batch to samples in it, on average. It determines the length of the runs if the
+user has chosen the window."""
 
 RUN_LENGTH = 8
-"""Of a new run whose window the user hasn't chosen. With 8, small records come six to seven times as fast from a disk,
-and twice as fast from a cold file on an SSD; runs of 16 are slower there for records of 3 KB
+"""Length of the runs if the user hasn't chosen the window, in samples. With 8, small records are read six to seven
+times as fast from a disk, and twice as fast from a cold file on an SSD. With 16, records of 3 KB are slower on the SSD
 (benchmarks/locality.py)."""
 
 CROWDING = 0.02
-"""How many others of its run a sample meets in its batch, on average, where the user hasn't chosen the window. The
-variance of class counts in a batch of sorted data exceeds that of a uniform shuffle by the same share, and by twice as
-much where the last window of an epoch is very short."""
+"""How many other samples of its run a sample meets in its batch, on average, if the user hasn't chosen the window. In
+a batch of class-sorted data, the variance of the class counts exceeds that of a uniform shuffle by the same share, and
+by twice as much if the last window of an epoch is very short."""
 
 MIN_BATCH_SIZE = 32
-"""Smaller batches get the window of this size: their gradients are usually added up."""
+"""Smaller batches get the window of this batch size, because their gradients are usually accumulated."""
 
 MAX_SAMPLES = 2**63 - 1
-"""No dataset has more; larger windows, runs and batches are the same as this."""
+"""No dataset has more. Larger windows, runs and batches have the same effect as this value."""
 
 
 def local_window(batch_size: int, run_length: int = RUN_LENGTH) -> int:
-    """Return the smallest window that keeps the crowding at `CROWDING` for runs of this length."""
-    # A batch has the share `batch_size / window` of the `run_length - 1` others.
+    """Return the smallest window with a crowding of `CROWDING` for runs of this length, in samples."""
+    # Of the `run_length - 1` other samples of a run, the share `batch_size / window` is in the batch.
     return round((run_length - 1) / CROWDING) * max(batch_size, MIN_BATCH_SIZE)
 
 
@@ -50,12 +50,13 @@ def local_window(batch_size: int, run_length: int = RUN_LENGTH) -> int:
 def run_length_for(window: int, batch_size: int) -> int:
     """Return how many consecutive samples stay together when shuffling within windows.
 
-    A batch drawn from a window of `window / run` runs meets `window / run * (1 - (1 - batch / window) ** run)` of them
-    on average. The longest run that keeps this above `MIXING` times the batch size reads most locally and still mixes.
+    A batch from a window of `window / run` runs has samples of `window / run * (1 - (1 - batch / window) ** run)` runs
+    on average. The longest run that keeps this above `MIXING` times the batch size has the most local reads and still
+    mixes.
     """
     window, batch_size = min(window, MAX_SAMPLES), min(batch_size, MAX_SAMPLES)
     longest, too_long = 1, window + 1
-    while longest + 1 < too_long:  # what is met falls with the length
+    while longest + 1 < too_long:  # bisection: the number of runs in a batch decreases with their length
         run = (longest + too_long) // 2
         met = window / run * (1 - (1 - min(1.0, batch_size / window)) ** run)
         longest, too_long = (longest, run) if met < MIXING * batch_size else (run, too_long)
@@ -64,26 +65,25 @@ def run_length_for(window: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OrderSettings:
-    """What an order depends on, apart from the dataset's length. A saved state has all of it."""
+    """Everything that an order depends on, except the dataset's length and the epoch. A saved state has all of it."""
 
     seed: int
     shuffle: bool
     window: int
-    """Samples that are to be shuffled together; 0: all of them."""
+    """Number of samples to shuffle together; 0: all of them."""
     run_length: int
-    """Consecutive samples that stay in one window."""
+    """Number of consecutive samples that stay in one window."""
 
     @classmethod
     def of(cls, *, seed: int, shuffle: bool, window: int | None, batch_size: int) -> OrderSettings:
         """Return the settings of a new run.
 
         Args:
-            seed: Of the order.
-            shuffle: Whether there is one.
-            window: Samples that are to be shuffled together, in runs as long as the batch size that it begins with
-                allows; 0: all of them. None: short runs, and a window large enough for batches that are mixed like
-                those of a uniform shuffle.
-            batch_size: That it begins with.
+            seed: Seed of the permutation.
+            shuffle: Whether to shuffle at all.
+            window: Number of samples to shuffle together; 0: all of them. The runs are as long as the batch size
+                allows. None: short runs, and a window so large that batches are mixed like those of a uniform shuffle.
+            batch_size: The batch size at the start of the run.
         """
         if window is None:
             return cls(seed, shuffle, local_window(batch_size), RUN_LENGTH)
@@ -99,9 +99,9 @@ class Order:
 
     @property
     def window(self) -> int:
-        """Samples that are shuffled together: about as many as asked for, in whole runs; 0: all of them."""
+        """Number of samples that are shuffled together: the setting, rounded to whole runs; 0: all of them."""
         num_runs, rest = divmod(self.settings.window, self.settings.run_length)
-        if 2 * rest > self.settings.run_length - num_runs % 2:  # half a run goes to the even number
+        if 2 * rest > self.settings.run_length - num_runs % 2:  # a half rounds to the even number
             num_runs += 1
         return max(1, num_runs) * self.settings.run_length if self.settings.window else 0
 
@@ -121,7 +121,7 @@ class Order:
 
     def _shuffle_windows(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Move each position within its window; the last window may be shorter than the others."""
-        window = min(self.window, self.num_samples)  # a larger one is the same, and may be too large for 64 bits
+        window = min(self.window, self.num_samples)  # a larger one has the same effect, and may not fit into 64 bits
         size = np.uint64(window)
         window_of: NDArray[np.uint64] = positions // size
         first: NDArray[np.uint64] = window_of * size
@@ -138,13 +138,13 @@ class Order:
         return moved
 
     def _visit_runs(self, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Send position p to a sample: runs in permuted order, the samples left over last, cut anew each epoch."""
+        """Map positions to samples: runs in permuted order, then the remaining samples. The cuts change each epoch."""
         run_length = min(self.settings.run_length, self.num_samples + 1)  # no run is longer than the dataset
         length = np.uint64(run_length)
         num_runs = self.num_samples // run_length
         slots = positions // length
         runs = slots.copy()
-        in_runs = slots < np.uint64(num_runs)  # the others are the fewer than `run_length` samples after the last run
+        in_runs = slots < np.uint64(num_runs)  # the others are the remaining samples, fewer than `run_length`
         runs[in_runs] = self._permute_runs(epoch, slots[in_runs], num_runs)
         rotation = derive_key(self.settings.seed, Purpose.ROTATION.value, epoch) % self.num_samples
         samples: NDArray[np.uint64] = runs * length + (positions - slots * length) + np.uint64(rotation)
@@ -152,12 +152,12 @@ class Order:
         return samples
 
     def _permute_runs(self, epoch: int, slots: NDArray[np.uint64], num_runs: int) -> NDArray[np.uint64]:
-        """Return which run is visited at each place; the samples of a run ask for the same place."""
+        """Return the run that is visited in each slot. All samples of a run have the same slot."""
         key = self._key(epoch, Purpose.RUNS)
         if not slots.size:
             return slots
         first, last = slots.min(), slots.max()
-        if last - first >= slots.size:  # sparse: this rank's share of the steps of many
+        if last - first >= slots.size:  # sparse: this rank's share, one of many
             return permute(slots, num_runs, key)
         runs: NDArray[np.uint64] = permute(np.arange(first, last + np.uint64(1)), num_runs, key)[slots - first]
         return runs

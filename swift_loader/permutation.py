@@ -1,11 +1,11 @@
 """A keyed permutation of `range(size)` that is computed, never stored.
 
-Guarantees: a bijection for every size and key; O(1) memory in the size; any position can be asked for on its own.
-Assumes: `0 <= size <= 2**63`. The quality is that of a good hash, not of a cipher.
+Guarantees: a bijection for every size and key; O(1) memory in the size; random access to any position. Assumes:
+`0 <= size <= 2**63`. The quality is that of a good hash, not of a cipher.
 
-The construction is a Feistel network over a rectangle of height x width cells, just large enough to hold `size`
-(Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): each round adds a keyed hash of one coordinate to
-the other. The few results outside `size` go through the network again until they land inside ("cycle walking").
+The construction is a Feistel network over a rectangle of height x width cells, just large enough for `size` (Black and
+Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Each round adds a keyed hash of one coordinate to the other.
+The few results outside `size` go through the network again until they are inside ("cycle walking").
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Purpose", "derive_key", "derive_keys", "permute"]
 
 Positions = NDArray[np.uint64]
 Halves = NDArray[np.unsignedinteger[Any]]
-"""Coordinates: half the bits of a position."""
+"""Coordinates, with half the bits of a position."""
 
 NUM_ROUNDS = 6
-"""Three per coordinate. Over 5,000 keys and 160 cells, neighbours stay neighbours 1.36 times too often with four."""
+"""Three per coordinate. With four in all, neighbours stay neighbours 1.36 times too often (5,000 keys, 160 cells)."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -34,7 +34,7 @@ _MULTIPLIER_2 = 0x94D049BB133111EB
 
 
 class _Width(NamedTuple):
-    """The arithmetic of a network: coordinates of half the bits, products of all of them."""
+    """The constants for one width of integers. Coordinates use half the bits, so that products fit."""
 
     dtype: type[np.unsignedinteger[Any]]
     half: np.unsignedinteger[Any]
@@ -43,12 +43,12 @@ class _Width(NamedTuple):
 
 
 _NARROW = _Width(np.uint32, np.uint32(16), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
-"""For sizes up to 2**32, in half the time; the multipliers of MurmurHash3's finaliser (Appleby)."""
+"""For sizes up to 2**32; takes half the time. The multipliers are from MurmurHash3's finaliser (Appleby)."""
 _WIDE = _Width(np.uint64, np.uint64(32), np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2))
 
 
 class Purpose(int, Enum):
-    """What a key is for; it comes right after the seed, and keeps keys apart that have the same numbers otherwise."""
+    """What a key is for. It comes right after the seed, so keys with the same numbers differ between purposes."""
 
     WHOLE = 1
     WINDOW = 2
@@ -67,13 +67,13 @@ def derive_key(*parts: int) -> int:
     key = 0
     for part in parts:
         key = _mix((key ^ (part & _MASK)) + _GOLDEN & _MASK)
-        if part >> 64 not in (0, -1):  # parts wider than 64 bits count in full
+        if part >> 64 not in (0, -1):  # all bits of wider parts count
             key ^= derive_key(part >> 64)
     return key
 
 
 def derive_keys(base: int, numbers: Positions) -> Positions:
-    """Return a 64-bit key for each number, `(n,) -> (n,)`: `derive_key` for many, with one base in common."""
+    """Return a 64-bit key for each number, `(n,) -> (n,)`: `derive_key` for many numbers with the same base."""
     keys: Positions = numbers ^ np.uint64(base)
     keys += np.uint64(_GOLDEN)
     for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2)):
@@ -84,12 +84,12 @@ def derive_keys(base: int, numbers: Positions) -> Positions:
 
 
 def permute(positions: Positions, size: int, keys: Positions) -> Positions:
-    """Return where each position goes in the permutation of `range(size)` that its key selects.
+    """Return the image of each position under the permutation of `range(size)` that its key selects.
 
     Args:
         positions: `(n,)`, each below `size`.
-        size: How many cells there are to permute.
-        keys: `(1,)` for one permutation, or `(n,)` for a key per position.
+        size: Number of positions in the permutation.
+        keys: `(1,)` for one permutation, or `(n,)` for one key per position.
 
     Returns:
         `(n,)`, a new array.
@@ -133,10 +133,10 @@ def _add_hash(target: Halves, bound: int, source: Halves, keys: Halves, width: _
     hashed ^= hashed >> width.half
     hashed *= width.multiplier_2
     hashed >>= width.half
-    hashed *= limit  # the upper half of a product of halves: uniform below the bound, without a division
+    hashed *= limit  # the upper half of the product is uniform below the bound, without a division
     hashed >>= width.half
     target += hashed
-    np.minimum(target, target - limit, out=target)  # modulo the bound: below it, the subtraction wraps to a huge number
+    np.minimum(target, target - limit, out=target)  # modulo the bound: if target < bound, the subtraction wraps around
 
 
 def _mix(value: int) -> int:

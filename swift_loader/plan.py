@@ -1,7 +1,7 @@
-"""Which samples form which batch: pure arithmetic, the same in every process.
+"""Maps (epoch, step, rank) to the samples of a batch: pure arithmetic, the same in every process.
 
-Guarantees: every quantity is a function of the arguments alone; memory is O(batch) whatever the dataset's size; any
-batch of any epoch can be asked for at the same cost. The worker count appears nowhere.
+Guarantees: every result is a function of the arguments alone. Memory is O(batch), independent of the dataset's size.
+Each batch of each epoch takes the same time, so seeking is O(1). Nothing depends on the number of workers.
 
     epoch, step, rank ──► positions in the epoch ──► order ──► dataset indices
 """
@@ -19,39 +19,40 @@ from swift_loader.order import Order, OrderSettings
 __all__ = ["MAX_EPOCH", "BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
 
 MAX_EPOCH = 2**62 - 1
-"""What the messages to the workers have room for."""
+"""The largest epoch that fits into the messages to the workers."""
 
 BLOCK_POSITIONS = 8192
-"""Positions a `PlanReader` permutes at once: 0.4 ms for 256 of them, 0.9 ms for 8,192; more would need over 1 MB."""
+"""Number of positions that a `PlanReader` permutes at once. 256 positions take 0.4 ms, 8,192 take 0.9 ms. More would
+need over 1 MB."""
 
 
 class Uneven(str, Enum):
-    """What becomes of the last step when the samples left don't fill it on all ranks."""
+    """What happens in the last step of an epoch, if the remaining samples don't fill it on all ranks."""
 
     PAD = "pad"
-    """Split evenly; samples from the epoch's start fill up the ranks that would have one less."""
+    """Split the samples evenly. Ranks that would have one sample less repeat samples from the epoch's start."""
     DROP = "drop"
-    """Split evenly; the samples that can't be split are left out."""
+    """Split the samples evenly, and leave out those that can't be split."""
     EXACT = "exact"
-    """Split without padding or loss; ranks may differ by one sample, and so by one batch."""
+    """Split the samples without padding or loss. Ranks may differ by one sample, and so by one batch."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place between two samples of a run: the same for all ranks, whatever their number and their batch size."""
+    """A position between two samples of a run. It is the same on all ranks, and independent of their batch size."""
 
     epoch: int
     num_samples: int
-    """Samples of the epoch's order that lie before it."""
+    """Number of samples of the epoch's order before the position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """In one epoch, the steps begin after so many samples: it was begun with other batches than it is finished with."""
+    """An offset of all steps of one epoch, for an epoch that was resumed with another batch size or number of ranks."""
 
     epoch: int
     num_samples: int
-    """Less than a step has."""
+    """Number of samples before the first step; less than the samples of a step."""
 
 
 NO_SHIFT = Shift(0, 0)
@@ -59,7 +60,7 @@ NO_SHIFT = Shift(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """All that a plan depends on, apart from the dataset's length."""
+    """Everything that a plan depends on, except the dataset's length."""
 
     order: OrderSettings
     batch_size: int
@@ -71,13 +72,13 @@ class PlanSettings:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of a full step, over all ranks."""
+        """Number of samples of a full step, over all ranks."""
         return self.batch_size * self.world_size
 
     def going_on_at(self, position: Position) -> tuple[PlanSettings, int]:
         """Return settings with which a step begins at this position, and the number of that step.
 
-        The shift of an epoch that is over is kept, so that what was planned beyond that epoch's end stays valid.
+        The shift of a past epoch is kept, so that batches already planned beyond that epoch's end stay valid.
         """
         step, rest = divmod(position.num_samples, self.samples_per_step)
         if not rest and position.epoch > self.shift.epoch:
@@ -92,16 +93,17 @@ class BatchPlan:
     indices: NDArray[np.int64]
     """`(n,)` dataset indices, in the order of the samples."""
     num_padding: int
-    """How many samples at the end repeat the epoch's first ones so that all ranks have equally many."""
+    """How many samples at the end are padding: they repeat the epoch's first samples, so that all ranks have the same
+    number of samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The epochs of one rank, cut into batches.
 
-    Global step s uses positions `[s*B*R, (s+1)*B*R)` for batch size B and R ranks, and rank r the r-th B of them: after
-    any step the samples used by all ranks are a prefix of the order, and any other B and R can go on from there. In the
-    epoch that is so taken over, all steps are shifted by what the prefix has beyond a multiple of B*R.
+    For batch size B and R ranks, global step s uses positions `[s*B*R, (s+1)*B*R)`. Rank r uses the r-th B of them. So
+    after any step, the samples that all ranks have used are a prefix of the order, and a run with any other B and R can
+    resume there. If the prefix isn't a multiple of the new B*R, all steps of that epoch are shifted by the remainder.
     """
 
     order: Order
@@ -118,13 +120,13 @@ class Plan:
 
     @property
     def trial_epoch(self) -> int | None:
-        """An epoch whose first batch is like any first batch of this rank; None if the rank never has one."""
+        """An epoch whose first batch is typical for this rank; None if the rank never has a batch."""
         shift = self.settings.shift
-        epoch = shift.epoch + 1 if shift.num_samples else 0  # what is left of an epoch may be less than a batch
+        epoch = shift.epoch + 1 if shift.num_samples else 0  # the rest of a resumed epoch may be less than a batch
         return epoch if self.num_batches(epoch) else None
 
     def num_samples(self, epoch: int) -> int:
-        """Return how many samples this rank's batches of an epoch have, padding included."""
+        """Return how many samples this rank's batches of an epoch have, including padding."""
         settings = self.settings
         return self._num_full_steps(epoch) * settings.batch_size + self._last_count(epoch, settings.rank)
 
@@ -137,7 +139,7 @@ class Plan:
         return self.batches(epoch, step, step + 1)[0]
 
     def batches(self, epoch: int, first_step: int, stop_step: int) -> list[BatchPlan]:
-        """Return the batches of several steps; far cheaper than one by one.
+        """Return the batches of several steps. This is much faster than one by one.
 
         Raises:
             IndexError: The steps are not within `[0, num_batches)`.
@@ -147,7 +149,7 @@ class Plan:
             raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {num_batches} batches")
         extents = [self._extent(epoch, step) for step in range(first_step, stop_step)]
         num_samples = self.order.num_samples
-        # Wrapped around first as integers of Python, which have no bounds: with 10**30 ranks, starts are large.
+        # Wrap around in Python's integers, which can't overflow: with 10**30 ranks, starts are large.
         starts = [start % num_samples for start, _ in extents]
         counts = [count for _, count in extents]
         positions = np.concatenate(
@@ -161,18 +163,18 @@ class Plan:
         return batches
 
     def num_padding(self, epoch: int, step: int) -> int:
-        """Return how many samples at the end of a batch are repeats."""
+        """Return how many samples at the end of a batch are padding."""
         start, count = self._extent(epoch, step)
         return max(0, min(count, start + count - self.order.num_samples))
 
     def position_after(self, epoch: int, step: int) -> Position:
-        """Return where the run is when all ranks have had this step; after the last one that is the epoch's end."""
+        """Return the position after all ranks have had this step. After the last step it is the epoch's end."""
         reached = self._offset(epoch) + (step + 1) * self.settings.samples_per_step
         is_last = step + 1 >= self._num_full_steps(epoch) + (self._last_count(epoch, 0) > 0)  # rank 0 never has fewer
         return self.end_of(epoch) if is_last else Position(epoch, reached)
 
     def end_of(self, epoch: int) -> Position:
-        """Return where an epoch ends, whatever was left out of it."""
+        """Return the end of an epoch. Samples that were left out count as used."""
         return Position(epoch, self.order.num_samples)
 
     def _offset(self, epoch: int) -> int:
@@ -183,7 +185,7 @@ class Plan:
         return (self.order.num_samples - self._offset(epoch)) // self.settings.samples_per_step
 
     def _extent(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the first position and the number of samples of this rank's share of a step."""
+        """Return the first position and the number of samples of this rank's part of a step."""
         settings = self.settings
         first = self._offset(epoch) + step * settings.samples_per_step
         if step < self._num_full_steps(epoch):
@@ -191,11 +193,11 @@ class Plan:
         return first + self._last_before(epoch, settings.rank), self._last_count(epoch, settings.rank)
 
     def _last_count(self, epoch: int, rank: int) -> int:
-        """Return how many samples a rank gets in the last, partial step; 0 when there is no such step for it."""
+        """Return how many samples a rank gets in the last, partial step; 0 if it has no such step."""
         return self._last_before(epoch, rank + 1) - self._last_before(epoch, rank)
 
     def _last_before(self, epoch: int, rank: int) -> int:
-        """Return how many samples all ranks before this one get in the last, partial step."""
+        """Return how many samples all lower ranks together get in the last, partial step."""
         settings = self.settings
         left = (self.order.num_samples - self._offset(epoch)) % settings.samples_per_step
         if settings.drop_last or not left:
@@ -207,7 +209,7 @@ class Plan:
 
 
 class PlanReader:
-    """Reads a plan step by step, computing a block of neighbouring steps at a time; O(block) memory."""
+    """Reads a plan step by step. It computes a block of consecutive steps at a time; memory is O(block)."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -216,7 +218,7 @@ class PlanReader:
         self._block: list[BatchPlan] = []
 
     def batch(self, epoch: int, step: int) -> BatchPlan:
-        """Return what `plan.batch(epoch, step)` returns."""
+        """Return the same as `plan.batch(epoch, step)`."""
         block_index, offset = divmod(step, self._steps_per_block)
         if self._block_key != (epoch, block_index):
             first = step - offset

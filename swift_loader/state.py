@@ -1,7 +1,7 @@
-"""What `state_dict()` returns: where a run is, and the order it goes through, as plain integers. Pure.
+"""The content of `state_dict()`: the position of a run and its order, as plain integers. Pure.
 
-The same on every rank, and free of everything that may be different when the run goes on: the number of ranks and of
-workers, the batch size.
+The state is the same on every rank. It doesn't contain the number of ranks, the number of workers or the batch size,
+because they may change when the run resumes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swift_loader.plan import MAX_EPOCH, Position
 __all__ = ["SavedState"]
 
 VERSION = 1
-"""Of the state's fields and of the permutation: another one would continue another order."""
+"""Version of the state's fields and of the permutation. With another version, the order would be another one."""
 
 _SMALLEST = {"seed": 0, "epoch": 0, "position": 0, "shuffle": 0, "nearby_shuffle": 0, "run_length": 1}
 _OPTIONAL = {"num_samples": 0}
@@ -28,15 +28,15 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """Where a run is, and in which order."""
+    """The position of a run, and its order."""
 
     order: OrderSettings
     position: Position
     num_samples: int | None
-    """Length of the dataset; None if it wasn't known yet, because nothing had been started."""
+    """Length of the dataset; None if it wasn't known, because the loader wasn't started."""
 
     def to_dict(self) -> dict[str, int]:
-        """Return the state as `state_dict()` does."""
+        """Return the dict that `state_dict()` returns."""
         state = {
             "version": VERSION,
             "seed": self.order.seed,
@@ -50,52 +50,59 @@ class SavedState:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> SavedState:
-        """Return the state that `to_dict` made a dict of.
+        """Return the state from a dict made by `to_dict`.
 
         Raises:
-            TypeError: It isn't a dict.
-            StateMismatch: It isn't such a dict; the message names the field.
+            TypeError: `state` isn't a mapping.
+            StateMismatch: A field is missing, unknown or invalid; the message names it.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"the state is a {type(state).__name__}; give what state_dict() returned, a dict")
+            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
         fields = _checked_fields(state)
         num_samples, position = fields.get("num_samples"), fields["position"]
         if num_samples is not None and position > num_samples:
-            raise StateMismatch(f"the state's position={position} lies beyond its num_samples={num_samples}")
+            raise StateMismatch(
+                f"the state's position={position} is greater than its num_samples={num_samples}; pass the dict that "
+                f"state_dict() returned, unchanged"
+            )
         order = OrderSettings(fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"])
         return cls(order, Position(fields["epoch"], position), num_samples)
 
 
 def _checked_fields(state: Mapping[str, Any]) -> dict[str, int]:
-    """Return the fields as integers of Python: a checkpoint may have made NumPy's or torch's of them."""
+    """Return the fields as Python integers. A checkpoint may have converted them to NumPy's or torch's."""
     if "version" not in state:
         keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN])
         raise StateMismatch(
-            f"the state has no version, but the keys {keys}; give what state_dict() returned, such as "
+            f"the state has no version, but the keys {keys}; pass the dict that state_dict() returned, such as "
             f"checkpoint['loader']"
         )
     if as_integer(state["version"]) != VERSION:
         raise StateMismatch(
-            f"the state's version is {shown(state['version'])}, and this loader continues version {VERSION}: it was "
-            f"saved by something else, or by another release of swift_loader"
+            f"the state's version is {shown(state['version'])}, but this loader can only resume version {VERSION}. The "
+            f"state is from another release of swift_loader, or from another program; resume with the same release"
         )
     unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL}))
     if unknown:
-        raise StateMismatch(f"the state has the unknown fields {', '.join(unknown)}; give what state_dict() returned")
+        raise StateMismatch(
+            f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
+            f"unchanged"
+        )
     fields = {}
     for name, smallest in (_SMALLEST | _OPTIONAL).items():
         if name not in state:
             if name in _OPTIONAL:
                 continue
-            raise StateMismatch(f"the state has no field {name!r}; give what state_dict() returned")
+            raise StateMismatch(f"the state has no field {name!r}; pass the dict that state_dict() returned, unchanged")
         value = as_integer(state[name])
         if value is None or value < smallest:
-            raise StateMismatch(f"the state's {name}={shown(state[name])} isn't an integer of at least {smallest}")
+            raise StateMismatch(f"the state's {name}={shown(state[name])} must be an integer of at least {smallest}")
         if value.bit_length() > MAX_BITS:
             raise StateMismatch(f"the state's {name}={shown(value)} is too large; it must be below 2**{MAX_BITS}")
         fields[name] = value
     if max(fields["epoch"], fields["position"]) > MAX_EPOCH:
         raise StateMismatch(
-            f"the state's epoch={fields['epoch']} or position={fields['position']} is beyond {MAX_EPOCH}"
+            f"the state's epoch={fields['epoch']} or position={fields['position']} is too large; both must be at most "
+            f"{MAX_EPOCH}"
         )
     return fields

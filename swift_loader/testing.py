@@ -1,4 +1,4 @@
-"""For your own tests: proves that a run over your dataset can be stopped anywhere and goes on exactly."""
+"""For your own tests: checks that a run over your dataset can be stopped anywhere and resumes exactly."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 __all__ = ["assert_resume_exact"]
 
 _ADVICE = (
-    "A sample must depend on its index, the seed and the epoch alone: draw from random, numpy.random, torch's default "
-    "generator or swift_loader.sample_rng(), not from a generator that the dataset or a transform holds, and keep "
+    "A sample must depend on its index, the seed and the epoch alone. Draw from random, numpy.random, torch's default "
+    "generator or swift_loader.sample_rng(), not from a generator that the dataset or a transform holds. Keep "
     "nothing from one sample to the next"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A part of a batch, as far as it is compared."""
+    """The digest of a part of a batch."""
 
     path: str
     place: int | None
-    """Of the sample in the batch; None if the part isn't one sample's."""
+    """The sample's position in the batch; None if the part doesn't belong to a single sample."""
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A batch that a loop was given."""
+    """A batch that a loop got."""
 
     indices: list[int]
     marks: list[_Mark]
     state: dict[str, int]
-    """As saved after it."""
+    """The loader's state after this batch."""
 
 
 def assert_resume_exact(
@@ -54,24 +54,27 @@ def assert_resume_exact(
     num_batches: int = 40,
     num_cuts: int = 5,
 ) -> None:
-    """Stop a run after some batches, go on in a new loader, and compare every byte with a run that isn't stopped.
+    """Stop a run after some batches, resume it in a new loader, and compare every byte with a run without a stop.
 
     Args:
-        make_loader: Returns a new loader, each time with the same options, not started. Its dataset and transforms are
-            what is tested. Use some workers, and few enough samples for `num_batches` to go beyond an epoch's end.
-        resume_with: Returns the loaders that go on, if they are to be others: with another `batch_size`, say. Then only
-            the parts of a batch that have an entry per sample are compared, sample by sample.
-        num_batches: How long the run is, in batches, over the ends of epochs.
-        num_cuts: After how many different numbers of batches it is stopped.
+        make_loader: Returns a new loader that hasn't been started, each time with the same options. The test checks its
+            dataset and transforms. Use some workers, and so few samples that `num_batches` crosses an epoch's end.
+        resume_with: Returns the loaders that resume, if these need other options, such as another `batch_size`. Then
+            only the parts of a batch that have an entry per sample are compared, sample by sample.
+        num_batches: Length of the run in batches, across epochs; at least 2.
+        num_cuts: Number of positions at which the run is stopped, at least 1. The first end of an epoch is added.
 
     Raises:
-        AssertionError: The runs differ; names the first dataset index and the part of the batch that do, and says what
-            to look for.
-        ValueError: `make_loader` returns the same loader twice, or one without batches; or there are less than two
-            batches to compare.
+        AssertionError: The runs differ. The message names the first dataset index and part of the batch that differ,
+            and what to look for.
+        ValueError: `make_loader` returns the same loader twice, or a loader without batches; or `num_batches` or
+            `num_cuts` is too small.
     """
     if num_batches <= 1 or num_cuts < 1:
-        raise ValueError(f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare after a stop")
+        raise ValueError(
+            f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare; pass num_batches >= 2 and "
+            f"num_cuts >= 1"
+        )
     first = make_loader()
     states = [_through_json(first.state_dict())]
     reference = _run(first, None, num_batches)
@@ -90,14 +93,14 @@ def assert_resume_exact(
 
 
 def _cuts(reference: list[_Seen], count: int) -> list[int]:
-    """Return after how many batches to stop: spread evenly, and at the first end of an epoch."""
+    """Return the numbers of batches after which to stop: evenly spaced, and at the first end of an epoch."""
     spread = {round(number) for number in np.linspace(1, len(reference) - 1, count)} if len(reference) > 1 else set()
     ends = [number for number, seen in enumerate(reference, 1) if seen.state["position"] == seen.state["num_samples"]]
     return sorted(spread | {number for number in ends[:1] if number < len(reference)})
 
 
 def _run(loader: SwiftLoader, state: dict[str, int] | None, length: int, *, in_samples: bool = False) -> list[_Seen]:
-    """Return what a loader gives, from a state on: so many batches, or at least so many samples."""
+    """Return the batches of a loader from a state on: `length` batches, or enough for `length` samples."""
     seen: list[_Seen] = []
     left, num_empty = length, 0
     with loader:
@@ -113,8 +116,8 @@ def _run(loader: SwiftLoader, state: dict[str, int] | None, length: int, *, in_s
                 if left <= 0:
                     break
             num_empty = num_empty + 1 if len(seen) == before else 0
-            if num_empty > 1:  # one may be the rest of an epoch
-                raise ValueError("the loader has no batches; give it a dataset with some samples")
+            if num_empty > 1:  # a single empty pass may be the rest of an epoch
+                raise ValueError("the loader has no batches; use a dataset with enough samples for a batch")
     return seen
 
 
@@ -124,7 +127,7 @@ def _through_json(state: dict[str, int]) -> dict[str, int]:
 
 
 def _marks(part: Any, path: str, place: int | None, num_samples: int) -> Iterator[_Mark]:
-    """Yield the marks of all leaves; arrays and lists with an entry per sample are marked sample by sample."""
+    """Yield the marks of all leaves. An array or list with an entry per sample gets a mark per sample."""
     array = _as_array(part)
     if array is not None and not array.dtype.hasobject:
         if place is None and array.ndim and len(array) == num_samples:
@@ -148,16 +151,16 @@ def _as_array(part: Any) -> NDArray[Any] | None:
     tensor = part.detach().cpu().to_dense() if part.layout is not torch.strided else part.detach().cpu()
     try:
         return np.asarray(tensor.numpy())
-    except TypeError:  # a type that NumPy doesn't have, such as bfloat16
+    except TypeError:  # NumPy doesn't have the dtype, such as bfloat16
         return np.asarray(tensor.contiguous().reshape(*tensor.shape, 1).view(torch.uint8).numpy())
 
 
 def _to_bytes(leaf: Any) -> bytes:
     if isinstance(leaf, (set, frozenset)):
-        return repr(sorted(map(repr, leaf))).encode()  # their order is not part of them
+        return repr(sorted(map(repr, leaf))).encode()  # a set has no order
     try:
         return pickle.dumps(leaf)
-    except Exception:  # what came through a decoder of the user's own needn't be picklable
+    except Exception:  # the result of the user's batch_decoder may not be picklable
         return repr(leaf).encode()
 
 
@@ -169,8 +172,8 @@ def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
     """Compare batch by batch."""
     for expected, found in zip(reference, resumed, strict=True):
         assert found.indices == expected.indices, (
-            f"{how}, a batch consists of the samples {found.indices} instead of {expected.indices}; this is the "
-            f"loader's own fault, unless make_loader gives different options from call to call"
+            f"{how}, a batch consists of the samples {found.indices} instead of {expected.indices}. This is a bug in "
+            f"swift_loader, unless make_loader passes different options from call to call"
         )
         if found.marks == expected.marks:
             continue
@@ -184,11 +187,11 @@ def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
 
 
 def _compare_samples(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
-    """Compare sample by sample, whatever the batches."""
+    """Compare sample by sample, across batches of different sizes."""
     for (index, parts_expected), (found_index, parts_found) in zip(
         _by_sample(reference),
         _by_sample(resumed),
-        strict=False,  # the last batch may go beyond
+        strict=False,  # the last batch may have more samples
     ):
         assert found_index == index, f"{how}, dataset index {found_index} comes instead of {index}"
         for path, digest in parts_expected.items():

@@ -76,16 +76,16 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("item", "rule"),
     [
-        ("worker.lunch=SIGKILL", "failpoint 'worker.lunch' is none of worker.boot, "),
-        ("worker.boot", "action '' is none of SIGKILL, "),
-        ("worker.boot=SIGFOO", "action 'SIGFOO' is none of SIGKILL, "),
-        ("worker.boot=SIGKILL,when=3", "condition 'when' is none of hit, "),
-        ("worker.boot=SIGKILL,hit=0", "'0' is not a whole number from 1 on"),
-        ("worker.boot=SIGKILL,hit=", "'' is not a whole number from 1 on"),
-        ("worker.boot=SIGKILL,serial=-1", "'-1' is not a whole number from 0 on"),
+        ("worker.lunch=SIGKILL", "failpoint 'worker.lunch' is unknown; use one of worker.boot, "),
+        ("worker.boot", "action '' is unknown; use one of SIGKILL, "),
+        ("worker.boot=SIGFOO", "action 'SIGFOO' is unknown; use one of SIGKILL, "),
+        ("worker.boot=SIGKILL,when=3", "condition 'when' is unknown; use one of hit, "),
+        ("worker.boot=SIGKILL,hit=0", "'0' is not an integer of at least 1"),
+        ("worker.boot=SIGKILL,hit=", "'' is not an integer of at least 1"),
+        ("worker.boot=SIGKILL,serial=-1", "'-1' is not an integer of at least 0"),
         ("worker.boot=SIGKILL,hit=1,hit=2", "condition 'hit' is given twice"),
-        ("worker.boot=SIGKILL,p=1.5", "p=1.5 is not above 0 and at most 1"),
-        ("worker.boot=SIGKILL,p=nan", "p=nan is not above 0 and at most 1"),
+        ("worker.boot=SIGKILL,p=1.5", "p=1.5 is out of range; it must be above 0 and at most 1"),
+        ("worker.boot=SIGKILL,p=nan", "p=nan is out of range; it must be above 0 and at most 1"),
         ("worker.boot=SIGKILL,seed=3", "condition 'seed' needs condition 'p'"),
         ("worker.boot=SIGKILL,once=marker", "once='marker' is not an absolute path"),
     ],
@@ -99,7 +99,7 @@ def test_an_error_names_the_item_and_the_rule(item: str, rule: str) -> None:
 def test_a_malformed_variable_is_an_error_at_import() -> None:
     code, _, error = run("", "worker.boot=lunch")
     assert code == 1
-    assert error.startswith(f"ValueError: {VARIABLE}: item 'worker.boot=lunch': action 'lunch' is none of ")
+    assert error.startswith(f"ValueError: {VARIABLE}: item 'worker.boot=lunch': action 'lunch' is unknown; use one of ")
 
 
 @pytest.mark.parametrize("variable", [None, ""])

@@ -63,7 +63,7 @@ def test_fields_of_something_else_are_refused() -> None:
 
 
 def test_a_position_beyond_the_dataset_is_refused() -> None:
-    with pytest.raises(StateMismatch, match="position=101 lies beyond its num_samples=100"):
+    with pytest.raises(StateMismatch, match="position=101 is greater than its num_samples=100"):
         SavedState.from_dict(STATE | {"position": 101})
 
 
