@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,9 @@ def opened():
 
 make_loader(datasets.Counting, workers=0).close()
 limits, before, outcomes = resource.getrlimit(resource.RLIMIT_NOFILE), opened(), []
-for limit in map(int, sys.argv[2:]):
-    loader = make_loader(datasets.Images, workers=4, kwargs={"num_samples": 80}, start_method=sys.argv[1])
+start_method, workers, *few = sys.argv[1:]
+for limit in map(int, few):
+    loader = make_loader(datasets.Images, workers=int(workers), kwargs={"num_samples": 80}, start_method=start_method)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + limit, limits[1]))
     try:
         assert len(list(loader)) == 10
@@ -117,12 +119,14 @@ print(*outcomes)
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize(
+    ("start_method", "workers", "limits"),
+    [("template", 4, (*range(1, 40, 3), 60)), ("spawn", 4, (*range(1, 40, 3), 60)), ("template", 12, range(1, 140, 9))],
+)
 def test_where_descriptors_run_out_the_error_says_so_and_nothing_is_left_behind(
-    start_method: str, tmp_path: Path
+    start_method: str, workers: int, limits: Sequence[int], tmp_path: Path
 ) -> None:
-    limits = [str(limit) for limit in (*range(1, 40, 3), 60)]
-    command = [sys.executable, "-c", FEW, start_method, *limits]
+    command = [sys.executable, "-c", FEW, start_method, str(workers), *map(str, limits)]
     finished = subprocess.run(command, cwd=ROOT, timeout=55, check=False, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     outcomes = finished.stdout.split()

@@ -19,10 +19,19 @@ SHORT_ABSENCE_NS = 1_000_000
 class Duty:
     """The threads of one engine, and the loop's place among them."""
 
-    def __init__(self, groups: Iterable[list[WorkerHandle]], wake: int, listener: Listener) -> None:
-        """Get ready; `wake` is a descriptor that interrupts the loop's listening when readable."""
-        groups = list(groups)
-        self._listening = Listening([worker for group in groups for worker in group], wake, listener)
+    def __init__(self, workers: Iterable[WorkerHandle], num_threads: int, wake: int, listener: Listener) -> None:
+        """Get ready.
+
+        Args:
+            workers: Those there are so far.
+            num_threads: Over which workers are spread, by their places; also those that come later.
+            wake: A descriptor that interrupts the loop's listening when readable.
+            listener: What takes in the messages.
+        """
+        groups: list[list[WorkerHandle]] = [[] for _ in range(num_threads)]
+        for worker in (workers := list(workers)):
+            groups[worker.place % num_threads].append(worker)
+        self._listening = Listening(workers, wake, listener)
         self._threads: list[ReceiverThread] = []
         try:
             for group in groups:

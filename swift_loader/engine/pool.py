@@ -15,10 +15,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
+from functools import partial
 from typing import Protocol, TypeVar
 
 from swift_loader.engine.builds import Builds, settle
@@ -43,6 +44,9 @@ __all__ = ["PoolOwner", "WorkerPool"]
 
 SPARE_SEGMENTS = 8
 """Per worker, beside one for each of its batches in flight: those the loop has, and those on their way back."""
+
+FIRST_WORKERS = 4
+"""Forked before the loader starts. The others are forked while these build batches: each takes some ms."""
 
 FORK_LIMIT_S = 30.0
 """A template that doesn't fork within this time hangs, and is replaced."""
@@ -193,9 +197,10 @@ class WorkerPool:
         return os.getpid() == self._owner_pid
 
     def start_workers(self, owner: PoolOwner) -> None:
-        """Start all workers; returns when their processes exist, before they are ready.
+        """Start the first workers, or all if each is an interpreter of its own; returns when their processes exist.
 
-        From the return on, `owner` is told of what happens, and workers and template are replaced.
+        They needn't be ready by then. From the return on, `owner` is told of what happens, and workers and template are
+        replaced.
 
         Raises:
             WorkerDied: A template ended.
@@ -203,10 +208,18 @@ class WorkerPool:
         """
 
         def start() -> None:
-            self._start_all()
+            if self._forks:
+                self._fork_places(range(min(FIRST_WORKERS, self.settings.num_workers)))
+            else:
+                self._convert_all()
             self._owner = owner
 
         self._order(start).result()
+
+    def start_others(self) -> None:
+        """Have the workers started that `start_workers` left; returns at once. The owner is told of each."""
+        for place in range(FIRST_WORKERS, self.settings.num_workers) if self._forks else ():
+            self._submit(partial(self._start_other, place))  # one by one, so that deaths can be seen to in between
 
     def replace(self, worker: WorkerHandle) -> None:
         """Have a worker replaced that is gone, unless its owner doesn't want it to be; returns at once."""
@@ -435,6 +448,7 @@ class WorkerPool:
 
     def _bury(self, template: TemplateProcess) -> None:
         """Close a template that is gone; raises if it isn't to be replaced."""
+        self._check_open()
         error = self._death_of(template)
         if self._owner is None or not self._owner.on_template_death(error):
             raise error
@@ -457,12 +471,16 @@ class WorkerPool:
         forkable = self._built is not None and self._built.forkable
         return forkable and self.settings.start_method is StartMethod.TEMPLATE
 
-    def _start_all(self) -> None:
+    def _fork_places(self, places: Iterable[int]) -> None:
+        for place in places:
+            self._fork(self._living_template(), place)
+
+    def _start_other(self, place: int) -> None:
+        if self._failure is None and self._state is PoolState.OPEN:
+            self._fork_places((place,))
+
+    def _convert_all(self) -> None:
         places = range(self.settings.num_workers)
-        if self._forks:
-            for place in places:
-                self._fork(self._living_template(), place)
-            return
         while len(self._templates) < len(places):  # all interpreters are started before the first is waited for
             self._add_template()
         for place, template in zip(places, self._templates, strict=True):

@@ -61,6 +61,9 @@ _TRIAL = (-1, -1)
 """Stands for the (epoch, step) of the trial batch."""
 
 
+MAX_RECEIVERS = 16
+"""Threads that listen to workers while the loop doesn't; with more, they only wait for each other's GIL."""
+
 _GRACE_BUILDS = 3
 """How many times as long as at first it may take to build the dataset again, when nobody has the batch."""
 
@@ -189,6 +192,7 @@ class ProcessEngine:
         self._plan = Plan.of(num_samples, self._setup.plan)
         self._pool.start_workers(self)
         self._listen()
+        self._pool.start_others()
         if self._settings.validate and self._plan.trial_epoch is not None:
             self._await_probe()
 
@@ -199,9 +203,8 @@ class ProcessEngine:
         )
 
     def _listen(self) -> None:
-        workers = list(self._pool.workers.values())
-        groups = [[worker] for worker in workers] if self._settings.thread_per_worker else [workers]
-        self._duty = Duty(groups, self._wake, self)
+        num_threads = min(self._settings.num_workers, MAX_RECEIVERS) if self._settings.thread_per_worker else 1
+        self._duty = Duty(self._pool.workers.values(), num_threads, self._wake, self)
         with self._lock:
             self._check_open()
             if self._error is not None:
