@@ -1,37 +1,36 @@
 """swift_loader: a drop-in multiprocess DataLoader for PyTorch.
 
-The life of a batch, and who has it when:
+The path of a batch, and where each part runs:
 
-    order, plan   pure arithmetic: which samples, for any (seed, epoch, step, rank)         every process
-    ledger        which worker builds it, and which batch is delivered next                 trainer
-    task pipe     a few dozen bytes: (generation, sequence, epoch, step)                    trainer -> worker
-    worker        fetches the samples, collates them straight into a slot of shared memory  worker
-    board         how many tasks it has begun, to be seen also after its death              worker -> trainer
-    result pipe   a few hundred bytes: where in the slot what lies                          worker -> trainer
-    receiver      makes arrays and tensors that are views of the slot, no copy              trainer, own thread
+    order, plan   computes the samples of (seed, epoch, step, rank); pure arithmetic        every process
+    ledger        assigns the batch to a worker; knows which batch comes next               trainer
+    task pipe     carries (generation, sequence, epoch, step); a few dozen bytes            trainer -> worker
+    worker        fetches the samples and collates them into a slot of shared memory        worker
+    board         counts the tasks begun; readable after the worker's death                 worker -> trainer
+    result pipe   carries the layout of the slot; a few hundred bytes                       worker -> trainer
+    receiver      makes arrays and tensors that are views of the slot; no copy              trainer, own thread
     delivery      puts batches back in order                                                trainer, own thread
-    device        copies the batch on a side stream, if a device was given, and keeps the   trainer, loop's thread
-                  host's until the copy is over
-    lease         the last view of the batch dies: the slot goes back to its worker         trainer, any thread
+    device        copies the batch on a side stream, if a device was given; keeps the       trainer, loop's thread
+                  host's batch until the copy is over
+    lease         returns the slot to its worker when the last view of the batch dies       trainer, any thread
 
-Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Nothing is shared
-between workers. A worker's death is the end of its pipe: its batches go back to the ledger, which has others build
-them, and the *pool*, a thread of the trainer, forks another worker in its place, unless the *coroner* says that it
-can't go on like that. The kernel ends the template with the trainer, and the workers with the template, whatever they
-are doing.
+Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Workers share
+nothing with each other. A worker's death closes its pipe. Then the ledger gives its batches to other workers, and the
+*pool*, a thread of the trainer, forks a replacement, unless the *coroner* decides that too many died. The kernel kills
+the template when the trainer ends, and the workers when the template ends, whatever they are doing.
 
-All processes must have the same dataset: `engine.launch` records what it depends on (working directory, environment,
-import path, hash seed) for every interpreter that builds it, and `engine.builds` compares what they report. A dataset
-that can't be shared, because it holds open files, is built by each worker: `worker.template` tells how.
+All processes must have the same dataset. `engine.launch` records what a dataset depends on (working directory,
+environment, import path, hash seed) and gives it to every interpreter that builds one. `engine.builds` compares what
+they built. A dataset that holds open files can't be shared, so each worker builds its own: see `worker.template`.
 
-A run can be stopped after any batch: `state` is what is saved of it, `progress` how far the loop has got, and `plan`
-how it goes on with other batches. What a sample draws at random depends on the sample alone: `worker.seeding`.
+A run can stop after any batch. `state` is the saved form, `progress` counts what the loop got, `plan` continues with
+another batch size or number of ranks. A sample's random draws depend on the sample alone: see `worker.seeding`.
 
-Where to look: `loader` is the API; `run` what outlives it; `placement`, `agreement` and `meeting` are about the other
-ranks; `bad_samples` what is known of those that failed; `collate` is the default collate; `engine` the trainer's side
-of the processes; `worker` the other side; `transport` what lies between; `device` what comes after, for this loader
-and, with `DevicePrefetcher`, for any other; `vision` is timm's loader on top of all that; `integrations` what
-frameworks need besides.
+Where to look: `loader` is the API. `run` is what outlives a loader. `placement`, `agreement` and `meeting` deal with
+other ranks. `bad_samples` records samples that failed. `collate` is the default collate. `engine` is the trainer's
+side of the processes, `worker` their own side, `transport` what lies between. `device` moves batches, for this loader
+and, with `DevicePrefetcher`, for any other iterable. `vision` is timm's loader on top of it. `integrations` has
+callbacks for training frameworks.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: a worker imports this package, too, and needs little of it."""
+    """Import a public name on first use. Workers import this package too, and need little of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "swift_loader.errors")), name)

@@ -1,4 +1,8 @@
-"""Ranks tell each other what they are about to do: different configurations are an error, not different data."""
+"""Checks that all ranks have the same configuration, so that a difference is an error and not different data.
+
+Ranks exchange it through the key-value store of torch.distributed, not through a collective. The store needs no device
+and no stream, can't interfere with the user's own collectives, and raises an error if a rank never arrives.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,18 @@ _LENGTH = "len(dataset)"
 
 
 def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here: bool) -> None:
-    """Make sure that all ranks do the same, and give them rank 0's seed if none was chosen.
+    """Check that all ranks have the same run and options. Without a chosen seed, give them rank 0's.
 
     Args:
-        run: What this rank is about to do.
+        run: The run that this rank is about to start.
         placement: Which rank this is.
-        options: What it was told besides.
-        is_made_here: Whether this process made the loader, rather than having got it from one that made it for all.
+        options: The options that must be equal on all ranks.
+        is_made_here: True if this process made the loader, False if it got the loader from another process, as by
+            pickle or fork.
 
     Raises:
-        ValueError: They were told different things, or each has drawn a seed of its own.
-        RuntimeError: A rank didn't come.
+        ValueError: The ranks have different options, or each has drawn its own seed.
+        RuntimeError: A rank didn't arrive.
     """
     if placement.world_size == 1:
         return
@@ -52,28 +57,28 @@ def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here
 
 
 def agree_on_length(placement: Placement, num_samples: int) -> None:
-    """Make sure that the dataset is as long on all ranks.
+    """Check that the dataset has the same length on all ranks.
 
     Raises:
-        ValueError: It isn't, or couldn't be built on one of them.
-        RuntimeError: A rank didn't come.
+        ValueError: The lengths differ, or a rank couldn't build the dataset.
+        RuntimeError: A rank didn't arrive.
     """
     _check_equal(_exchange(placement, {_LENGTH: num_samples}) or [])
 
 
 def report_failure(placement: Placement, error: BaseException) -> None:
-    """Tell the ranks that are about to `agree_on_length` that this one can't. Doesn't block."""
+    """Tell the ranks in `agree_on_length` that this one failed. Doesn't block."""
     _join(placement, {_LENGTH: f"none, because of {type(error).__name__}"})
 
 
 def _refuse_own_seeds(run: Run, placement: Placement) -> None:
-    """Say that ranks which can't ask each other must be given a seed, where it decides on the order."""
+    """Raise or warn if each rank would shuffle by its own seed, because the ranks can't exchange one."""
     if not run.order.shuffle:
         return
     problem = (
-        f"there are {placement.world_size} consumers, but no seed was given, and this process can't ask the others for "
-        f"theirs (torch.distributed isn't initialised, or doesn't count the same ranks): if each makes its own loader, "
-        f"they go through different orders. Give seed="
+        f"there are {placement.world_size} consumers, but no seed was given, and this process can't get one from the "
+        f"others (torch.distributed isn't initialised, or has another world size). If each process makes its own "
+        f"loader, their orders differ. Give the same seed= to all"
     )
     if is_one_of_many():
         raise ValueError(problem)
@@ -81,21 +86,24 @@ def _refuse_own_seeds(run: Run, placement: Placement) -> None:
 
 
 def _join(placement: Placement, facts: Facts) -> Meeting | None:
-    """Tell all ranks the facts of this one; return None if there is nobody to tell, or no way. Doesn't block."""
+    """Publish facts to all ranks. None with one rank or without torch.distributed. Doesn't block."""
     distributed: Any = sys.modules.get("torch.distributed")
     if placement.world_size == 1 or distributed is None:
         return None
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     if placement.world_size != distributed.get_world_size():
-        return None  # several processes are one consumer, as with tensor parallelism
-    # Not public, but what libraries use that need the store, and stable since torch 1.8.
+        return None  # several processes form one consumer, as with tensor parallelism
+    # Private, but stable since torch 1.8, and other libraries use it for the same purpose.
     store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
     return Meeting.join(store, distributed.get_rank(), placement.world_size, {**facts, _INDEX: placement.rank})
 
 
 def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
-    """Return what all ranks say, by consumer; None if there is nobody to ask, or no way. Blocks as `Meeting.gather`."""
+    """Return the facts of all ranks, by consumer. None with one rank or without torch.distributed.
+
+    Blocks as `Meeting.gather` does.
+    """
     meeting = _join(placement, facts)
     if meeting is None:
         return None
@@ -103,22 +111,22 @@ def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
     claimed = [answer[_INDEX] for answer in answers]
     if sorted(claimed) != list(range(placement.world_size)):
         raise ValueError(
-            f"the ranks were started with consumer_index={claimed}, in the order of torch.distributed; each must have "
-            f"its own. Call start() without it"
+            f"the ranks were started with consumer_index={claimed} (in the order of torch.distributed), but each needs "
+            f"its own, from 0 to {placement.world_size - 1}. Call start() without consumer_index"
         )
     return sorted(answers, key=lambda answer: int(answer[_INDEX]))
 
 
 def _check_equal(answers: list[Facts]) -> None:
-    """Make sure that all ranks say the same.
+    """Check that all ranks report the same facts.
 
     Raises:
-        ValueError: They don't; names the first difference.
+        ValueError: They don't. The message names the first difference.
     """
     for rank, other in enumerate(answers):
         for name, value in answers[0].items():
             if name not in _MAY_DIFFER and other.get(name) != value:
                 raise ValueError(
-                    f"rank {rank} has {name}={other.get(name)!r}, but rank 0 has {name}={value!r}: they would go "
-                    f"through different data; give all ranks the same. {ONLY_SOME}"
+                    f"rank {rank} has {name}={other.get(name)!r}, but rank 0 has {name}={value!r}: they would load "
+                    f"different data. Give all ranks the same value. {ONLY_SOME}"
                 )

@@ -1,7 +1,6 @@
-"""Samples that failed, and that the loop goes on without: what is known of them, and how many there may be.
+"""Records the samples that failed and were skipped or replaced, and enforces `max_errors`.
 
-A failure counts once the loop is given the batch that does without the sample: what is prefetched and thrown away
-counts for nothing.
+A failure counts when the loop gets the sample's batch. Failures in batches that are prefetched and dropped don't count.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from swift_loader.plan import BatchPlan
 __all__ = ["MAX_KEPT_FAILURES", "BadSamples", "SampleFailure", "delivered_batch"]
 
 MAX_KEPT_FAILURES = 1000
-"""Of a loader; the oldest ones go first."""
+"""Per loader. The oldest are dropped first."""
 
 _MAX_SHOWN_TEXT = 200
 """Characters of an exception's message in a warning."""
@@ -27,28 +26,28 @@ _MAX_SHOWN_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class SampleFailure:
-    """A sample that raised, and that its batch does without."""
+    """A sample that raised, and was skipped or replaced in its batch."""
 
     epoch: int
     step: int
-    """Of the batch, in its epoch."""
+    """The batch's number in its epoch, from 0."""
     index: int
     """The dataset index."""
     exception: Exception
-    """What the dataset raised: of the same type if that survives the way from the worker, else a `WorkerError`. Its
-    `__cause__` is a `RemoteTraceback`, which tells worker, batch and traceback."""
+    """What the dataset raised. It has its original type if that can be pickled, else it is a `WorkerError`. Its
+    `__cause__` is a `RemoteTraceback` with worker, batch and traceback."""
     reason: str
-    """The exception's type and message, as the worker saw them."""
+    """The exception's type and message in the worker."""
     traceback: str
-    """As the worker saw it."""
+    """The traceback in the worker."""
     replaced_by: int | None
-    """The dataset index of the sample in its place; None if it was left out."""
+    """The dataset index of the replacement; None if the sample was left out."""
     position: int
-    """Its place in the batch as planned."""
+    """The sample's place in the batch as planned, from 0."""
 
 
 def delivered_batch(planned: BatchPlan, failures: Sequence[SampleFailure]) -> BatchPlan:
-    """Return what a batch consists of in which these samples failed."""
+    """Return the indices and the padding of a batch after these samples were left out or replaced."""
     if not failures:
         return planned
     indices, num_planned = planned.indices.copy(), len(planned.indices)
@@ -64,14 +63,14 @@ def delivered_batch(planned: BatchPlan, failures: Sequence[SampleFailure]) -> Ba
 
 
 class BadSamples:
-    """The failures that a loop has met. Not thread-safe: it belongs to the loop's thread."""
+    """The failures in the batches that the loop got. Not thread-safe: belongs to the loop's thread."""
 
     def __init__(self, max_errors: float | None) -> None:
-        """Begin with none.
+        """Start without failures.
 
         Args:
-            max_errors: How many there may be in an epoch: an integer counts samples, a float below 1 is the fraction
-                of the epoch's samples; None is no limit.
+            max_errors: How many samples may fail in an epoch. An integer counts samples, a float below 1 is a fraction
+                of the epoch's samples, None is no limit.
         """
         self._max_errors = max_errors
         self._kept: deque[SampleFailure] = deque(maxlen=MAX_KEPT_FAILURES)
@@ -79,25 +78,25 @@ class BadSamples:
         self._num_samples = 0
         self._first: SampleFailure | None = None
         self._by_type: Counter[str] = Counter()
-        """Of the pass that is under way."""
+        """Failures of the current pass, by the exception's type."""
 
     @property
     def kept(self) -> list[SampleFailure]:
-        """The last ones, oldest first."""
+        """The last `MAX_KEPT_FAILURES` failures, oldest first."""
         return list(self._kept)
 
     def begin(self, epoch: int, num_samples: int) -> None:
-        """Count anew, for a pass through an epoch in which this rank has so many samples."""
+        """Reset the count for a pass through an epoch. `num_samples` is this rank's share of it."""
         self._epoch = epoch
         self._num_samples = num_samples
         self._first = None
         self._by_type.clear()
 
     def note(self, failures: Sequence[SampleFailure]) -> None:
-        """Take note of the failures of a batch that is about to be given to the loop.
+        """Record the failures of a batch, before the loop gets it.
 
         Raises:
-            TooManyErrors: These are too many.
+            TooManyErrors: The pass now has more failures than `max_errors` allows.
         """
         for failure in failures:
             self._kept.append(failure)
@@ -109,19 +108,19 @@ class BadSamples:
         allowed = int(limit * self._num_samples) if isinstance(limit, float) else limit
         if num_failed <= allowed:
             return
-        self.begin(self._epoch, self._num_samples)  # the error says it all: no summary comes after it
+        self.begin(self._epoch, self._num_samples)  # the error is the summary, so `warn` has nothing to add
         last = failures[-1]
         raise TooManyErrors(
             f"{num_failed:,} of the {self._num_samples:,} samples of epoch {self._epoch} have failed, and "
-            f"max_errors={limit} allows no more than {allowed}; the last one: dataset index {last.index}. Mend what "
-            f"loader.failures lists, or raise max_errors"
+            f"max_errors={limit} allows no more than {allowed}; the last one has dataset index {last.index}. Fix the "
+            f"samples in loader.failures, or raise max_errors"
         ) from last.exception
 
     def warn(self) -> None:
-        """Warn of the failures of the pass, if there were any; once.
+        """Warn once about the failures of the pass, if there are any.
 
         Raises:
-            SwiftLoaderWarning: Where warnings are turned into errors.
+            SwiftLoaderWarning: The user's warning filter turns warnings into errors.
         """
         first = self._first
         if first is None:

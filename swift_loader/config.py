@@ -1,4 +1,4 @@
-"""Every option: its public name, its check, and what it is called inside. The one place where the two names meet."""
+"""Checks every option and translates its public name into the internal one. No other file does either."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ LOG_KEYS = ("path", "stdout", "level")
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 
 MAX_WORKERS = 4096
-"""Each is a process with some descriptors; far more than any machine runs."""
+"""Each worker is a process with several descriptors. No machine runs this many."""
 
 MAX_WAIT_S = 1e6
-"""Eleven days. poll(2) takes less than 2**31 ms; a longer limit is none."""
+"""Eleven days. poll(2) takes less than 2**31 ms. A longer limit counts as no limit."""
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a loader, checked."""
+    """The checked options of a loader."""
 
     source: DatasetSource
     batch_size: int
     world_size: int | None
-    """None: as many ranks as torch.distributed or the launcher has."""
+    """None: the world size of torch.distributed or of the launcher."""
     num_workers: int
     shuffle: bool
     seed: int
     chosen: frozenset[str]
-    """Which fields of a state the user has decided on."""
+    """The fields of a state that the user set explicitly."""
     made_in_pid: int
-    """Where the seed was drawn: the loader may have come from there, seed and all, by fork or pickle."""
+    """The process that drew the seed. A loader that was forked or pickled has its seed from there."""
     drop_last: bool
     uneven: Uneven
     window: int | None
-    """None: as the batch size asks for."""
+    """None: derived from the batch size."""
     rng: Rng
     on_error: OnError
     max_errors: float | None
-    """Samples if it is an integer, else the fraction of an epoch's."""
+    """An integer counts samples; a float is a fraction of the epoch's samples."""
     in_flight: InFlight
     limits: Limits
     collate_fn: Callable[[list[Any]], Any] | None
@@ -80,7 +80,7 @@ class Options:
     dataset_per_worker: bool
 
     def worker_setup(self, plan: PlanSettings) -> WorkerSetup:
-        """Return what the workers of a rank are told."""
+        """Return what is sent to the workers of a rank."""
         return WorkerSetup(
             source=self.source,
             plan=plan,
@@ -98,7 +98,7 @@ class Options:
         return OrderSettings.of(seed=self.seed, shuffle=self.shuffle, window=self.window, batch_size=self.batch_size)
 
     def plan_settings(self, order: OrderSettings, placement: Placement) -> PlanSettings:
-        """Return what the batches of a rank depend on."""
+        """Return the settings that determine the batches of a rank."""
         return PlanSettings(
             order=order,
             batch_size=self.batch_size,
@@ -109,7 +109,7 @@ class Options:
         )
 
     def facts(self) -> dict[str, int | str]:
-        """Return what all ranks must have been given alike, by public name."""
+        """Return the options that must be equal on all ranks, by public name."""
         return {
             "shuffle": self.shuffle,
             "batch_size": self.batch_size,
@@ -120,7 +120,7 @@ class Options:
         }
 
     def process_settings(self) -> ProcessSettings:
-        """Return how the engine of worker processes is to run."""
+        """Return the settings of the engine of worker processes."""
         return ProcessSettings(
             num_workers=self.num_workers,
             limits=self.limits,
@@ -170,11 +170,11 @@ def make_options(
     start_method: str,
     dataset_per_worker: bool,
 ) -> Options:
-    """Return the options, under their inner names.
+    """Check the options and return them under their internal names.
 
     Raises:
-        TypeError: An argument of the wrong type, or two that exclude each other.
-        ValueError: A value outside its range; the message names value, rule and remedy.
+        TypeError: An argument has the wrong type, or two arguments exclude each other.
+        ValueError: A value is out of its range. The message names the value, what is allowed and what to change.
     """
     batch_size = check_integer("batch_size", batch_size, 1)
     num_workers = check_integer("worker_per_consumer", worker_per_consumer, 0, MAX_WORKERS)
@@ -186,7 +186,7 @@ def make_options(
     _callable("batch_decoder", batch_decoder)
     if (batch_encoder is None) != (batch_decoder is None):
         raise ValueError(
-            "batch_encoder and batch_decoder belong together, but only one was given; give both or neither"
+            "batch_encoder and batch_decoder need each other, but only one was given; give both or neither"
         )
     return Options(
         source=_source(dataset_class, dataset_kwargs, dataset),
@@ -233,28 +233,31 @@ def make_options(
 
 
 def check_collate(collate_fn: Any) -> Any:
-    """Return a collate function, if it can be called, or None."""
+    """Return `collate_fn` if it is callable or None; else raise `TypeError`."""
     _callable("collate_fn", collate_fn)
     return collate_fn
 
 
 def check_epoch(epoch: Any) -> int:
-    """Return an epoch as an integer, if it is one that can be planned."""
+    """Return the epoch as an integer from 0 to `MAX_EPOCH`; else raise `TypeError` or `ValueError`."""
     return check_integer("epoch", epoch, 0, MAX_EPOCH)
 
 
 def check_rank(rank: Any) -> int | None:
-    """Return a rank, if one was given, as an integer of at least 0."""
+    """Return the rank as an integer of at least 0, or None if none was given; else raise."""
     return None if rank is None else check_integer("consumer_index", rank, 0)
 
 
 def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSource:
     if (dataset_class is None) == (dataset is None):
-        what = "neither was" if dataset is None else "both were"
-        raise TypeError(f"give either dataset_class (with dataset_kwargs) or dataset; {what} given")
+        what = "neither dataset_class nor dataset was" if dataset is None else "both dataset_class and dataset were"
+        raise TypeError(f"{what} given; give dataset_class (with dataset_kwargs) or dataset, an instance")
     if dataset is not None:
         if dataset_kwargs is not None:
-            raise TypeError("dataset_kwargs goes with dataset_class, but dataset, an instance, was given; leave it out")
+            raise TypeError(
+                "dataset_kwargs was given with dataset, which is an instance and takes no arguments; leave "
+                "dataset_kwargs out, or give dataset_class"
+            )
         if isinstance(dataset, type):
             raise TypeError(f"dataset={dataset.__name__} is a class; give an instance, or pass it as dataset_class")
         return DatasetSource(instance=dataset)
@@ -269,7 +272,7 @@ def _source(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> DatasetSou
 
 
 def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BITS - 1) -> int:
-    """Return a value as an integer, if it is one of at least, and at most, so much."""
+    """Return the value as an integer from `at_least` to `at_most`; else raise `TypeError` or `ValueError`."""
     number = as_integer(value)
     if number is None:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer")
@@ -282,12 +285,12 @@ def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BI
 
 
 def _default_seed() -> int:
-    """Return the seed of torch's default generator, without drawing from it; without torch, one from the clock.
+    """Return the seed of torch's default generator, without drawing from it; without torch, a seed from the clock.
 
-    That is what the program gave to `torch.manual_seed`, if it did; else torch has drawn 64 bits for this process,
-    which can't be told from a seed of the program's own.
+    It is what the program passed to `torch.manual_seed`. If it didn't call that, it is 64 bits that torch drew for this
+    process. Nothing tells the two apart.
     """
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # None as well while torch is imported
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # also None during the import of torch
     return time.time_ns() // 1_000_000 if generator is None else int(generator.initial_seed())
 
 
@@ -300,11 +303,11 @@ def _max_errors(value: Any, on_error: str) -> float | None:
         checked = float(value)
     else:
         raise ValueError(
-            f"max_errors={value} is no fraction; give one between 0 and 1, an integer to count samples, or None"
+            f"max_errors={value} isn't a fraction between 0 and 1; give one, or an integer to count samples, or None"
         )
     if on_error == OnError.RAISE:
         raise ValueError(
-            f"max_errors={value} limits how many samples are left out or replaced, but with on_error='raise' none is; "
+            f"max_errors={value} has no effect with on_error='raise' because the first bad sample raises its error; "
             f"give on_error='skip' or on_error='replace', or leave max_errors out"
         )
     return checked
@@ -323,7 +326,7 @@ def _seconds(name: str, value: Any) -> float | None:
         raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be a number of seconds, or None")
     seconds = _float(value)
     if not seconds >= 0:
-        raise ValueError(f"{name}={shown(value)} is not a duration; it must be at least 0, or None to wait for ever")
+        raise ValueError(f"{name}={shown(value)} isn't a duration; it must be at least 0 seconds, or None for no limit")
     return seconds if 0 < seconds <= MAX_WAIT_S else None  # 0 means no limit, as in torch
 
 
@@ -362,11 +365,11 @@ def _log_settings(logger: Any) -> LogSettings | None:
         return LogSettings(os.fspath(logger), stdout=False, level="DEBUG")
     if not isinstance(logger, Mapping):
         raise TypeError(
-            f"logger is a {type(logger).__name__}; give a file prefix, or a dict with {', '.join(LOG_KEYS)}"
+            f"logger is a {type(logger).__name__}; give a file prefix, or a dict with the keys {', '.join(LOG_KEYS)}"
         )
     for key in logger:
         if key not in LOG_KEYS:
-            raise ValueError(f"logger has the unknown key {key!r}; the keys are {', '.join(LOG_KEYS)}")
+            raise ValueError(f"logger has the unknown key {key!r}; the allowed keys are {', '.join(LOG_KEYS)}")
     level = str(logger.get("level", "DEBUG")).upper()
     if level not in LOG_LEVELS:
         raise ValueError(f"logger's level {level!r} is unknown; it must be one of {', '.join(LOG_LEVELS)}")

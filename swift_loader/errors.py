@@ -1,7 +1,7 @@
-"""Everything the loader raises on its own account.
+"""The loader's own exceptions.
 
-Wrong arguments are plain `ValueError` and `TypeError`. An exception of the user's own code keeps its type where that
-type survives a pickle round trip, and is a `WorkerError` otherwise; both carry a `RemoteTraceback` as `__cause__`.
+Wrong arguments raise plain `ValueError` and `TypeError`. An exception of the user's code keeps its type if it survives
+a pickle round trip; otherwise it becomes a `WorkerError`. Either way its `__cause__` is a `RemoteTraceback`.
 """
 
 from __future__ import annotations
@@ -25,39 +25,46 @@ __all__ = [
 
 
 class SwiftLoaderError(Exception):
-    """Base of the loader's own errors."""
+    """Base class of the loader's own errors."""
 
 
 class WorkerError(SwiftLoaderError):
-    """The user's code raised in a worker, and its exception can't be rebuilt here."""
+    """The user's code raised in a worker, and the exception can't be pickled or rebuilt in the trainer."""
 
 
 class EncodeError(WorkerError, TypeError):
-    """A batch holds something that can't be sent to the trainer; the message names the path and the type."""
+    """Something can't be sent to another process: an object in a batch, the dataset or a function.
+
+    The message names its path and type.
+    """
 
 
 class WorkerDied(SwiftLoaderError):
-    """A worker, or the template process that starts them, ended without being told to, and isn't replaced any more."""
+    """A worker or the template process died and isn't replaced.
+
+    Either `worker_restarts` is used up, or the batch has ended two workers. The message names worker, exit code or
+    signal, and batch.
+    """
 
 
 class WorkerStalled(SwiftLoaderError, TimeoutError):
-    """A worker was at one batch for longer than `timeout` seconds, or no worker had the batch for so long."""
+    """A worker spent more than `timeout` seconds on one batch, or no worker was there to build it for that long."""
 
 
 class SharedMemoryFull(SwiftLoaderError, OSError):
-    """The memory for a batch can't be had; the message names the need and the limit."""
+    """There isn't enough shared memory for a batch. The message names the bytes needed and the limit."""
 
 
 class NoDescriptorsLeft(SwiftLoaderError, OSError):
-    """The process, or the system, has run out of file descriptors; the message names the limit."""
+    """The process or the system has run out of file descriptors. The message names the limit."""
 
 
 class DatasetMismatch(SwiftLoaderError):
-    """A process of the loader has built another dataset than the first one; the message names what differs."""
+    """Two processes of the loader built different datasets. The message names what differs."""
 
 
 class StateMismatch(SwiftLoaderError, ValueError):
-    """A state can't be continued by this loader; the message names the field and what is wrong with it."""
+    """This loader can't resume from a state. The message names the field and what is wrong with it."""
 
 
 class LoaderClosed(SwiftLoaderError):
@@ -65,7 +72,7 @@ class LoaderClosed(SwiftLoaderError):
 
 
 class TooManyErrors(SwiftLoaderError):
-    """More samples failed than `max_errors` allows, or all of a batch; `__cause__` is what the last one raised."""
+    """More samples failed than `max_errors` allows, or all samples of a batch. `__cause__` is the last one's error."""
 
 
 class ProtocolError(SwiftLoaderError):
@@ -73,11 +80,11 @@ class ProtocolError(SwiftLoaderError):
 
 
 class SwiftLoaderWarning(UserWarning):
-    """Something the user should know of, although the loop goes on."""
+    """A problem that doesn't stop the loop, such as a worker that was replaced."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of another process, as text, with who and where on top."""
+    """The traceback in another process, as text. Its first line names the process and the batch."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Integers as users give them: of Python, NumPy or torch, of any size. Pure."""
+"""Accepts integers of Python, NumPy and torch, of any size. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, SupportsIndex
 __all__ = ["MAX_BITS", "as_integer", "shown"]
 
 MAX_BITS = 4096
-"""Of any number that is taken. Python refuses to print integers of more than 4,300 digits, and a state may be JSON."""
+"""Largest integer accepted. Python refuses to print more than 4,300 digits, and a state may be saved as JSON."""
 
 
 def as_integer(value: Any) -> int | None:
-    """Return a value as an integer; None if it isn't one: a bool, a float, an array of several numbers."""
+    """Return the value as an integer. Return None for a bool, a float, an array of several numbers and the like."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
@@ -22,7 +22,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value, for an error, also of an integer that Python refuses to print."""
+    """Return the `repr` of a value for an error message, even for an integer that Python refuses to print."""
     number = as_integer(value)
     if number is not None and number.bit_length() > MAX_BITS:
         return f"<an integer of {number.bit_length()} bits>"

@@ -1,8 +1,8 @@
 """One pass over the data: what `iter(loader)` returns.
 
-Any thread may ask for the next batch; they take turns, and each batch goes to one of them. What a signal's handler
-raises comes out of `next` and changes nothing: the pass goes on with the next batch, or, where the handler interrupted
-something that can't be repeated, ends with a `SwiftLoaderError`.
+Any thread may call `next`. Threads take turns, and each batch goes to one of them. If a signal handler raises, the
+exception comes out of `next`, and the pass continues with the next batch. If the handler interrupted something that
+can't be repeated, the pass ends with a `SwiftLoaderError` instead.
 """
 
 from __future__ import annotations
@@ -37,82 +37,82 @@ class IteratorState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenEpoch:
-    """An epoch that the engine is at."""
+    """An epoch that the engine is working on."""
 
     epoch: int
     first_step: int
-    """Where the pass begins: 0, unless it goes on where another one was stopped."""
+    """The step at which the pass begins: 0, unless it resumes a stopped epoch."""
     num_batches: int
-    """Of the epoch, those before the first step included."""
+    """Batches of the whole epoch, including those before the first step."""
     source: Source
     owner_pid: int | None
-    """The process that may go on with it; None: any fork of it, too, with a copy of all there is."""
+    """The only process that may continue the pass. None: forks may too, because they have a copy of everything."""
 
 
 class Turns:
-    """Lets the threads that ask one loader for batches do so one after another."""
+    """Lets one thread at a time take a batch from a loader."""
 
     def __init__(self) -> None:
-        # Reentrant: a handler of a signal that asks for a batch while its own thread does is refused, and doesn't hang.
+        # Reentrant: a signal handler that calls next() while its own thread is in next() gets an error, not a deadlock.
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self.is_taken = False
 
     def check_free(self) -> None:
-        """Refuse to give a thread its turn that has it already."""
+        """Raise `RuntimeError` if this thread is already taking a batch."""
         if self.is_taken:
             raise RuntimeError(
-                "next() was called while this thread is within next() of the same loader: by the handler of a signal, "
-                "or by code that builds or takes in a batch. Take batches in the loop only"
+                "next() was called while this thread is already within next() of the same loader, by a signal handler "
+                "or by code that builds or decodes a batch. Call next() in the training loop only"
             )
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return what a thread holds while it has its turn."""
-        if os.getpid() != self._pid:  # a fork: the thread that has it isn't here
+        """Return the lock that a thread holds while it takes a batch."""
+        if os.getpid() != self._pid:  # a fork: the thread that may hold the lock doesn't exist here
             self._lock, self._pid, self.is_taken = threading.RLock(), os.getpid(), False
         return self._lock
 
 
 _Noted = tuple["int | None", tuple[SampleFailure, ...]]
-"""The step of a batch, if there is one, and the samples that it does without."""
+"""The step of a batch, if there is one, and its failed samples."""
 
 
 class EpochOwner(Protocol):
-    """The loader, as far as its iterators know it."""
+    """The part of the loader that its iterators use."""
 
     turns: Turns
-    """One for all its iterators."""
+    """Shared by all its iterators."""
 
     @property
     def has_started(self) -> bool:
-        """Whether the engine runs, or did; before, opening an epoch starts it, and so builds the dataset."""
+        """Whether the engine has been started. If not, opening an epoch starts it and so builds the dataset."""
         ...
 
     def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
-        """Begin an epoch for an iterator; any iterator before it is superseded."""
+        """Begin an epoch for an iterator. Any earlier iterator is superseded."""
         ...
 
     def note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
-        """Take note of the samples that the batch that comes next does without; raises if they are too many."""
+        """Record the failed samples of the next batch; raises `TooManyErrors` if there are too many."""
         ...
 
     def warn_of_failures(self) -> None:
-        """Warn of the samples that failed in the pass that is over, if that wasn't done before."""
+        """Warn about the failed samples of the last pass, unless that was done."""
         ...
 
     def note_delivery(self, step: int | None, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
-        """Take note that this step was handed to the loop, and that so many of the epoch's steps are done now."""
+        """Record that the loop got this step, and that `num_steps` steps of the epoch are done."""
         ...
 
     def note_end(self) -> None:
-        """Take note that the loop has seen the end of the epoch."""
+        """Record that the loop reached the end of the epoch."""
         ...
 
 
 class EpochIterator:
-    """Iterates over one epoch, chosen at the first `next`: an iterator that is thrown away unused costs nothing.
+    """Iterates over one epoch, which the first `next` chooses. An iterator that is never used costs nothing.
 
-    Errors stay: after one, each `next` raises it again. So does the end.
+    Errors are permanent: after one, each `next` raises it again. The same holds for the end of the epoch.
     """
 
     def __init__(self, owner: EpochOwner) -> None:
@@ -120,11 +120,11 @@ class EpochIterator:
         self._state = IteratorState.FRESH
         self._open: OpenEpoch | None = None
         self._num_steps = 0
-        """Of the epoch that are done, those before the pass included."""
+        """Steps of the epoch that are done, including those before the pass."""
         self._taken: Delivery | None = None
-        """What wasn't handed out yet; kept, because an interrupt may come before it is."""
+        """A batch that was taken but not handed out. Kept because an interrupt may come in between."""
         self._last: _Noted = (None, ())
-        """Of the batch that was handed out last, and of the one before it."""
+        """Describes the last batch that was handed out; `_before` describes the one before it."""
         self._before: _Noted = (None, ())
         self._error: BaseException | None = None
 
@@ -140,7 +140,7 @@ class EpochIterator:
                     turns.is_taken = True
                     delivery = self._advance()
                     self._owner.note_delivery(delivery.step, self._num_steps + 1, delivery.failures)
-                    # Nothing can interrupt these three lines.
+                    # No signal handler can run between these three lines.
                     handed_out, self._taken = delivery, None
                     self._before, self._last = self._last, (delivery.step, delivery.failures)
                     self._num_steps += 1
@@ -152,17 +152,17 @@ class EpochIterator:
         return handed_out.batch
 
     def _take_back(self, handed_out: Delivery | None) -> None:
-        """Keep a batch for the next time that an interrupt kept from being handed out at the last moment."""
+        """Keep a batch for the next call, if an interrupt came at the last moment before it was handed out."""
         if handed_out is not None:
             self._taken, self._last, self._num_steps = handed_out, self._before, self._num_steps - 1
-        if self._taken is not None:  # and may have been noted as delivered
+        if self._taken is not None:  # the owner may have recorded it as delivered
             step, failures = self._last
             self._owner.note_delivery(step, self._num_steps, failures)
 
     def _advance(self) -> Delivery:
-        """Return what is to be handed out next, and keep it."""
+        """Return the next batch to hand out. Keep it until it is handed out."""
         if self._state is IteratorState.FRESH:
-            self._owner.warn_of_failures()  # of a pass that was left; raised as an error, it leaves this iterator fresh
+            self._owner.warn_of_failures()  # of an unfinished pass; if the warning raises, this iterator stays fresh
             self._guard(self._begin)
         self._check_current()
         self._check_failed()
@@ -178,13 +178,13 @@ class EpochIterator:
             self._owner.warn_of_failures()
             raise StopIteration
         delivery = self._taken or self._take(opened)
-        self._check_current()  # another thread may have loaded a state while this one waited
+        self._check_current()  # another thread may have called load_state_dict() while this one waited
         if delivery.failures:
             self._guard(partial(self._owner.note_failures, delivery.failures))
         return delivery
 
     def _take(self, opened: OpenEpoch) -> Delivery:
-        """Return the next batch, which is kept until it is handed out."""
+        """Take the next batch from the source, and keep it until it is handed out."""
         delivery = opened.source.take()
         num_before = delivery.step if delivery.num_before is None else delivery.num_before
         if delivery.error is not None:
@@ -192,8 +192,8 @@ class EpochIterator:
         elif (delivery.epoch, num_before) != (opened.epoch, self._num_steps):
             self._fail(
                 SwiftLoaderError(
-                    f"the loop was interrupted while it took batch {self._num_steps} of epoch {opened.epoch}, which is "
-                    f"lost: the handler of a signal raised an exception there. Begin a new pass"
+                    f"batch {self._num_steps} of epoch {opened.epoch} is lost because a signal handler raised an "
+                    f"exception that interrupted the loop while it took the batch. Start a new pass"
                 )
             )
         self._check_failed()
@@ -201,20 +201,20 @@ class EpochIterator:
         return delivery
 
     def __len__(self) -> int:
-        """Batches that are still to come, if the pass has begun; all of them otherwise."""
+        """Batches that are still to come, including all of them before the first `next`."""
         total = len(self._owner) if self._open is None else self._open.num_batches  # type: ignore[arg-type]
         return total - self._num_steps
 
     def supersede(self) -> None:
-        """A newer iterator has begun its pass: this one can't go on."""
+        """End this pass because a newer one has begun."""
         if self._state is IteratorState.ACTIVE:
             self._state = IteratorState.SUPERSEDED
 
     def _check_current(self) -> None:
         if self._state is IteratorState.SUPERSEDED:
             raise RuntimeError(
-                "this iterator was superseded by a newer one of the same loader, or by load_state_dict() or a new "
-                "collate_fn; finish one pass before beginning the next, or make a second loader"
+                "this iterator can't continue: it was superseded by a newer one of the same loader, or by "
+                "load_state_dict() or a new collate_fn. Finish one pass before the next, or make a second loader"
             )
 
     def _begin(self) -> None:
@@ -223,12 +223,12 @@ class EpochIterator:
         self._state = IteratorState.ACTIVE
 
     def _guard(self, step: Callable[[], Any]) -> Any:
-        """Run a step whose errors are to stay; an interrupt is none."""
+        """Run a step and make its errors permanent. An exception of a signal handler isn't."""
         was_started = self._owner.has_started
         try:
             return step()
         except Exception as error:
-            # Of ours, or of the dataset's constructor. Another one comes from the handler of a signal.
+            # Our own errors and those of the dataset's constructor. Any other error comes from a signal handler.
             if was_started and not isinstance(error, SwiftLoaderError):
                 raise
             self._fail(error)
@@ -236,7 +236,7 @@ class EpochIterator:
 
     def _fail(self, error: BaseException) -> None:
         """End the pass: each `next` raises this error from now on."""
-        if isinstance(error, StopIteration):  # of the user's code: a collate function, a decoder, a constructor
+        if isinstance(error, StopIteration):  # from the user's code: a collate function, a decoder, a constructor
             stop, error = error, RuntimeError("the user's code raised StopIteration, which would end the epoch early")
             error.__cause__ = stop
         self._state = IteratorState.FAILED

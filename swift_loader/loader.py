@@ -1,4 +1,4 @@
-"""SwiftLoader: the API of the README. Runs in the trainer; imports torch only if a device is given."""
+"""SwiftLoader, the public loader. Runs in the trainer and imports torch only if a device is given."""
 
 from __future__ import annotations
 
@@ -50,10 +50,23 @@ class LoaderState(Enum):
 
 
 class SwiftLoader:
-    """Batches of a map-style dataset, built by worker processes.
+    """Loads batches of a map-style dataset with worker processes.
 
-    Iterate over it once per epoch. Workers start with `start()`, or with the first iteration, and keep working across
-    the ends of epochs until `close()`; as a context manager, the loader closes itself.
+    Each `for` loop over the loader is one epoch:
+
+        with SwiftLoader(Dataset, {"root": "data"}, batch_size=32, worker_per_consumer=4) as loader:
+            for epoch in range(10):
+                for batch in loader:
+                    train(batch)
+
+    Workers start with `start()`, or with the first iteration. They keep working from epoch to epoch until `close()`.
+    The `with` statement calls `close()`.
+
+    Batches arrive exactly once and in a fixed order. Their content depends on the dataset, the seed, the epoch and the
+    position, not on the number of workers. If a worker dies, another one rebuilds its batches.
+
+    `state_dict()` works after any batch. `load_state_dict()` resumes there, with any number of workers or ranks and any
+    batch size. `start(device=...)` delivers tensors on a device.
     """
 
     def __init__(
@@ -94,77 +107,88 @@ class SwiftLoader:
         dataset_per_worker: bool = False,
         **unknown: Any,
     ) -> None:
-        """Check the options; starts nothing.
+        """Check the options. Starts no process.
 
         Args:
-            dataset_class: Class or function that returns a map-style dataset; called in the template process.
-            dataset_kwargs: Its keyword arguments.
-            batch_size: Samples per batch and consumer.
-            nb_consumer: Consumers (GPUs, ranks) the dataset is split over. By default as many as torch.distributed has
-                processes, else as the launcher has (torchrun, mpirun, srun), else 1.
-            worker_per_consumer: Worker processes per consumer; 0 builds batches in the calling thread, for debugging.
-            shuffle: Whether each epoch visits the samples in another order.
-            dataset: An instance, instead of `dataset_class`.
-            seed: Base of all randomness. By default that of torch's generator if torch is imported: what the program
-                gave to `torch.manual_seed` or `seed_everything`, else what torch has drawn for this process. So loaders
-                made without `seed` have the same one, until torch is seeded again. Without torch, from the clock. Ranks
-                take rank 0's if torch.distributed is up. The old spelling `seed_numer` is accepted.
-            drop_last: Leave out the last batch if it would be smaller than the others.
-            uneven: What becomes of samples that can't be split evenly over consumers: `"pad"` repeats some, `"drop"`
-                leaves some out, `"exact"` lets consumers differ.
-            in_order: False: within an epoch, deliver batches as they get ready.
-            timeout: Seconds that a worker may take for a batch that the loop waits for: then it is killed and replaced,
-                within `worker_restarts`, and past that `WorkerStalled` is raised. None or 0: no limit.
-            stall_warning: Seconds of the same after which there is a warning, with the worker's Python stack; None or
-                0: never.
-            worker_restarts: How many times in a row, with no batch in between, a worker that died is replaced by
-                another one, which builds what was lost; past that `WorkerDied` is raised. 0: at the first death.
-            data_queue_size: Batches in flight per consumer: to be built, being built, or waiting for the loop. They
-                take at most so many times the memory of a batch; `repr` says how much that is. By default
-                `max(10, 3 * worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. With
-                fewer than there are workers, some are always idle, and `start()` warns.
-            message_queue_size: Tasks that may wait in a worker's pipe.
+            dataset_class: A class or function that returns a map-style dataset. Called in another process, unless
+                `worker_per_consumer=0`.
+            dataset_kwargs: Keyword arguments for `dataset_class`. Default: none.
+            batch_size: Samples per batch of one consumer, at least 1.
+            nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
+                the world size of torch.distributed; else that of the launcher (torchrun, mpirun, srun); else 1.
+            worker_per_consumer: Worker processes per consumer, 0 to 4096. 0 builds batches in the calling thread, for
+                debugging.
+            shuffle: True visits the samples in a new order each epoch. False keeps the dataset's order.
+            dataset: A dataset instance. Give this or `dataset_class`, not both.
+            seed: Integer of at least 0 that determines all randomness. Default: the seed of torch's generator if torch
+                is imported, as set by `torch.manual_seed` or `seed_everything`, or as torch drew it for this process.
+                So all loaders without `seed` share one seed until torch is seeded again. Without torch, the clock sets
+                it. All ranks use rank 0's seed if torch.distributed is initialised. `seed_numer`, the old spelling,
+                works too.
+            drop_last: True leaves out the last batch if it would be smaller than the others.
+            uneven: What happens to samples that can't be split evenly over consumers. `"pad"` repeats some samples,
+                `"drop"` leaves some out, `"exact"` allows consumers to get different numbers of samples.
+            in_order: True delivers batches in a fixed order. False delivers them as soon as they are ready, within an
+                epoch.
+            timeout: Seconds that a worker may spend on one batch that the loop waits for. Then the worker is killed and
+                replaced, up to `worker_restarts` times in a row; after that, `WorkerStalled` is raised. None or 0: no
+                limit.
+            stall_warning: Seconds that a worker may spend on such a batch before a warning shows its Python stack. None
+                or 0: no warning.
+            worker_restarts: How many workers in a row, with no batch in between, are replaced when they die. A
+                replacement rebuilds the lost batches. After that, `WorkerDied` is raised. 0 raises at the first death.
+            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. They take at most
+                this many times the memory of a batch; `repr` says how much that is. Default: `max(10, 3 *
+                worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. If it is less than
+                the number of workers, some workers are always idle, and `start()` warns.
+            message_queue_size: Tasks that may wait in a worker's pipe, at least 1. At most 64 are used.
             max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
                 `max(2, data_queue_size // worker_per_consumer + 1)`.
-            nearby_shuffle: Samples that are shuffled together, in runs of neighbours from all over the dataset; 0
-                shuffles over everything. By default `350 * max(batch_size, 32)`, in runs of 8: batches are mixed like
-                those of a uniform shuffle, and what is read once is still in the page cache when its neighbours are
-                wanted. A smaller window is more local and mixes less.
-            rng: `"sample"` seeds `random`, `numpy.random` and torch's default generator by (seed, epoch, dataset index)
-                before each sample; `"worker"` once per worker: which one builds a batch differs from run to run; None
-                leaves them alone.
-            on_error: What becomes of a sample whose `__getitem__` raises: `"raise"` raises its error; `"skip"` leaves
-                it out of its batch; `"replace"` puts another one in its place, chosen by (seed, epoch, index) alone.
-            max_errors: How many samples may fail in an epoch of this rank before `TooManyErrors` is raised: an integer
-                counts samples, a float between 0 and 1 is a fraction of the rank's samples; None is no limit. Counted
-                from the epoch's beginning, or from where a resumed run goes on.
-            collate_fn: Makes a batch of a list of samples; by default `swift_loader.default_collate`. If it has a
-                parameter `memory`, it gets the `BatchMemory` that batches are sent in, and what it makes there isn't
-                copied any more.
-            batch_encoder: Makes bytes of a batch, in the worker.
-            batch_decoder: Makes a batch of these bytes, in the trainer.
-            logger: Prefix of a log file, or a dict with `path`, `stdout` and `level`.
-            benchmark: Take the times of the stages; see `report`.
-            benchmark_file: Where these go on `close()`, as JSON; by default to the log, if there is one.
-            validate: Have a worker build the first batch of the first epoch before `start()` returns. With
-                `on_error="raise"` it isn't built again if the loop begins with it.
-            multithread: Listen to each worker on a thread of its own; False: one thread for all.
-            max_nb_batch_on_device: Batches on the device ahead of the loop.
-            pin_memory: Without a device, copy batches into memory that torch has page-locked, for a loop that moves
-                them by itself. Numeric arrays become tensors, also where there is no CUDA device and nothing is
-                page-locked. With a device, batches are read from page-locked memory in any case.
-            start_method: `"template"` forks workers from a fresh interpreter; `"spawn"` starts an interpreter for each.
-            dataset_per_worker: Have each worker build its own dataset instead of sharing the template's.
-            unknown: Refused.
+            nearby_shuffle: Number of samples that are shuffled together. Each such window consists of short runs of
+                neighbours from all over the dataset. Default: `350 * max(batch_size, 32)`, in runs of 8. Batches are
+                then mixed as in a uniform shuffle, and neighbours are read while they are still in the page cache. A
+                smaller window reads more locally and mixes less. 0 shuffles the whole dataset uniformly.
+            rng: How `random`, `numpy.random` and torch's default generator are seeded. `"sample"` seeds them from
+                (seed, epoch, dataset index) before each sample. `"worker"` seeds them once per worker; then draws
+                differ from run to run, because which worker builds a batch does. None leaves them alone.
+            on_error: What happens to a sample whose `__getitem__` raises. `"raise"` raises its error, `"skip"` leaves
+                it out of its batch, `"replace"` puts another sample in its place, chosen by (seed, epoch, index) alone.
+            max_errors: How many samples may fail in one epoch of this rank. An integer counts samples; a float between
+                0 and 1 is a fraction of the rank's samples. One more raises `TooManyErrors`. The count begins with the
+                epoch, or where a run was resumed. None: no limit.
+            collate_fn: Function that turns a list of samples into a batch. Default: `swift_loader.default_collate`. If
+                it has a parameter `memory`, it gets the `BatchMemory` in which batches are sent. Arrays that it
+                allocates there aren't copied again.
+            batch_encoder: Function that turns a batch into bytes, in the worker. Needs `batch_decoder`. Default: the
+                built-in codec.
+            batch_decoder: Function that turns these bytes into a batch, in the trainer. Needs `batch_encoder`.
+            logger: Prefix of a log file, or a dict with the keys `path`, `stdout` and `level`. Default: no log.
+            benchmark: True measures how long each stage of a batch takes; see `report`.
+            benchmark_file: File to which `close()` writes these times, as JSON. Default: the log, if there is one.
+            validate: True builds the first batch of the first epoch before `start()` returns, and compares a few
+                samples of each build of the dataset. With `on_error="raise"`, a loop that begins with this batch gets
+                it without a second build.
+            multithread: True receives from each worker on its own thread. False uses one thread for all workers.
+            max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. Only used
+                with a device.
+            pin_memory: True copies batches into page-locked memory, for a loop that moves them to a GPU itself. Numeric
+                arrays become tensors. Without a CUDA device they become tensors too, but nothing is page-locked. Not
+                needed with `start(device=...)`, which reads batches from page-locked memory anyway.
+            start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
+                interpreter for each worker. Neither forks the trainer.
+            dataset_per_worker: True makes each worker build its own dataset. False shares one dataset where that is
+                safe: where building it leaves no open files and no threads.
+            unknown: Any other keyword raises `TypeError`.
 
         Raises:
-            TypeError: An unknown option, or a value of the wrong type.
-            ValueError: A value out of its range.
+            TypeError: An option is unknown or has the wrong type. For an unknown one, the message names the closest
+                option.
+            ValueError: A value is out of its range. The message says what is allowed.
         """
         if "seed_numer" in unknown:
             old_seed = unknown.pop("seed_numer")
             if seed is not None:
-                raise TypeError("seed and seed_numer, its old spelling, were both given; give one")
+                raise TypeError("seed and seed_numer are both given; they are one option, so give seed only")
             seed = old_seed
         refuse_unknown(unknown, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
         self._options = make_options(
@@ -209,10 +233,10 @@ class SwiftLoader:
         self._session: Session | None = None
         self._close: weakref.finalize[Any, Any] | None = None
         self._pool: WorkerPool | None = None
-        """Until `start()` takes it over."""
+        """Owned by the loader until `start()` hands it to the session."""
         self._current: weakref.ref[EpochIterator] | None = None
         self.turns = Turns()
-        """Of the threads that ask for batches. Used by the iterators."""
+        """Serialises the threads that ask for batches. Used by the iterators."""
         self._run = Run(self._options.order_settings(), self._options.chosen)
         self._last_step: int | None = None
         self._last_failures: tuple[SampleFailure, ...] = ()
@@ -228,32 +252,36 @@ class SwiftLoader:
         to_device: Callable[..., Any] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Start the workers of one consumer; they begin to build batches at once.
+        """Start the workers of one consumer. They begin to build batches at once.
 
-        Blocks until the dataset stands and, with `validate`, a trial batch has arrived.
+        Optional: the first iteration calls it without arguments. Blocks until the dataset is built and, with
+        `validate`, a trial batch has arrived.
 
         Args:
-            consumer_index: Which part of the dataset is this process's: its rank, below `nb_consumer`. By default what
-                torch.distributed says, else the launcher's environment.
-            device: Where batches are to be moved, all numeric arrays as tensors, also with `"cpu"`; None leaves batches
-                as the collate made them. On a GPU, batches arrive `max_nb_batch_on_device` ahead of the loop, copied on
-                a stream of their own from memory that is page-locked once.
-            to_device: `to_device(batch, device)` moves a batch instead of the default, once; what it does on the
-                current stream runs beside the loop's work. Random numbers it draws can be keyed by `batch_key()`.
-            dtype: What floating-point tensors are converted to on the device.
+            consumer_index: Rank of this process, an integer from 0 to `nb_consumer - 1`. Default: the rank in
+                torch.distributed; else the launcher's environment.
+            device: Device of the batches, as for `torch.device`. Numeric arrays become tensors, also with `"cpu"`.
+                Default: None leaves batches as `collate_fn` made them. On a GPU, up to `max_nb_batch_on_device` batches
+                are copied ahead of the loop, on their own stream, from memory that is page-locked once.
+            to_device: Function `to_device(batch, device)` that moves a batch. Called once per batch. What it does on
+                the current stream runs in parallel with the loop's work. `batch_key()` gives it a key for random
+                numbers. Default: `swift_loader.to_device`.
+            dtype: Floating-point dtype of torch to which floating-point tensors are converted on the device. Default:
+                no conversion. Excludes `to_device`.
 
         Raises:
-            RuntimeError: It is running already; or there are several consumers, and nobody says which one this is.
-            ValueError: The ranks were given different options or datasets.
-            StateMismatch: The dataset isn't as long as that of the loaded state.
-            LoaderClosed: It was closed.
-            WorkerDied: A process ended while starting.
-            Exception: What building the dataset or the trial batch raised.
+            RuntimeError: The loader runs already; or there are several consumers and nothing says which one this is; or
+                there is no such device.
+            ValueError: The ranks have different options or datasets, or `consumer_index` is too large.
+            StateMismatch: The dataset has another length than that of the loaded state.
+            LoaderClosed: The loader was closed.
+            WorkerDied: A process ended while it started.
+            Exception: Whatever building the dataset or the trial batch raised.
         """
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one to go on")
         if self._state is LoaderState.STARTED:
-            raise RuntimeError("the loader runs already; call start() once, before the first iteration, or not at all")
+            raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
         placement = find_placement(check_rank(consumer_index), self._options.world_size)
         destination = find_destination(device, to_device, dtype, pin_memory=self._options.pin_memory)
         is_made_here = self._options.made_in_pid == os.getpid()
@@ -287,15 +315,15 @@ class SwiftLoader:
         session.aim(self._run.progress.next_begin(session.engine.num_samples))
 
     def prepare(self) -> None:
-        """Begin to import and build the dataset, in another process, and return at once.
+        """Begin to build the dataset in another process, and return at once.
 
-        Call it as early as the dataset is known: what follows (building the model, say) then hides the time that a
-        fresh interpreter takes to import torch. `start()` goes on from there, unless working directory, environment or
-        import path have changed since. Does nothing with 0 workers, or if the loader has started.
+        Call it early, for example before you build the model: a fresh interpreter takes seconds to import torch, and
+        this overlaps them. `start()` uses the result, unless working directory, environment or import path have
+        changed. Does nothing with 0 workers, or if the loader has started.
 
         Raises:
-            LoaderClosed: It was closed.
-            EncodeError: The dataset, or a callable, can't be sent to another process.
+            LoaderClosed: The loader was closed.
+            EncodeError: The dataset or a function can't be sent to another process.
         """
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one to go on")
@@ -311,7 +339,10 @@ class SwiftLoader:
         return self._state is LoaderState.CLOSED
 
     def close(self) -> None:
-        """Stop everything and give everything back, within 5 s. Idempotent; batches the user has stay valid."""
+        """Stop all processes and threads and free all resources, within 5 s.
+
+        Idempotent and thread-safe. Batches that you keep stay valid.
+        """
         self._state = LoaderState.CLOSED
         if self._close is not None:
             self._close()
@@ -322,10 +353,11 @@ class SwiftLoader:
             self.warn_of_failures()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
-        """Close this loader, and return one with another `collate_fn`, which hasn't started.
+        """Close this loader and return a new one with another `collate_fn`.
 
-        Its first pass is the one that would have been the next of this one: after a `break`, that is the next epoch.
-        What was prefetched with the old function is dropped, and an iterator in use can't go on.
+        The new loader hasn't started. Its first pass is the next pass of this loader; after a `break`, that is the next
+        epoch. Batches that the old function made ahead of the loop are dropped. An iterator in use raises
+        `RuntimeError` at its next batch.
         """
         successor = SwiftLoader.__new__(SwiftLoader)
         successor._options = replace(self._options, collate_fn=check_collate(collate_fn))  # noqa: SLF001 - of this class
@@ -346,54 +378,56 @@ class SwiftLoader:
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> EpochIterator:
-        """Return an iterator over the next epoch; it begins, and any other one ends, with its first `next`."""
+        """Return an iterator over the next epoch. Its first `next` starts it and ends any other iterator."""
         return EpochIterator(self)
 
     def __len__(self) -> int:
-        """Batches of the epoch that the loop is in, or else of the next one; those already delivered included.
+        """Batches in the current epoch, or in the next one between epochs. Includes those already delivered.
 
-        All epochs have equally many, but for one that was begun with another `batch_size` or `nb_consumer`: it counts
-        what was delivered before in batches of the present size. Before `start()` this may have to build the dataset.
+        All epochs have the same length, except one that was begun with another `batch_size` or `nb_consumer`. There,
+        what was delivered before counts in batches of the present size. Before `start()` this may build the dataset.
         """
         plan, epoch = self._next_plan()
         return plan.num_batches(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, 0 or more, that the next pass is: it decides the order. The pass after it is the next.
+        """Set the epoch of the next pass, an integer of at least 0. The epoch determines the order.
 
-        The epoch of a loaded state goes on where that was saved; any other begins with its first batch. Choosing the
-        epoch that the loop is in changes nothing before the next pass, which repeats it if this one wasn't finished.
+        The pass after it gets the next epoch. The epoch of a loaded state resumes at the saved position; any other
+        epoch starts from its first batch. Setting the current epoch changes nothing in the current pass. The next pass
+        repeats that epoch if the current one isn't finished.
         """
         self._run.progress.choose_epoch(check_epoch(epoch))
 
     def state_dict(self) -> dict[str, int]:
-        """Return where the loop is, as plain integers: the same on every rank, and as small for any dataset.
+        """Return the loop's position, as a dict of a few integers.
 
-        Counts what the loop was given, not what is prefetched. Starts nothing, and can be called before `start()`,
-        between two batches, after `break`, at the end of an epoch, and after `close()`.
+        It is the same on every rank, and its size doesn't depend on the dataset. It counts the batches that the loop
+        got, not those that are prefetched. Call it at any time: before `start()`, between two batches, after `break`,
+        at the end of an epoch, after `close()`. Starts nothing.
 
         Raises:
-            RuntimeError: In the middle of an epoch with `in_order=False`: there, no position tells what was delivered.
+            RuntimeError: With `in_order=False`, in the middle of an epoch: no position says what was delivered.
         """
         progress = self._run.progress
         if not self._options.limits.in_order and progress.is_in_midst:
             raise RuntimeError(
-                "with in_order=False, batches are delivered as they get ready, and no position in the epoch tells "
-                "which ones are left; save at the end of an epoch, or use in_order=True"
+                "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
+                "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
             )
         return self._run.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader's `state_dict()` was taken, with the next pass.
+        """Resume where `state_dict()` was called, with the next pass.
 
-        `worker_per_consumer`, `nb_consumer` and `batch_size` may be others than they were: what follows are the rest of
-        the same permutation, and then the epochs of the same seed. An iterator in use can't go on. To be called by the
-        loop's thread.
+        `worker_per_consumer`, `nb_consumer` and `batch_size` may differ from those of the saved run. The loader
+        delivers the rest of the same permutation, then the following epochs of the same seed. An iterator in use raises
+        `RuntimeError` at its next batch. Call it on the loop's thread.
 
         Raises:
-            LoaderClosed: It was closed.
-            TypeError: It isn't a dict.
-            StateMismatch: It belongs to another dataset or order; names the field, the saved and the present value.
+            LoaderClosed: The loader was closed.
+            TypeError: The state isn't a dict.
+            StateMismatch: The state is of another dataset or order. The message names the field and both values.
         """
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one to go on")
@@ -405,7 +439,7 @@ class SwiftLoader:
             self._session.aim(self._run.progress.next_begin(self._session.engine.num_samples))
 
     def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
-        """Begin the next epoch for an iterator. Called by the iterator."""
+        """Begin the next epoch and return it. Called by the iterator."""
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one to go on")
         if self._session is None:
@@ -422,24 +456,24 @@ class SwiftLoader:
         return opened
 
     def note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
-        """Take note of the samples that the next batch does without. Called by the iterator.
+        """Record the samples that failed in the next batch. Called by the iterator.
 
         Raises:
-            TooManyErrors: They are more than `max_errors` allows.
+            TooManyErrors: More samples failed than `max_errors` allows.
         """
         self._bad_samples.note(failures)
 
     def warn_of_failures(self) -> None:
-        """Warn of the samples that failed in the pass so far, once. Called by the iterator, and on `close()`."""
+        """Warn once about the samples that failed in the pass so far. Called by the iterator and by `close()`."""
         self._bad_samples.warn()
 
     def note_delivery(self, step: int | None, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
-        """Take note of what the loop has got. Called by the iterator."""
+        """Record what the loop got. Called by the iterator."""
         self._last_step, self._last_failures = step, failures
         self._run.progress.advance(num_steps)
 
     def note_end(self) -> None:
-        """Take note that the loop has seen the end of the epoch. Called by the iterator."""
+        """Record that the loop reached the end of the epoch. Called by the iterator."""
         self._run.progress.end()
         assert self._session is not None
         self._session.tell()
@@ -453,7 +487,7 @@ class SwiftLoader:
 
     @property
     def dataset(self) -> Any:
-        """The dataset: the instance that was given, else one built here on first use, beside the workers'."""
+        """The dataset instance that was given; else one that is built in this process on first use."""
         if self._dataset is None:
             rng = self._options.rng
             with nullcontext() if rng is Rng.NONE else preserved_generators(), limited_threads(1):
@@ -467,17 +501,17 @@ class SwiftLoader:
 
     @property
     def collate_fn(self) -> Callable[..., Any] | None:
-        """What makes a batch of a list of samples; None is `default_collate`."""
+        """The function that turns a list of samples into a batch. None means `default_collate`."""
         return self._options.collate_fn
 
     @property
     def has_started(self) -> bool:
-        """Whether there are workers, or were before `close()`."""
+        """Whether `start()` has succeeded; stays True after `close()`."""
         return self._session is not None
 
     @property
     def num_padding(self) -> int:
-        """How many samples at the end of the batch delivered last are repeats, with `uneven="pad"`.
+        """How many samples at the end of the last delivered batch are repeats, with `uneven="pad"`.
 
         `loss[:len(loss) - loader.num_padding]` counts every sample once.
         """
@@ -486,19 +520,19 @@ class SwiftLoader:
 
     @property
     def batch_indices(self) -> NDArray[np.int64]:
-        """The dataset indices of the batch delivered last, `(n,)`; empty before the first.
+        """The dataset indices of the last delivered batch, `(n,) int64`. Empty before the first batch.
 
-        Without those that were left out by `on_error="skip"`, and with the replacements of `on_error="replace"`.
+        Samples that `on_error="skip"` left out are missing. `on_error="replace"` shows the replacements.
         """
         last = self._last_batch()
         return np.empty(0, np.int64) if last is None else last.indices
 
     @property
     def failures(self) -> list[SampleFailure]:
-        """The samples that failed so far, with `on_error="skip"` or `"replace"`: the last 1,000, oldest first.
+        """The last 1,000 samples that failed, oldest first, with `on_error="skip"` or `"replace"`.
 
-        Those of the batches that the loop was given, and of one that was refused because of `max_errors`; not those of
-        batches that were prefetched.
+        A failure counts once the loop gets its batch, or once `max_errors` stops the loop at that batch. Failures in
+        prefetched batches don't count yet.
         """
         return self._bad_samples.kept
 
@@ -509,15 +543,15 @@ class SwiftLoader:
 
     @property
     def sampler(self) -> EpochSampler:
-        """What frameworks look for: its `set_epoch` is the loader's. A new object each time, which keeps the loader."""
+        """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
         return EpochSampler(self.set_epoch, self._next_plan)
 
     @property
     def batch_sampler(self) -> None:
-        """None: there is no sampler of batches. Lightning asks."""
+        """None: there is no batch sampler. Lightning reads this attribute."""
 
     def report(self) -> dict[str, Any]:
-        """Return the times of the stages so far, as plain JSON types; empty with `benchmark=False`."""
+        """Return counts and the times of each stage so far, as plain JSON types. Empty with `benchmark=False`."""
         return self._session.metrics.report() if self._session is not None else {}
 
     def __repr__(self) -> str:
@@ -532,10 +566,10 @@ class SwiftLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         if self._state is not LoaderState.NEW:
-            raise TypeError(f"a loader that is {self._state.value} can't be pickled; pickle it before start()")
+            raise TypeError(f"a loader can only be pickled before start(), and this one is {self._state.value}")
         try:
             options = pickle.dumps(self._options)
-        except Exception:  # a lambda, a local class: pickle says so in many ways
+        except Exception:  # a lambda or a local class: pickle raises several types for them
             import dill
 
             options = dill.dumps(self._options, recurse=True)
@@ -549,7 +583,7 @@ class SwiftLoader:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _next_plan(self) -> tuple[Plan, int]:
-        """Return the plan and the epoch that the loop is in, or else of the next pass."""
+        """Return the plan and the epoch of the current pass; between passes, those of the next one."""
         num_samples, progress = self._measure(), self._run.progress
         settings = self._plan_settings() if self._session is None else self._session.plan.settings
         if progress.is_in_pass:
@@ -558,7 +592,7 @@ class SwiftLoader:
         return Plan.of(num_samples, settings.going_on_at(begin)[0]), begin.epoch
 
     def _measure(self) -> int:
-        """Return the dataset's length; before the engine runs, starts a process that builds it, if need be."""
+        """Return the dataset's length. Before the engine runs, this may start a process that builds the dataset."""
         if self._run.num_samples is not None:
             return self._run.num_samples
         if self._dataset is not None or not self._options.num_workers:
@@ -569,7 +603,7 @@ class SwiftLoader:
         return num_samples
 
     def _measure_in_pool(self) -> int:
-        """Return the length of the dataset in a template, which is kept: `start()` makes the workers from it."""
+        """Return the length of the dataset in a template. The template is kept: `start()` forks the workers from it."""
         pool = self._pool if self._pool is not None and self._pool.is_ours else self._make_pool()
         try:
             return pool.start_template()
@@ -590,7 +624,7 @@ class SwiftLoader:
             self._close()
 
     def _take_pool(self, plan: PlanSettings) -> WorkerPool | None:
-        """Return the pool that was started to count the samples, if it can be used with this plan."""
+        """Return the pool that `prepare()` or `len()` started, if this plan can use it."""
         pool, self._pool = self._pool, None
         if pool is None or not pool.is_ours or self._close is None:
             return None
@@ -602,5 +636,5 @@ class SwiftLoader:
         return pool
 
     def _plan_settings(self) -> PlanSettings:
-        """Return the plan of this rank, as far as is known before `start()`."""
+        """Return the plan of this rank, as far as it is known before `start()`."""
         return self._options.plan_settings(self._run.order, expected_placement(self._options.world_size))

@@ -1,4 +1,4 @@
-"""The loader's own log, through loguru, apart from whatever the user does with loguru."""
+"""The loader's own log. It uses loguru, but doesn't touch the user's loguru logger."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level} | {message}"
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Where the log goes."""
+    """Where the log is written."""
 
     path: str | None
-    """Prefix of the file; the rank and `.log` are added."""
+    """Prefix of the file's path. `_rank<n>.log` is appended."""
     stdout: bool
     level: str
 
 
 def open_log(settings: LogSettings | None, rank: int) -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Return a function that logs a line, and one that closes the log; both do nothing without settings."""
+    """Return a function that logs a line and one that closes the log. Without settings, both do nothing."""
     if settings is None:
         return (lambda _line: None), (lambda: None)
-    # loguru's public logger is one for the process: what is sent to it goes to the user's sinks, too, and removing
-    # theirs is no business of ours. A logger with a core of its own can only be had from its private module.
+    # loguru has one public logger per process. Lines sent to it would reach the user's sinks, which aren't ours to
+    # remove. Only its private module gives a logger with its own core.
     from loguru import _logger
 
     options: dict[str, Any] = dict.fromkeys(("record", "lazy", "colors", "raw"), False)

@@ -1,6 +1,6 @@
-"""How long each stage of a batch takes: counts, means and quantiles in constant memory.
+"""Measures how long each stage of a batch takes: counts, means and quantiles, in O(1) memory.
 
-Fed by the loop's thread and the receivers; costs less than a microsecond a batch.
+The loop's thread and the receivers report to it. This costs less than a microsecond per batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swift_loader.transport.messages import Batch
 __all__ = ["Histogram", "Metrics"]
 
 _SUBDIVISIONS = 4
-"""Buckets per power of two: a quantile is right to within a fifth."""
+"""Buckets per power of two. Quantiles are accurate to 20 %."""
 
 _NUM_BUCKETS = 64 * _SUBDIVISIONS
 
@@ -29,7 +29,7 @@ _MAX_PUT_ASIDE = 1024
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations in nanoseconds, in buckets that grow with the duration."""
+    """A histogram of durations in nanoseconds. Its buckets grow with the duration."""
 
     count: int = 0
     total_ns: int = 0
@@ -41,7 +41,7 @@ class Histogram:
         self.note_all(np.array([duration_ns]))
 
     def note_all(self, durations_ns: NDArray[np.int64]) -> None:
-        """Count `(n,)` durations; far cheaper than one by one."""
+        """Count `(n,)` durations. Far cheaper than counting them one by one."""
         if not durations_ns.size:
             return
         self.count += durations_ns.size
@@ -50,7 +50,7 @@ class Histogram:
         self._buckets += np.bincount(_buckets_of(durations_ns), minlength=_NUM_BUCKETS)
 
     def quantile_ns(self, share: float) -> float:
-        """Return a duration that about this share of the durations doesn't exceed; 0 if there are none."""
+        """Return the quantile of the durations at `share`, from 0 to 1. Return 0 if there are none."""
         wanted, seen = share * self.count, 0
         for bucket, number in enumerate(self._buckets.tolist()):
             seen += number
@@ -59,7 +59,7 @@ class Histogram:
         return 0.0
 
     def summary(self) -> dict[str, float]:
-        """Return the figures in milliseconds: mean, p50, p99, max; and the total in seconds."""
+        """Return mean, p50, p99 and max in milliseconds, and the total in seconds."""
         return {
             "mean_ms": self.total_ns / max(1, self.count) / _NS_PER_MS,
             "p50_ms": self.quantile_ns(0.5) / _NS_PER_MS,
@@ -86,10 +86,11 @@ def _upper_edge_ns(bucket: int) -> float:
 
 
 class Metrics:
-    """The stages of all batches of a loader. Thread-safe."""
+    """The times of all batches of a loader. Thread-safe."""
 
     STAGES = ("fetch", "collate", "encode", "decode", "wait")
-    """In the worker: the samples; the batch; what of it is copied. In the trainer: views of it; the loop's waiting."""
+    """In the worker: fetch the samples, collate them, copy what isn't in the slot yet. In the trainer: make views of
+    the slot; wait for the batch."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -99,12 +100,12 @@ class Metrics:
         self._num_samples = 0
         self._num_ready = 0
         self._num_restarts = 0
-        # Counting one by one would cost 3 % of a small batch: the figures are put aside, and counted many at a time.
+        # Counting one by one would cost 3 % of a small batch. So figures are collected here and counted many at a time.
         self._arrivals: list[tuple[int, int, int, int, int]] = []
         self._waits: list[tuple[int, int]] = []
 
     def note_batch(self, batch: Batch, decode_ns: int) -> None:
-        """Count a batch that has arrived."""
+        """Count a batch that arrived in the trainer."""
         if not self._enabled:
             return
         with self._lock:
@@ -113,7 +114,7 @@ class Metrics:
                 self._count()
 
     def note_wait(self, wait_ns: int, num_ready: int) -> None:
-        """Count a batch that was handed to the loop, which waited for it while so many others were ready."""
+        """Count a batch that the loop got: how long the loop waited, and how many batches were ready."""
         if not self._enabled:
             return
         with self._lock:
@@ -127,7 +128,7 @@ class Metrics:
             self._num_restarts += 1
 
     def _count(self) -> None:
-        """Count what was put aside; the caller holds the lock."""
+        """Count the collected figures. The caller holds the lock."""
         if self._arrivals:
             *columns, samples = np.array(self._arrivals).T
             for name, column in zip(self.STAGES, columns, strict=False):
@@ -141,10 +142,10 @@ class Metrics:
         self._waits.clear()
 
     def report(self) -> dict[str, Any]:
-        """Return all figures, as plain JSON types; empty if they aren't being taken."""
+        """Return all figures, as plain JSON types. Return an empty dict if measuring is off."""
         if not self._enabled:
             return {}
-        if os.getpid() != self._pid:  # a fork: the thread that has the lock may not be here
+        if os.getpid() != self._pid:  # a fork: the thread that may hold the lock doesn't exist here
             self._lock, self._pid = threading.RLock(), os.getpid()
         with self._lock:
             self._count()

@@ -1,6 +1,6 @@
-"""Which rank this process is, of how many: as `start()` says, else torch.distributed, else the launcher's environment.
+"""Finds the rank of this process and the world size: from `start()`, else torch.distributed, else the launcher.
 
-Pure but for a look at `sys.modules`: torch is never imported for this.
+Reads `sys.modules` to see whether torch.distributed is imported. Never imports torch.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
-    # Those of srun: an sbatch script has SLURM_PROCID and SLURM_NTASKS as well, but is only one process.
+    # Only srun sets SLURM_STEP_NUM_TASKS. An sbatch script has SLURM_PROCID and SLURM_NTASKS too, but is one process.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A rank among `world_size` of them."""
+    """One rank of `world_size` ranks."""
 
     rank: int
     world_size: int
     source: str
-    """Who says so, for an error."""
+    """Where this comes from, for error messages."""
 
 
 def find_placement(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Placement:
-    """Return the place of this process.
+    """Return the rank of this process and the world size.
 
     Args:
-        rank: What `start()` was told, if anything.
-        world_size: `nb_consumer`, if it was given.
-        environment: Where launchers leave their variables.
+        rank: The `consumer_index` given to `start()`, or None.
+        world_size: The option `nb_consumer`, or None.
+        environment: Environment variables, in which launchers set rank and world size.
 
     Raises:
-        ValueError: The rank isn't below the number of ranks, or the launcher counts other ranks than `nb_consumer`.
-        RuntimeError: There are several ranks, and nobody says which one this is.
+        ValueError: The rank isn't below the world size, or the launcher's world size isn't `nb_consumer`.
+        RuntimeError: There are several ranks, and nothing says which one this is.
     """
     if rank is not None and world_size is not None:
         return _checked(Placement(rank, world_size, "start()"))
@@ -54,24 +54,24 @@ def find_placement(rank: int | None, world_size: int | None, environment: Mappin
         if rank not in (None, found.rank) and found.world_size > 1:
             raise ValueError(
                 f"consumer_index={rank}, but {found.source} says that this is process {found.rank} of "
-                f"{found.world_size}: leave it out, or say with nb_consumer how many consumers there are"
+                f"{found.world_size}; leave consumer_index out, or give nb_consumer, the number of consumers"
             )
         return found if rank is None else _checked(Placement(rank, found.world_size, "start()"))
     if found is None:
         raise RuntimeError(
-            f"the loader serves nb_consumer={world_size} consumers, and doesn't know which one this is; call "
+            f"there are nb_consumer={world_size} consumers, and nothing says which one this process is; call "
             f"loader.start(consumer_index) before iterating"
         )
     if found.world_size != world_size:
         raise ValueError(
-            f"nb_consumer={world_size}, but {found.source} counts {found.world_size} processes: leave nb_consumer out, "
-            f"or say which consumer this is with loader.start(consumer_index)"
+            f"nb_consumer={world_size}, but {found.source} counts {found.world_size} processes; leave nb_consumer out, "
+            f"or call loader.start(consumer_index) with the rank of this process"
         )
     return found
 
 
 def expected_placement(world_size: int | None) -> Placement:
-    """Return the place that `start()` will find, as far as is known before; rank 0's if nobody says."""
+    """Return the placement that `start()` will find, as far as it is known. The default is rank 0."""
     try:
         return find_placement(None, world_size)
     except (RuntimeError, ValueError):
@@ -79,7 +79,7 @@ def expected_placement(world_size: int | None) -> Placement:
 
 
 def is_one_of_many(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torch.distributed or a launcher has several processes, each of which makes its own loader."""
+    """Return whether torch.distributed or a launcher runs several processes, so that each makes its own loader."""
     found = _of_torch_distributed() or _of_launcher(environment)
     return found is not None and found.world_size > 1
 
@@ -87,8 +87,8 @@ def is_one_of_many(environment: Mapping[str, str] = os.environ) -> bool:
 def _checked(placement: Placement) -> Placement:
     if placement.rank >= placement.world_size:
         raise ValueError(
-            f"consumer_index={placement.rank} with nb_consumer={placement.world_size}: it must be below nb_consumer; "
-            f"give each process its own index, or raise nb_consumer"
+            f"consumer_index={placement.rank} with nb_consumer={placement.world_size} is too large; it must be below "
+            f"nb_consumer. Give each process its own index, or raise nb_consumer"
         )
     return placement
 

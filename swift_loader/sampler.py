@@ -1,4 +1,4 @@
-"""What frameworks look for at a loader: a `sampler` with `set_epoch`. The order itself is in `order`."""
+"""The `sampler` with `set_epoch` that frameworks expect of a loader. The order itself is in `order`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["EpochSampler"]
 
 
 class EpochSampler:
-    """The dataset indices that this rank gets in the next epoch, as a torch sampler shows them."""
+    """Iterates over the dataset indices that this rank gets in the next epoch, like a torch sampler."""
 
     def __init__(self, set_epoch: Callable[[int], None], next_plan: Callable[[], tuple[Plan, int]]) -> None:
         self.set_epoch = set_epoch
-        """As `SwiftLoader.set_epoch`."""
+        """The same as `SwiftLoader.set_epoch`."""
         self._next_plan = next_plan
 
     def __iter__(self) -> Iterator[int]:

@@ -1,6 +1,6 @@
-"""A started loader: the engine, and what is written about it when it ends.
+"""A started loader: its engine, its log and its metrics.
 
-Holds no reference to the loader, so that the loader can be collected, and takes this down with it.
+It holds no reference to the loader. So the loader can be garbage-collected, which closes the session.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Session:
         dataset: Any = None,
         pool: WorkerPool | None = None,
     ) -> None:
-        """Make the engine; from here on, it is to be closed.
+        """Make the engine. The caller must call `close()` from here on.
 
         Args:
-            options: Of the loader.
+            options: Options of the loader.
             plan: Which batches to build.
-            destination: Where batches go, if they don't stay as they are.
-            dataset: For the engine without workers.
-            pool: A template that holds the dataset already, if there is one; taken over.
+            destination: Where batches are moved; None leaves them as they are.
+            dataset: The dataset for the engine without workers.
+            pool: A pool whose template holds the dataset already, or None. The session owns it from here on.
         """
         self._options = options
         self._destination = destination
         self._copies: Copies | None = None
-        """Once there is something to copy."""
+        """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.benchmark)
         try:
             self._log, self._close_log = open_log(options.log, plan.rank)
@@ -70,7 +70,7 @@ class Session:
                 pool.close()
             raise
         self._notices: deque[str] = deque()
-        """From any thread, for the loop's to tell."""
+        """Any thread adds messages; the loop's thread issues them as warnings."""
         self._closing_lock = threading.RLock()
         self._owner_pid = os.getpid()
         self._close_steps: list[Callable[[], None]] = [self._close_log]
@@ -97,7 +97,7 @@ class Session:
             raise
 
     def start(self) -> None:
-        """Start the engine; blocks until it runs. Another thread may close the session meanwhile."""
+        """Start the engine and block until it runs. Another thread may close the session meanwhile."""
         plan = self._settings
         self.engine.start()
         self.plan = Plan.of(self.engine.num_samples, plan)
@@ -107,18 +107,18 @@ class Session:
             self._close_steps.insert(0, self._report)
 
     def follow(self, order: OrderSettings) -> None:
-        """Go through the dataset in another order, beginning with the next `aim`."""
+        """Use another order, from the next `aim` on."""
         self.plan = Plan.of(self.engine.num_samples, replace(self.plan.settings, order=order))
 
     def aim(self, position: Position) -> int:
-        """Have the engine build what comes after this position; return the step that begins there."""
+        """Make the engine build what follows this position. Return the step that begins there."""
         settings, step = self.plan.settings.going_on_at(position)
         self.plan = Plan.of(self.engine.num_samples, settings)
         self.engine.seek(position.epoch, step, settings)
         return step
 
     def open_epoch(self, position: Position) -> OpenEpoch:
-        """Send the engine to this position; return what is left of the epoch there."""
+        """Move the engine to this position. Return the rest of the epoch there."""
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
         owner_pid = self._owner_pid if self._options.num_workers else None
@@ -132,16 +132,16 @@ class Session:
         return OpenEpoch(position.epoch, first_step, num_batches, moving, owner_pid)
 
     def close(self) -> None:
-        """Stop the engine, then write the figures to where they should go. Idempotent, from any thread.
+        """Stop the engine, then write the metrics to the file or the log. Idempotent and thread-safe.
 
-        Copies to the device that are under way are waited for: they read memory that is given back here.
+        Waits for running copies to the device, because they read memory that is freed here.
         """
-        if os.getpid() != self._owner_pid:  # a fork of the trainer: all of this is the parent's
+        if os.getpid() != self._owner_pid:  # a fork of the trainer: everything here belongs to the parent
             return
         self.engine.close()
         with self._closing_lock:
             steps, self._close_steps = self._close_steps, []
-        with contextlib.ExitStack() as stack:  # each step is taken, also if the one before fails
+        with contextlib.ExitStack() as stack:  # each step runs even if the one before fails
             for step in reversed(steps):
                 stack.callback(step)
             stack.callback(self._end_copies)
@@ -151,11 +151,11 @@ class Session:
             return
         try:
             self._copies.close()
-        except Exception as error:  # of the device, which tells whoever uses it next; the loop's own error counts here
+        except Exception as error:  # a device error: its next user gets it too, and the loop's own error matters here
             self._log(f"waiting for copies to the device failed: {error}")
 
     def tell(self) -> None:
-        """Warn of what happened since the last call; on the loop's thread, between two batches."""
+        """Issue the warnings that were queued since the last call. Runs on the loop's thread, between two batches."""
         while self._notices:
             warn(self._notices.popleft())
 
@@ -163,7 +163,7 @@ class Session:
         self.tell()
         delivery = self.engine.next_batch()
         if isinstance(delivery.error, SwiftLoaderError):
-            self.tell()  # what led to it
+            self.tell()  # the warnings that led to the error
         return delivery
 
     def _move(self, delivery: Delivery) -> Any:

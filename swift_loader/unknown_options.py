@@ -1,4 +1,4 @@
-"""What to do instead of an option that doesn't exist: misspelt, or another loader's."""
+"""Error messages for options that SwiftLoader doesn't have: misspelt ones and those of other loaders."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 __all__ = ["INSTEAD_OF", "refuse_unknown"]
 
 _NO_SAMPLER = (
-    "shuffle, nearby_shuffle and seed decide on the order, and each rank gets its own part of it by itself. For a "
-    "subset, weights or an order of your own, give a dataset that looks the index up in a list, such as "
+    "shuffle, nearby_shuffle and seed determine the order, and each rank gets its own part automatically. For a "
+    "subset, weights or your own order, give a dataset that looks up the index in a list, such as "
     "torch.utils.data.Subset"
 )
 
@@ -19,36 +19,36 @@ _INSTEAD = {
     # torch.utils.data.DataLoader
     "sampler": _NO_SAMPLER,
     "batch_sampler": (
-        "batches have batch_size samples, in the order that shuffle, nearby_shuffle and seed decide on. For batches of "
-        "your own, give a dataset of whole batches, batch_size=1 and a collate_fn that returns samples[0]"
+        "batches have batch_size samples, in the order that shuffle, nearby_shuffle and seed determine. For your own "
+        "batches, give a dataset of whole batches, batch_size=1 and a collate_fn that returns samples[0]"
     ),
-    "num_workers": "give worker_per_consumer, the worker processes of this rank",
-    "generator": "give seed: all of the order and, with rng='sample', all draws follow from it",
+    "num_workers": "give worker_per_consumer, the number of worker processes of this rank",
+    "generator": "give seed: it determines the order and, with rng='sample', all random draws",
     "worker_init_fn": (
-        "set up in the constructor of dataset_class what each worker needs, with dataset_per_worker=True if workers "
-        "can't share it; random generators are seeded already (rng='sample')"
+        "set up what each worker needs in the constructor of dataset_class, with dataset_per_worker=True if workers "
+        "can't share it; random generators are seeded automatically (rng='sample')"
     ),
     "persistent_workers": "leave it out: workers stay from epoch to epoch, until close()",
     "prefetch_factor": (
-        "give data_queue_size, which counts the batches in flight of all workers together: prefetch_factor times the "
-        "number of workers"
+        "give data_queue_size, the batches in flight of all workers together: prefetch_factor times the number of "
+        "workers"
     ),
-    "pin_memory_device": "leave it out: pin_memory=True is for CUDA; loader.start(device=...) moves batches by itself",
+    "pin_memory_device": "leave it out: pin_memory=True is for CUDA, and loader.start(device=...) moves batches itself",
     "multiprocessing_context": (
-        "give start_method: 'template' forks workers from a fresh interpreter, 'spawn' starts one for each; the "
-        "training process is never forked"
+        "give start_method: 'template' forks workers from one fresh interpreter, 'spawn' starts a fresh one for each "
+        "worker; neither forks the training process"
     ),
-    # torch.utils.data.DistributedSampler, and what ranks are told elsewhere
-    "num_replicas": "give nb_consumer, or nothing: torch.distributed or the launcher says how many ranks there are",
-    "world_size": "give nb_consumer, or nothing: torch.distributed or the launcher says how many ranks there are",
-    "rank": "call loader.start(rank), or nothing: torch.distributed or the launcher says which rank this is",
+    # torch.utils.data.DistributedSampler, and other names for ranks
+    "num_replicas": "give nb_consumer, or leave it out to use the world size of torch.distributed or the launcher",
+    "world_size": "give nb_consumer, or leave it out to use the world size of torch.distributed or the launcher",
+    "rank": "call loader.start(rank), or leave it out to use the rank in torch.distributed or the launcher",
     "consumer_index": "call loader.start(consumer_index)",
-    # Of start(), and others' names
+    # Parameters of start(), and names from other loaders
     "device": "call loader.start(device=...)",
     "to_device": "call loader.start(device=..., to_device=...)",
     "dtype": "call loader.start(device=..., dtype=...)",
     "epoch": "call loader.set_epoch(epoch)",
-    "snapshot_every_n_steps": "leave it out: state_dict() is exact after every batch, at no cost",
+    "snapshot_every_n_steps": "leave it out: state_dict() is exact after every batch and costs nothing",
 }
 
 
@@ -68,13 +68,13 @@ def refuse_unknown(unknown: Iterable[str], owner: str, function: Callable[..., A
     """Refuse options that don't exist.
 
     Args:
-        unknown: What was given that the function has no parameter for.
-        owner: What the user called.
+        unknown: Names that the function has no parameter for.
+        owner: What the user called, a key of `INSTEAD_OF`.
         function: Its parameters are the options.
-        more: Options besides.
+        more: Further options.
 
     Raises:
-        TypeError: There are such options; says of the first what to do instead, or names the closest option.
+        TypeError: There is one. For the first, the message says what to do instead, or names the closest option.
     """
     for name in unknown:
         parameters = inspect.signature(function).parameters.values()

@@ -175,7 +175,7 @@ LAUNCHED = """
     ("options", "expected"),
     [
         ("{'seed': 3, 'shuffle': False}", "[4, 5, 6, 7]\n"),
-        ("{}", "there are 2 consumers, but no seed was given, and this process can't ask the others"),
+        ("{}", "there are 2 consumers, but no seed was given, and this process can't get one from the others"),
     ],
 )
 def test_launched_ranks_that_can_not_talk_need_a_seed(options: str, expected: str, tmp_path: Path) -> None:

@@ -213,9 +213,9 @@ def test_encoder_and_decoder_come_together(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "neither was given"),
-        ({"dataset": DATASET, "dataset_class": list}, "both were given"),
-        ({"dataset": DATASET, "dataset_kwargs": {}}, "dataset_kwargs goes with dataset_class"),
+        ({}, "neither dataset_class nor dataset was given"),
+        ({"dataset": DATASET, "dataset_class": list}, "both dataset_class and dataset were given"),
+        ({"dataset": DATASET, "dataset_kwargs": {}}, "dataset_kwargs was given with dataset"),
         ({"dataset": list}, "dataset=list is a class"),
         ({"dataset_class": list, "dataset_kwargs": [("a", 1)]}, "dataset_kwargs is a list"),
     ],
