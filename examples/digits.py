@@ -1,6 +1,6 @@
-"""What the framework examples share: 1,797 real handwritten digits, a small model, and the command line.
+"""Shared by the framework examples: 1,797 real handwritten digits, a small model and the command line.
 
-Nothing here knows swift_loader. The dataset draws from the usual global generators, as most augmentations do.
+Nothing here depends on swift_loader. The dataset uses the global random generators, as most augmentations do.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 NUM_HELD_OUT = 359
-"""A fifth of scikit-learn's digits; odd, so that two ranks can't share them evenly."""
+"""A fifth of scikit-learn's digits. An odd number, so two ranks can't split them evenly."""
 
 
 class Images:
-    """Samples are `{"images": (1, H, W) float32, "labels": int}`; those for training are shifted and made brighter."""
+    """Samples are `{"images": (1, H, W) float32, "labels": int}`. Training shifts them and changes the brightness."""
 
     def __init__(self, images: NDArray[Any], labels: NDArray[Any], *, train: bool) -> None:
         self.images, self.labels, self.train = images, labels, train
@@ -49,7 +49,7 @@ class Digits(Images):
 
 
 class Mnist(Images):
-    """MNIST, 28 by 28, from the files that torchvision's MNIST leaves in `folder`."""
+    """MNIST, 28 by 28, from the files that torchvision saves in `folder`."""
 
     def __init__(self, folder: Path, *, train: bool) -> None:
         prefix = Path(folder, "MNIST", "raw", "train" if train else "t10k")
@@ -58,7 +58,7 @@ class Mnist(Images):
 
 
 def _read_idx(path: str) -> NDArray[np.uint8]:
-    """Read a file of MNIST: two zeros, the type, the number of axes, the shape in big-endian int32, the bytes."""
+    """Read a file of MNIST: two zero bytes, the type, the number of axes, the shape in big-endian int32, the data."""
     content = Path(path).read_bytes() if Path(path).exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
     num_axes = content[3]
     shape = np.frombuffer(content, ">i4", num_axes, offset=4)
@@ -66,33 +66,33 @@ def _read_idx(path: str) -> NDArray[np.uint8]:
 
 
 def make_model(image_size: int = 8) -> Any:
-    """Return the same small CNN each time: `(B, 1, image_size, image_size)` to the logits `(B, 10)`."""
-    import torch  # here, because the workers import this module, too, and don't need it
+    """Return a small CNN with the same weights each time: `(B, 1, image_size, image_size)` to logits `(B, 10)`."""
+    import torch  # not at the top: the workers import this module too, and don't need torch
     from torch import nn
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # layers this small only lose by more, above all where workers want the cores, too
+    torch.set_num_threads(1)  # more threads slow down layers this small, and take cores from the workers
     blocks = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     blocks += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * (image_size // 4) ** 2, 10))
 
 
 def count_right(model: Any, batch: Mapping[str, Any], num_padding: int) -> tuple[int, int]:
-    """Return how many samples of a batch the model gets right, and of how many, without those that only pad it."""
+    """Return how many samples of a batch the model gets right and the number of samples, without the padding."""
     num_samples = len(batch["labels"]) - num_padding
     right = model(batch["images"]).argmax(dim=1) == batch["labels"]
     return int(right[:num_samples].sum()), num_samples
 
 
 def result(model: Any, num_right: float, num_samples: float) -> str:
-    """Return the last line of an example. Equal digests mean equal weights, to the last bit."""
+    """Return the last line of an example's output. Equal digests mean bit-identical weights."""
     digest = hashlib.sha256(b"".join(weights.numpy(force=True).tobytes() for weights in model.parameters()))
     accuracy = num_right / num_samples
     return f"test accuracy {accuracy:.2%} of {num_samples:.0f} digits, weights {digest.hexdigest()[:16]}"
 
 
 def checkpoint_path(arguments: argparse.Namespace, num_steps: int, state: Mapping[str, int]) -> Path | None:
-    """Return where to save after so many steps, named after the loader's state; None if it isn't the time."""
+    """Return the checkpoint's path, named after the loader's state; None if this step isn't to be saved."""
     if arguments.save is None or num_steps % arguments.save_every:
         return None
     arguments.save.mkdir(parents=True, exist_ok=True)
@@ -100,13 +100,13 @@ def checkpoint_path(arguments: argparse.Namespace, num_steps: int, state: Mappin
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the command line that the examples have in common."""
+    """Return the parser of the examples' common command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3, help="passes over the training data")
-    parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
-    parser.add_argument("--workers", type=int, default=2, help="processes that build batches, for each rank")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="where checkpoints go; none by default")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per batch and rank")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes per rank")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="save checkpoints here (default: don't save)")
     parser.add_argument("--save-every", type=int, default=10, metavar="N", help="steps between checkpoints")
-    parser.add_argument("--stop-after", type=int, metavar="N", help="break off after so many steps, as if interrupted")
-    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="go on where this was saved")
+    parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps, as if interrupted")
+    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint")
     return parser

@@ -1,10 +1,10 @@
-"""Train on handwritten digits with Lightning Fabric, and go on where a run was stopped.
+"""Train on handwritten digits with Lightning Fabric, and resume a stopped run.
 
     python examples/fabric_example.py
     torchrun --nproc-per-node 2 examples/fabric_example.py --save /tmp/digits-fabric --stop-after 25
     torchrun --nproc-per-node 2 examples/fabric_example.py --resume /tmp/digits-fabric/epoch-0-sample-1280
 
-Uses the GPUs that there are, one for each rank. `--mnist FOLDER` takes MNIST instead, as torchvision leaves it there.
+Uses one GPU per rank where there are GPUs, else the CPU. `--mnist FOLDER` trains on MNIST, in torchvision's files.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from swift_loader import SwiftLoader
 
 
 def train(arguments: Namespace, fabric: Fabric, parts: dict[str, Any]) -> bool:
-    """Train up to the last epoch; return False if that was to be broken off before."""
+    """Train until the last epoch. Return False if `--stop-after` ended the training early."""
     model, optimizer, loader, num_steps = parts["model"], parts["optimizer"], parts["loader"], 0
     for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
-        loader.set_epoch(epoch)  # in the epoch of a checkpoint, this keeps the position
+        loader.set_epoch(epoch)  # keeps the position if this is the epoch of a loaded checkpoint
         for batch in loader:
             optimizer.zero_grad()
             fabric.backward(cross_entropy(model(batch["images"]), batch["labels"]))
@@ -42,10 +42,10 @@ def train(arguments: Namespace, fabric: Fabric, parts: dict[str, Any]) -> bool:
 
 @torch.inference_mode()
 def evaluate(fabric: Fabric, model: torch.nn.Module, loader: SwiftLoader) -> list[int]:
-    """Return how many of all ranks' samples the model gets right, and of how many."""
+    """Return how many samples the model gets right and the number of samples, over all ranks."""
     counts = torch.zeros(2, dtype=torch.int64, device=fabric.device)
     for batch in loader:
-        # So that all ranks have equally many batches, some samples are repeated; they must not count twice.
+        # The loader repeats some samples so that all ranks have the same number of batches. Don't count them twice.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=fabric.device)
     return fabric.all_reduce(counts, reduce_op="sum").tolist()
 
@@ -53,7 +53,7 @@ def evaluate(fabric: Fabric, model: torch.nn.Module, loader: SwiftLoader) -> lis
 def main() -> None:
     """Train, and evaluate on the held-out digits."""
     parser = make_parser(__doc__)
-    parser.add_argument("--mnist", type=Path, metavar="FOLDER", help="use MNIST, as torchvision saves it there")
+    parser.add_argument("--mnist", type=Path, metavar="FOLDER", help="train on MNIST, from torchvision's files")
     arguments = parser.parse_args()
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     fabric = Fabric(devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto")
@@ -69,7 +69,7 @@ def main() -> None:
         parts = {"model": model, "optimizer": optimizer, "loader": training}
         if arguments.resume:
             fabric.load(arguments.resume, parts)
-        # Not setup_dataloaders(), which only takes torch's DataLoader: all it would do is done here.
+        # This replaces setup_dataloaders(), which only takes torch's DataLoader.
         training.start(fabric.global_rank, fabric.device)
         held_out.start(fabric.global_rank, fabric.device)
         if train(arguments, fabric, parts):

@@ -1,10 +1,10 @@
-"""Train on handwritten digits with the Hugging Face Trainer, and go on where a run was stopped.
+"""Train on handwritten digits with the Hugging Face Trainer, and resume a stopped run.
 
     python examples/huggingface_example.py
     torchrun --nproc-per-node 2 examples/huggingface_example.py --save /tmp/digits-huggingface --stop-after 25
     torchrun --nproc-per-node 2 examples/huggingface_example.py --resume /tmp/digits-huggingface/checkpoint-20
 
-Uses the GPUs that there are, one for each rank.
+Uses one GPU per rank where there are GPUs, else the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swift_loader.integrations.huggingface import LoaderStateCallback
 
 
 class Classifier(torch.nn.Module):
-    """Takes a batch's parts by name and returns the loss, as the Trainer expects it."""
+    """Takes the fields of a batch by name and returns the loss, as the Trainer expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Classifier(torch.nn.Module):
 
 
 class SwiftTrainer(Trainer):
-    """Trains and evaluates with SwiftLoaders instead of DataLoaders that it makes by itself.
+    """Trains and evaluates with SwiftLoaders instead of the Trainer's own DataLoaders.
 
-    A DataLoader of the Trainer's leaves out what the model's `forward` doesn't take (`remove_unused_columns`). A
-    SwiftLoader delivers all that the samples have, so they must have nothing else: here, `Digits` gives just `images`
-    and `labels`. Of a `datasets.Dataset`, give the loader `dataset.select_columns([...])`.
+    The Trainer's DataLoader drops the columns that the model's `forward` doesn't take (`remove_unused_columns`). A
+    SwiftLoader delivers every field of a sample, so samples must have no other fields. `Digits` only has `images` and
+    `labels`. For a `datasets.Dataset`, give the loader `dataset.select_columns([...])`.
     """
 
     def __init__(self, training: SwiftLoader, held_out: SwiftLoader, **options: Any) -> None:
@@ -47,32 +47,32 @@ class SwiftTrainer(Trainer):
         self.training, self.held_out = training, held_out
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader as it is; it has the ranks and the device already."""
+        """Return the loader as it is. It knows the rank and the device already."""
         return self.training
 
     def get_eval_dataloader(self, _eval_dataset: Any = None) -> Any:
-        """Return the same loader each time, so that its workers stay from one evaluation to the next."""
+        """Return the same loader each time, so that its workers survive from one evaluation to the next."""
         return self.held_out
 
 
 class StopAfter(TrainerCallback):
-    """Breaks off; `max_steps` would do so as well, but changes the learning rates before."""
+    """Stops the training early. `max_steps` would too, but it changes the learning rate schedule."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_objects: Any) -> None:
-        """Stop if it is time."""
+        """Stop after `num_steps` steps."""
         control.should_training_stop |= state.global_step >= self.num_steps
 
 
 @torch.inference_mode()
 def evaluate(trainer: Trainer, model: torch.nn.Module, loader: SwiftLoader) -> list[int]:
-    """Return how many of all ranks' samples the model gets right, and of how many."""
+    """Return how many samples the model gets right and the number of samples, over all ranks."""
     counts = torch.zeros(2, dtype=torch.int64, device=trainer.args.device)
     for batch in loader:
-        # So that all ranks have equally many batches, some samples are repeated; they must not count twice, as they do
-        # in the Trainer's own evaluation.
+        # The loader repeats some samples so that all ranks have the same number of batches. Don't count them twice, as
+        # the Trainer's own evaluation does.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=trainer.args.device)
     return trainer.accelerator.reduce(counts, reduction="sum").tolist()
 
@@ -87,7 +87,7 @@ def train(arguments: Any, folder: str) -> None:
         save_steps=arguments.save_every,
         eval_strategy="epoch",
         learning_rate=3e-3,
-        ignore_data_skip=True,  # the loader goes on by itself
+        ignore_data_skip=True,  # the loader resumes by itself
         use_cpu=not has_gpu,
         ddp_backend="gloo" if "RANK" in os.environ and not has_gpu else None,  # torchrun sets RANK
         report_to=[],
@@ -98,7 +98,7 @@ def train(arguments: Any, folder: str) -> None:
         SwiftLoader(Digits, {"train": True}, **options) as training,
         SwiftLoader(Digits, {"train": False}, shuffle=False, **options) as held_out,
     ):
-        training.start(device=settings.device)  # the arguments have set up torch.distributed, which knows the rank
+        training.start(device=settings.device)  # TrainingArguments set up torch.distributed, which knows the rank
         held_out.start(device=settings.device)
         callbacks = [LoaderStateCallback(), *([StopAfter(arguments.stop_after)] if arguments.stop_after else [])]
         classifier = Classifier()
@@ -107,7 +107,7 @@ def train(arguments: Any, folder: str) -> None:
             held_out,
             model=classifier,
             args=settings,
-            eval_dataset=held_out.dataset,  # the Trainer wants to see one
+            eval_dataset=held_out.dataset,  # the Trainer requires one
             callbacks=callbacks,
         )
         trainer.train(resume_from_checkpoint=str(arguments.resume) if arguments.resume else None)
@@ -121,5 +121,5 @@ def train(arguments: Any, folder: str) -> None:
 
 if __name__ == "__main__":
     parsed = make_parser(__doc__).parse_args()
-    with TemporaryDirectory() as unused:  # the Trainer must have a folder, also if it is to save nothing
+    with TemporaryDirectory() as unused:  # the Trainer needs a folder even if it saves nothing
         train(parsed, str(parsed.save or unused))

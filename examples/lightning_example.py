@@ -1,10 +1,10 @@
-"""Train on handwritten digits with the Lightning Trainer, and go on where a run was stopped.
+"""Train on handwritten digits with the Lightning Trainer, and resume a stopped run.
 
     python examples/lightning_example.py
     torchrun --nproc-per-node 2 examples/lightning_example.py --save /tmp/digits-lightning --stop-after 25
     torchrun --nproc-per-node 2 examples/lightning_example.py --resume /tmp/digits-lightning/epoch=0-step=20.ckpt
 
-Uses the GPUs that there are, one for each rank.
+Uses one GPU per rank where there are GPUs, else the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swift_loader.integrations.lightning import LoaderStateCallback
 
 
 class Classifier(LightningModule):
-    """Starts the loaders itself: from `setup` on, the Trainer knows rank and device."""
+    """Starts the loaders in `setup`, where the Trainer knows the rank and the device."""
 
     def __init__(self, training: SwiftLoader, held_out: SwiftLoader) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Classifier(LightningModule):
         self.training_loader, self.held_out = training, held_out
 
     def setup(self, stage: str) -> None:
-        """Have the loaders deliver tensors on the device."""
+        """Start the loader of this stage, so that it delivers tensors on the device."""
         loader = self.training_loader if stage == "fit" else self.held_out
         loader.start(device=self.trainer.strategy.root_device)
 
@@ -40,7 +40,7 @@ class Classifier(LightningModule):
         return cross_entropy(self.model(batch["images"]), batch["labels"])
 
     def test_step(self, batch: dict[str, Any]) -> None:
-        """Count what is right, over all ranks; what is repeated to give them equally many batches doesn't count."""
+        """Count the right answers over all ranks, without the samples that are repeated to fill the last batch."""
         num_right, num_samples = count_right(self.model, batch, self.held_out.num_padding)
         counts = {"right": float(num_right), "samples": float(num_samples)}
         self.log_dict(counts, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)

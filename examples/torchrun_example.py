@@ -1,10 +1,10 @@
-"""Train on handwritten digits with DistributedDataParallel in a plain loop, and go on where a run was stopped.
+"""Train on handwritten digits with DistributedDataParallel in a plain loop, and resume a stopped run.
 
     python examples/torchrun_example.py
     torchrun --nproc-per-node 2 examples/torchrun_example.py --save /tmp/digits-torchrun --stop-after 25
     torchrun --nproc-per-node 2 examples/torchrun_example.py --resume /tmp/digits-torchrun/epoch-0-sample-1280
 
-Uses the GPUs that there are, one for each rank.
+Uses one GPU per rank where there are GPUs, else the CPU.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from swift_loader import SwiftLoader
 
 
 def train(arguments: Namespace, model: nn.Module, parts: dict[str, Any]) -> bool:
-    """Train up to the last epoch; return False if that was to be broken off before."""
+    """Train until the last epoch. Return False if `--stop-after` ended the training early."""
     loader, optimizer, num_steps = parts["loader"], parts["optimizer"], 0
     for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
-        loader.set_epoch(epoch)  # in the epoch of a checkpoint, this keeps the position
+        loader.set_epoch(epoch)  # keeps the position if this is the epoch of a loaded checkpoint
         for batch in loader:
             optimizer.zero_grad()
             cross_entropy(model(batch["images"]), batch["labels"]).backward()
@@ -42,10 +42,10 @@ def train(arguments: Namespace, model: nn.Module, parts: dict[str, Any]) -> bool
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, loader: SwiftLoader, device: torch.device) -> list[int]:
-    """Return how many of all ranks' samples the model gets right, and of how many."""
+    """Return how many samples the model gets right and the number of samples, over all ranks."""
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     for batch in loader:
-        # So that all ranks have equally many batches, some samples are repeated; they must not count twice.
+        # The loader repeats some samples so that all ranks have the same number of batches. Don't count them twice.
         counts += torch.tensor(count_right(model, batch, loader.num_padding), device=device)
     if distributed.is_initialized():
         distributed.all_reduce(counts)
@@ -72,7 +72,7 @@ def main() -> None:
             saved = torch.load(arguments.resume, map_location=device, weights_only=True)
             for name, part in parts.items():
                 part.load_state_dict(saved[name])
-        training.start(device=device)  # finds out by itself which rank this is
+        training.start(device=device)  # finds the rank itself
         held_out.start(device=device)
         if train(arguments, wrapped, parts):
             counts = evaluate(model, held_out, device)
