@@ -1,4 +1,4 @@
-"""What is loaded: the datasets and batch sizes of the benchmarks."""
+"""The datasets and batch sizes of the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ __all__ = ["CASES", "GAP_CASE", "NUM_DISCARDED", "NUM_WORKERS", "Case"]
 
 NUM_WORKERS = 2
 NUM_DISCARDED = 20
-"""Batches at the beginning of each measurement that don't count: more than a loader holds ready while not asked."""
+"""Batches at the start of each measurement that don't count: more than a loader has ready after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A dataset and how it is cut into batches."""
+    """A dataset and its batch size."""
 
     name: str
     dataset_class: type[Any]
     batch_size: int
     num_batches: int
-    """Per epoch. Hundreds, so that the ends of epochs don't show in the rates."""
+    """Batches per epoch. There are hundreds, so that the gaps between epochs don't affect the rates."""
     title: str
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """For the dataset, beside its length."""
+    """Arguments for the dataset, in addition to its length."""
     time_factor: float = 1.0
-    """How much longer than others this is measured, for having few batches a second."""
+    """Factor for the measuring time. Larger for a case with few batches per second."""
 
     @property
     def dataset_kwargs(self) -> dict[str, Any]:
-        """All keyword arguments of the dataset."""
+        """All keyword arguments of the dataset, including its length."""
         return {"length": self.batch_size * self.num_batches, **self.kwargs}
 
     def make_dataset(self) -> Any:

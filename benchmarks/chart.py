@@ -1,4 +1,4 @@
-"""The chart of the throughput benchmark: how many times torch's figure, case by case."""
+"""Draws the chart of the throughput benchmark: each case as a multiple of torch's figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROW_HEIGHT_INCHES = 0.72
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One case, as multiples of torch's figure; more is better."""
+    """One case, as multiples of torch's figure. More is better."""
 
     title: str
     swift: float
@@ -24,7 +24,7 @@ class Bars:
 
 
 def draw_chart(path: str | os.PathLike[str], rows: Sequence[Bars], subtitle: str) -> None:
-    """Write the chart; the file's ending chooses the format."""
+    """Write the chart. The file's suffix chooses the format."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -54,7 +54,7 @@ def draw_chart(path: str | os.PathLike[str], rows: Sequence[Bars], subtitle: str
 
 
 def _draw_bar(axes, place: float, ratio: float, system: str) -> None:
-    """Draw from 1, which is torch, to the ratio."""
+    """Draw a bar from 1, which is torch, to the ratio."""
     axes.barh(place, ratio - 1, left=1, height=_BAR_HEIGHT, color=_COLOURS[system], zorder=2)
     label = f"{ratio:.{1 if ratio >= 10 else 2}f}{_TIMES}"
     axes.annotate(

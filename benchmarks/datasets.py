@@ -1,7 +1,7 @@
-"""Map-style datasets that need NumPy only, so that a worker that has one never imports torch.
+"""Map-style datasets that only need NumPy, so that their workers never import torch.
 
-All samples are in memory: what is measured is the loader, not the disk. A few distinct samples stand for a long
-dataset; sample `i` is number `i % num_distinct` of them.
+All samples are in memory, because the benchmarks measure the loader and not the disk. A few distinct samples represent
+a long dataset: sample `i` is number `i % num_distinct` of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _IMAGE_SHAPE = (3, 224, 224)
 _PHOTO_SIZE = (224, 224)
 _JPEG_QUALITY = 90
 _PHOTOS = ("astronaut", "coffee", "chelsea", "rocket")
-"""Those of scikit-image that come with its wheel; the others would be downloaded."""
+"""The photos that are in scikit-image's wheel. Others would be downloaded."""
 
 
 class Images:
-    """Images of (3, 224, 224), each an array of its own."""
+    """Images of shape (3, 224, 224), each in its own array."""
 
     def __init__(self, length: int, dtype: str = "uint8", num_distinct: int = 64) -> None:
         generator = np.random.default_rng(0)
@@ -54,7 +54,7 @@ class Rows:
 
 
 class DrawingRows(Rows):
-    """Rows with noise added and sometimes reversed, from the generators that transforms use."""
+    """Rows with random noise, sometimes reversed. They draw from the generators that transforms use."""
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
         row = self._rows[index] + np.float32(np.random.standard_normal())
@@ -62,7 +62,7 @@ class DrawingRows(Rows):
 
 
 class DictRows:
-    """Dicts of two `(2048,) int64` rows, as tokenised text has them."""
+    """Dicts of two `(2048,) int64` rows, like tokenised text."""
 
     def __init__(self, length: int, width: int = 2048, num_distinct: int = 256) -> None:
         generator = np.random.default_rng(0)
@@ -79,7 +79,7 @@ class DictRows:
 
 
 class JpegPhotos:
-    """Photos, held as JPEG and decoded with Pillow to `(224, 224, 3) uint8`."""
+    """JPEG photos in memory. Pillow decodes them to `(224, 224, 3) uint8`."""
 
     def __init__(self, length: int) -> None:
         self._photos = [_encode(photo) for photo in _load_photos()]
@@ -96,7 +96,7 @@ class JpegPhotos:
 
 
 class SlowSamples:
-    """Samples that take their time, without using the CPU."""
+    """Samples that sleep for some seconds, without using the CPU."""
 
     def __init__(self, length: int, seconds: float) -> None:
         self._length = length

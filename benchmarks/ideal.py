@@ -1,8 +1,8 @@
-"""The ideal: what two processes can do that build batches and send nothing.
+"""The ideal: two processes that build batches and send nothing.
 
-Each fetches and collates as a worker of swift_loader does, into one buffer of its own that it touched before and uses
-again and again. They share the dataset, as swift_loader's workers do: with a copy each, float32 images are some 10 %
-slower. With the same dataset and the same collate, no loader can be faster for long.
+Each process fetches and collates like a worker of swift_loader, into its own buffer, which is warm and reused. The
+processes share the dataset, as swift_loader's workers do: with a copy each, float32 images are about 10 % slower. No
+loader with the same dataset and collate can be faster for long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 class IdealSystem:
-    """Processes that are started once, and build batches for as long as they are told to."""
+    """Processes that start once and build batches for a given time, on request."""
 
     def __init__(self, case: Case) -> None:
         context = multiprocessing.get_context("spawn")
@@ -45,20 +45,20 @@ class IdealSystem:
             connection.recv()
 
     def measure(self, seconds: float) -> float:
-        """Return batches per second, of all processes together."""
+        """Return batches per second, over all processes."""
         for connection in self._connections:
             connection.send(seconds)
         return sum(connection.recv() for connection in self._connections)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for connection in self._connections:
             connection.close()
         self._process.join(_STOP_TIMEOUT_S)
 
 
 def _serve_all(connections: list[Connection], case: Case) -> None:
-    """Be the first of the processes, and fork the others: they share the dataset, and so the cache it is in."""
+    """Run as the first process, and fork the others. They share the dataset, and so the CPU's cache."""
     dataset = case.make_dataset()
     others = []
     for worker, connection in enumerate(connections[1:], start=1):
@@ -74,7 +74,7 @@ def _serve_all(connections: list[Connection], case: Case) -> None:
 
 
 def _serve(connection: Connection, dataset: Any, batch_size: int, worker: int) -> None:
-    """Build batches until the other side hangs up. A request is a number of seconds, the answer a rate."""
+    """Build batches until the other side closes the connection. A request is a number of seconds, the answer a rate."""
     order = np.random.default_rng(1).permutation(len(dataset)).tolist()
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     endless = itertools.cycle(batches[worker::NUM_WORKERS])
@@ -101,21 +101,21 @@ def _run(dataset: Any, batches: Iterator[list[int]], buffer: np.ndarray, seconds
 
 
 def _build(dataset: Any, indices: list[int], buffer: np.ndarray) -> int:
-    """Build a batch in the buffer, over the one before; return how many bytes it takes."""
+    """Build a batch in the buffer, over the previous one. Return its size in bytes."""
     arena = Arena(buffer)
     default_collate([dataset[index] for index in indices], arena)
     return arena.used
 
 
 def _touched_buffer(dataset: Any, indices: list[int]) -> np.ndarray:
-    """Return memory for a batch, all of whose pages are there."""
+    """Return memory for a batch, with all pages touched."""
     nbytes = _build(dataset, indices, np.empty(0, np.uint8))
     return np.full(nbytes, 1, np.uint8)
 
 
 @contextmanager
 def _single_threaded_children() -> Iterator[None]:
-    """Hold the numeric libraries of processes started meanwhile to one thread, as both loaders do in their workers."""
+    """Limit numeric libraries to one thread in processes that start in this context, as both loaders do in workers."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     try:

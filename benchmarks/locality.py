@@ -1,17 +1,17 @@
-"""What it brings to read samples in runs of neighbours: the same file in orders of run length 1, 2, 4, 8, ...
+"""Measures the gain of reading samples in runs of neighbours: one file in orders of run length 1, 2, 4, 8, ...
 
     python benchmarks/locality.py [--folder .] [--mib 256] [--batch-size 64] [--rounds 3] [--json FILE]
 
-The file has records of one size. Every order is a shuffle by windows as SwiftLoader's: the window is as large as the
-default's would be for that run length, so that all orders mix equally well; run length 1 is a uniform shuffle. Cases:
+The file has records of one size. Every order is a windowed shuffle, like SwiftLoader's. Its window is the default for
+that run length, so that all orders mix equally well. Run length 1 is a uniform shuffle. Cases:
 
-- warm: the file lies in the page cache. Records are read with pread(2).
-- cold: the file is dropped from the page cache (posix_fadvise) first. Read with pread(2), and by page faults of an
-  np.memmap, where the kernel reads ahead as the device is set (`/sys/block/*/queue/read_ahead_kb`, printed).
-- disk: a simulated spinning disk with a file of 64 GiB, no I/O: a read that isn't in the page cache costs a seek and
-  brings the aligned 128 KiB around it, Linux's default read-ahead. The page cache is an LRU list of 4 GiB.
+- warm: the file is in the page cache. pread(2) reads the records.
+- cold: the file is first dropped from the page cache (posix_fadvise). pread(2) reads the records, or page faults of an
+  np.memmap do. The device's setting determines the read-ahead (`/sys/block/*/queue/read_ahead_kb`, printed).
+- disk: a simulated spinning disk with a file of 64 GiB; no I/O. A read that misses the page cache costs a seek and
+  loads the aligned 128 KiB around it, Linux's default read-ahead. The page cache is an LRU list of 4 GiB.
 
-Thousands of records per second, medians over the rounds; "vs 1" is the ratio to run length 1.
+The table shows thousands of records per second, medians over the rounds. "vs 1" is the ratio to run length 1.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ RECORD_BYTES = (256, 3072, 12_288, 110_000)
 RUN_LENGTHS = (1, 2, 4, 8, 16, 32)
 
 MAX_RECORDS = 100_000
-"""Read per turn, from all over the file."""
+"""Bytes read per turn, from all over the file."""
 
 SEEK_S = 0.008
-"""Half a turn at 7,200 rpm, and moving the arm."""
+"""Half a rotation at 7,200 rpm plus the move of the arm."""
 BYTES_PER_SECOND = 150e6
 READ_AHEAD_BYTES = 128 << 10
 DISK_BYTES = 64 << 30
@@ -48,7 +48,7 @@ _HEADERS = ["case", "run length", "median", "min", "max", "unit", "vs 1"]
 
 
 def order_of(num_records: int, run_length: int, batch_size: int) -> NDArray[np.int64]:
-    """Return the records of an epoch, from its beginning, as many as are read."""
+    """Return the records of an epoch that are read, from its beginning."""
     window = local_window(batch_size, run_length) if run_length > 1 else 0
     order = Order(num_records, OrderSettings(7, shuffle=True, window=window, run_length=run_length))
     return order.indices(0, np.arange(min(num_records, MAX_RECORDS)))
@@ -70,7 +70,7 @@ def map_all(path: Path, nbytes: int, records: Sequence[int]) -> None:
 
 
 def drop(path: Path) -> None:
-    """Have the kernel forget what it has of a file."""
+    """Drop a file from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -80,7 +80,7 @@ def drop(path: Path) -> None:
 
 
 def disk_seconds(nbytes: int, records: Sequence[int]) -> float:
-    """Return how long a spinning disk takes for these records, one after the other."""
+    """Return the seconds that a spinning disk needs for these records, one after the other."""
     capacity = CACHE_BYTES // READ_AHEAD_BYTES
     cache: OrderedDict[int, None] = OrderedDict()
     seconds, head = 0.0, -1
@@ -105,7 +105,7 @@ def timed(read: Callable[[Path, int, Sequence[int]], None], path: Path, nbytes: 
 
 
 def measure(path: Path, nbytes: int, batch_size: int, rounds: int) -> list[Result]:
-    """Return the results of one size of records, all run lengths of a case after each other."""
+    """Return the results for one size of records, grouped by case."""
     num_records = path.stat().st_size // nbytes
     orders = {length: order_of(num_records, length, batch_size).tolist() for length in RUN_LENGTHS}
     names = ("warm pread", "cold pread", "cold memmap", "disk")  # the last of which is computed, once
@@ -131,7 +131,7 @@ def measure(path: Path, nbytes: int, batch_size: int, rounds: int) -> list[Resul
 
 
 def read_ahead_of(path: Path) -> str:
-    """Return the read-ahead of the device that a file lies on, in KiB; "unknown" where there is none to be seen."""
+    """Return the read-ahead in KiB of the device that holds a file, or "unknown" if /sys doesn't show it."""
     device = path.stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     for place in (block / "queue/read_ahead_kb", block / "../queue/read_ahead_kb"):
@@ -142,9 +142,9 @@ def read_ahead_of(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path(), help="where the file is made (default: here)")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder for the file (default: here)")
     parser.add_argument("--mib", type=int, default=256, help="size of the file (default: 256)")
-    parser.add_argument("--batch-size", type=int, default=64, help="that the windows are made for (default: 64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="sets the size of the windows (default: 64)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each order (default: 3)")
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
     arguments = parser.parse_args()

@@ -1,14 +1,14 @@
-"""How well batches are mixed, and what that means for a model: SwiftLoader's shuffles beside torch's.
+"""Measures how well batches are mixed and how that affects a model: SwiftLoader's shuffles beside torch's.
 
     python benchmarks/mixing.py [--seeds 10] [--epochs 2] [--batch-size 32] [--json FILE]
 
-The data are scikit-learn's 1,438 training digits, each shifted by up to two pixels in all 25 ways: 35,950 samples,
-sorted by class, then by digit, so that neighbours are nearly the same. Per system, over the seeds:
+The data are scikit-learn's 1,438 training digits, each shifted by up to two pixels in all 25 ways: 35,950 samples. They
+are sorted by class, then by digit, so neighbours are nearly the same. Figures per system, over the seeds:
 
-- variance: of the class counts in a batch, as a multiple of what drawing without replacement gives.
-- successors: samples, in per cent, whose successor in the dataset is in their batch.
-- near: samples, in per cent, of which another one less than 16 away is in their batch.
-- accuracy: of a small CNN on the 359 held-out digits, in per cent. The seed is that of the model and of the order.
+- variance: variance of the class counts in a batch, relative to drawing without replacement.
+- successors: percentage of samples whose successor in the dataset is in the same batch.
+- near: percentage of samples with another sample less than 16 positions away in the same batch.
+- accuracy: accuracy of a small CNN on the 359 held-out digits, in percent. The seed sets both model and order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShiftedDigits:
 
 
 def load() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """Return images and labels for training, and held-out ones."""
+    """Return images and labels for training, then the held-out ones."""
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -60,7 +60,7 @@ def load() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32],
 
 
 def swift(nearby: Callable[[int], int | None]) -> Callable[[Any, int, int, int], Batches]:
-    """Return a system, given its `nearby_shuffle` for a batch size."""
+    """Return a system whose `nearby_shuffle` depends on the batch size."""
 
     def epochs_of(dataset: Any, batch_size: int, seed: int, num_epochs: int) -> Batches:
         window = nearby(batch_size)
@@ -89,7 +89,7 @@ SYSTEMS: dict[str, Callable[[Any, int, int, int], Batches]] = {
 
 
 def mixing_of(batches: list[NDArray[np.int64]], labels: NDArray[np.int64]) -> tuple[float, float, float]:
-    """Return variance, successors and near, of batches of one size."""
+    """Return variance, successors and near for batches of one size."""
     ordered = np.sort(np.stack(batches), axis=1)
     num_batches, batch_size = ordered.shape
     shares = np.bincount(labels) / len(labels)
@@ -131,8 +131,8 @@ def run(system: str, dataset: ShiftedDigits, seed: int, arguments: argparse.Name
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="trainings of each system (default: 10)")
-    parser.add_argument("--epochs", type=int, default=2, help="of each training (default: 2)")
-    parser.add_argument("--batch-size", type=int, default=32, help="(default: 32)")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of each training (default: 2)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per batch (default: 32)")
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

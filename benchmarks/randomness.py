@@ -1,11 +1,11 @@
-"""What random numbers keyed by sample cost: `rng="sample"` beside `rng=None`, which seeds nothing.
+"""Measures the cost of seeding per sample: `rng="sample"` beside `rng=None`, which seeds nothing.
 
     python benchmarks/randomness.py [--rounds 21] [--seconds 1] [--json FILE]
 
-Two cases of 16 floats in batches of 256: rows that draw nothing, and rows that draw from `random` and `numpy.random`.
-Two figures of each: the time a worker takes to build a batch, in this process, which is steady enough to tell one per
-cent; and batches per second through two workers, which is what a user sees. The modes take turns; medians over the
-rounds, and ratios of medians.
+Two cases, both with 16 floats in batches of 256: rows that draw nothing, and rows that draw from `random` and
+`numpy.random`. Two figures for each. The first is the time to build a batch, measured in this process, which is steady
+enough to show one percent. The second is batches per second through two workers, which is what a user sees. The modes
+take turns. The table shows medians over the rounds and ratios of medians.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEADERS = ["case", "system", "median", "min", "max", "unit", "vs rng=None"]
 
 
 class Building:
-    """Microseconds to build a batch, as a worker does, without sending it."""
+    """Measures the microseconds to build a batch as a worker does, without sending it."""
 
     def __init__(self, case: Case, rng: Rng) -> None:
         dataset = case.make_dataset()
@@ -48,7 +48,7 @@ class Building:
         self._step = 0
 
     def measure(self) -> float:
-        """Return the mean over some batches."""
+        """Return the mean over several batches."""
         start = time.perf_counter()
         for _ in range(_BATCHES_PER_TURN):
             self._builder.build(self._store, 1, 0, 0, self._step)

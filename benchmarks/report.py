@@ -1,4 +1,4 @@
-"""What the benchmarks tell: the machine, a table, and all samples as JSON."""
+"""The output of the benchmarks: the machine, a table, and all samples as JSON."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Result:
 
     @property
     def median(self) -> float:
-        """The figure that ratios are made of."""
+        """The median, from which ratios are computed."""
         return statistics.median(self.samples)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the result as plain JSON types."""
         return {
             "case": self.case,
             "system": self.system,
@@ -50,7 +50,7 @@ class Result:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a figure depends on."""
+    """Return the facts that figures depend on: CPU, memory, system, versions."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -62,25 +62,25 @@ def describe_machine() -> dict[str, Any]:
 
 
 def format_machine(machine: dict[str, Any]) -> str:
-    """Return a machine in one line."""
+    """Describe a machine in one line."""
     packages = ", ".join(f"{name} {machine[name]}" for name in ("python", *_PACKAGES))
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}; {packages}"
 
 
 def format_number(number: float) -> str:
-    """Return three significant digits, or all of those before the point."""
+    """Format with three significant digits, but keep all digits before the point."""
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}" if number >= 1 else f"{number:.3f}"
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]], num_left: int = 2) -> str:
-    """Return a table of plain text.
+    """Return a plain-text table.
 
     Args:
         headers: One per column.
-        rows: Cells; an empty row makes a gap.
-        num_left: Columns, from the left, that are aligned left; the others hold numbers.
+        rows: Cells. An empty row makes a gap.
+        num_left: How many columns are left-aligned. The others hold numbers.
     """
     filled = [row for row in rows if row]
     widths = [max(len(row[column]) for row in (headers, *filled)) for column in range(len(headers))]
@@ -99,7 +99,7 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]], num_left
 def write_json(
     path: str | os.PathLike[str], machine: dict[str, Any], settings: dict[str, Any], results: Sequence[Result]
 ) -> None:
-    """Write everything that was measured."""
+    """Write the machine, the settings and all samples to a file."""
     content = {"machine": machine, "settings": settings, "results": [result.as_json() for result in results]}
     Path(path).write_text(json.dumps(content, indent=2) + "\n")
 

@@ -1,18 +1,18 @@
-"""What it costs to start, to hold workers, and to wait: swift_loader and torch's DataLoader, side by side.
+"""Measures the cost of starting, of holding workers and of waiting: swift_loader beside torch's DataLoader.
 
     python benchmarks/startup.py [--rounds 5] [--heavy-rounds 2] [--only PART ...] [--json FILE]
 
-Each measurement is a fresh process, the systems take turns. torch is imported in the training process before the clock
-starts, for both; the clock starts right before the dataset and the loader are made.
+Each measurement runs in a fresh process, and the systems take turns. For both, the training process imports torch
+before the clock starts. The clock starts right before the dataset and the loader are made.
 
-- first_batch: until the first batch of a NumPy-only dataset is there, two workers.
-- all_workers: one worker and eight, with a dataset whose module imports torch, of 256 MiB of arrays and 200,000
-  strings: until a batch of every worker has arrived, and the memory (proportional set size) of all processes below the
-  trainer at that moment. For swift_loader that includes the template process.
-- waiting: CPU time of the training process, all threads together, while it waits for two workers that take 0.5 s a
+- first_batch: time until the first batch of a NumPy-only dataset arrives, with two workers.
+- all_workers: time until each worker has delivered a batch, with one worker and with eight, and the memory
+  (proportional set size) of all descendants of the trainer at that moment. The dataset's module imports torch. The
+  dataset has 256 MiB of arrays and 200,000 strings. For swift_loader the memory includes the template process.
+- waiting: CPU time of the training process, over all threads, while it waits for two workers that need 0.5 s per
   sample, in percent of a core.
 
-The second part takes torch some 20 s and 3.4 GB a round on two cores, hence fewer rounds of it.
+all_workers takes torch about 20 s and 3.4 GB per round on two cores, so it has fewer rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from startup_probes import PROBES, SYSTEMS
 _PROBE_SCRIPT = Path(__file__).with_name("startup_probes.py")
 _PROBE_TIMEOUT_S = 400
 _KNOWN_WARNING = "This DataLoader will create"
-"""Torch's, on more workers than cores, which is what is wanted here."""
+"""torch warns about more workers than cores, which is intended here."""
 _NUM_WORKERS = {"first_batch": (2,), "all_workers": (1, 8), "waiting": (2,)}
 _UNITS = {"seconds": "s", "megabytes": "MB", "percent": "% of a core"}
 _TITLES = {
@@ -44,14 +44,14 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One measurement, to be run in a process of its own."""
+    """One measurement, which runs in its own process."""
 
     name: str
     system: str
     num_workers: int
 
     def run(self) -> dict[str, float]:
-        """Return the figures by name."""
+        """Run it and return its figures by name."""
         quiet = ["-W", f"ignore:{_KNOWN_WARNING}"]
         command = [sys.executable, *quiet, str(_PROBE_SCRIPT), self.name, self.system, str(self.num_workers)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_PROBE_TIMEOUT_S, text=True)
@@ -86,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(name: str, rounds: int) -> list[Result]:
-    """Run one probe on all systems in turn; return a result per figure, number of workers and system."""
+    """Run one probe on all systems in turn. Return a result per figure, number of workers and system."""
     results: dict[tuple[str, int, str], Result] = {}
     for probe in _plan(name, rounds):
         for figure, value in probe.run().items():
@@ -100,7 +100,7 @@ def measure(name: str, rounds: int) -> list[Result]:
 
 
 def _plan(name: str, rounds: int) -> Iterator[Probe]:
-    """Yield the measurements: systems alternate, and each goes first every other round."""
+    """Yield the measurements. Systems alternate, and each goes first in every other round."""
     for number in range(rounds):
         for num_workers in _NUM_WORKERS[name]:
             for system in SYSTEMS[:: -1 if number % 2 else 1]:

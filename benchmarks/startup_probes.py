@@ -1,7 +1,7 @@
-"""What `startup.py` measures, each in a fresh process: `startup_probes.py PROBE SYSTEM NUM_WORKERS`.
+"""The measurements of `startup.py`, each in a fresh process: `startup_probes.py PROBE SYSTEM NUM_WORKERS`.
 
-Prints one line of JSON: names of figures, and the figures. Whatever a training script would have imported anyway, torch
-among it, is imported before the clock starts; both systems do the same.
+Prints the figures by name as one line of JSON. Imports that a training script needs anyway, such as torch, happen
+before the clock starts, for both systems.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def loader_maker(system: str) -> Callable[..., Any]:
-    """Import what a system needs; return `make(dataset_class, kwargs, batch_size, num_workers)`."""
-    import torch  # noqa: F401 - the trainer has it in any case
+    """Import a system. Return `make(dataset_class, kwargs, batch_size, num_workers)`."""
+    import torch  # noqa: F401 - a training script imports it anyway
     from torch.utils.data import DataLoader
 
     from swift_loader import SwiftLoader
@@ -63,7 +63,7 @@ def loader_maker(system: str) -> Callable[..., Any]:
 
 
 def first_batch(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
-    """Time the first batch of a dataset that needs NumPy only."""
+    """Time the first batch of a dataset that only needs NumPy."""
     from datasets import Rows
 
     start = time.perf_counter()
@@ -73,9 +73,9 @@ def first_batch(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
 
 
 def all_workers(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
-    """Time a heavy dataset until a batch of each worker has arrived; then weigh all processes but this one.
+    """Measure the time until each worker of a heavy dataset delivered a batch, then the memory of all descendants.
 
-    The weight is the proportional set size: what several processes share counts once.
+    The memory is the proportional set size, which counts shared pages once.
     """
     from torch_datasets import HeavyDataset
 
@@ -88,12 +88,14 @@ def all_workers(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
         if len(pids) == num_workers:
             break
         if seconds > _LONG_ENOUGH_S:
-            raise TimeoutError(f"after {seconds:.0f} s, {len(pids)} of {num_workers} workers have delivered a batch")
+            raise TimeoutError(
+                f"only {len(pids)} of {num_workers} workers have delivered a batch after {seconds:.0f} s"
+            )
     return {"seconds": seconds, "megabytes": descendants_nbytes() / 1e6}
 
 
 def waiting(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
-    """Take the CPU time of this process, all threads together, while it waits for slow workers."""
+    """Measure the CPU time of this process, over all threads, while it waits for slow workers."""
     from datasets import SlowSamples
 
     loader = make(SlowSamples, {"length": 10_000, "seconds": _SLOW_SAMPLE_S}, 1, num_workers)

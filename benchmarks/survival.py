@@ -1,10 +1,10 @@
-"""How long the loop waits when a worker, all workers, or the template are killed under it.
+"""Measures how long the loop waits when a worker, all workers or the template are killed.
 
     python benchmarks/survival.py [--rounds 20]
 
-Each round kills while the loop waits, and takes the time until the next batch is there: to notice, to find out how it
-ended, to fork another worker (for the template: to start an interpreter and build the dataset), and to build the batch
-again. Beside it stands the same without a kill.
+Each round kills while the loop waits, and measures the time until the next batch arrives. This time includes noticing
+the death, getting the exit code, forking a new worker (for the template: starting an interpreter and building the
+dataset) and rebuilding the batch. The table also shows the wait without a kill.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def _waits(choose: Callable[[psutil.Process], Sequence[psutil.Process]], rounds:
     with SwiftLoader(Rows, kwargs, batch_size=256, worker_per_consumer=NUM_WORKERS, data_queue_size=2) as loader:
         iterator = iter(loader)
         for _ in range(rounds):
-            for _ in range(20):  # so that deaths are not in a row
+            for _ in range(20):  # so that the deaths don't count as deaths in a row
                 next(iterator)
             (template,) = psutil.Process().children()
             victims = choose(template)
             started = time.perf_counter()
             for victim in victims:
                 victim.kill()
-            for _ in range(10):  # more than are on their way, and than the others can build before they die, too
+            for _ in range(10):  # more than are in flight or than other workers can build before they die too
                 next(iterator)
             waits.append(time.perf_counter() - started)
     return waits

@@ -1,4 +1,4 @@
-"""The loaders under test, and how they are timed. Both by the same code: a loop that takes batches and does nothing."""
+"""The loaders under test, and their timing. The same code times both: a loop that takes batches and does nothing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _MIN_GAPS = 5
 
 
 class System(Protocol):
-    """What is measured side by side with others; rests between measurements."""
+    """A system that is measured beside others, in turns. It is idle between its turns."""
 
     def measure(self, seconds: float) -> float:
-        """Measure for about so long; return the figure."""
+        """Measure for about this many seconds. Return the figure."""
         ...
 
     def close(self) -> None:
-        """End its processes."""
+        """Stop its processes."""
         ...
 
 
 class LoaderHandle:
-    """A loader and the way to close it."""
+    """A loader and the function that closes it."""
 
     def __init__(self, loader: Any, close: Callable[[], None]) -> None:
         self.loader = loader
         self._close = close
 
     def close(self) -> None:
-        """End the workers. The loader goes, too: torch's are ended when the last reference is."""
+        """Stop the workers, and drop the loader: torch stops its workers when the last reference to the loader dies."""
         self._close()
         del self.loader, self._close
 
@@ -70,14 +70,14 @@ def make_torch(case: Case) -> LoaderHandle:
 
 
 class Throughput:
-    """Batches per second over as many epochs as it takes; goes on where the measurement before ended."""
+    """Measures batches per second, over as many epochs as needed. Continues where the last measurement ended."""
 
     def __init__(self, handle: LoaderHandle) -> None:
         self._handle = handle
         self._batches = _endless(handle.loader)
 
     def measure(self, seconds: float) -> float:
-        """Return batches per second, after dropping those that were ready before."""
+        """Return batches per second. Batches that were ready before don't count."""
         for _ in range(NUM_DISCARDED):
             next(self._batches)
         count = 0
@@ -89,19 +89,19 @@ class Throughput:
         return count / (now - start)
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._batches.close()
         self._handle.close()
 
 
 class EpochGap:
-    """Milliseconds from the last batch of an epoch to the first of the next."""
+    """Measures the milliseconds from the last batch of an epoch to the first batch of the next."""
 
     def __init__(self, handle: LoaderHandle) -> None:
         self._handle = handle
 
     def measure(self, seconds: float) -> float:
-        """Return the median over all epochs there is time for."""
+        """Return the median over all epochs that fit into the time."""
         gaps: list[float] = []
         deadline = time.perf_counter() + seconds
         last = self._run_epoch()[1]
@@ -112,7 +112,7 @@ class EpochGap:
         return statistics.median(gaps) * 1000
 
     def _run_epoch(self) -> tuple[float, float]:
-        """Take an epoch's batches; return when the first and when the last was there."""
+        """Take an epoch's batches. Return the times at which the first and the last one arrived."""
         loader = self._handle.loader
         batches = iter(loader)
         next(batches)
@@ -124,7 +124,7 @@ class EpochGap:
         return first, last
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._handle.close()
 
 

@@ -1,4 +1,4 @@
-"""Batches per second, side by side: swift_loader, torch's DataLoader, and the ideal that sends nothing.
+"""Measures batches per second: swift_loader, torch's DataLoader, and an ideal that sends nothing.
 
     python benchmarks/throughput.py [--rounds 5] [--seconds 2] [--only CASE ...] [--json FILE] [--chart FILE.svg]
 
@@ -9,15 +9,15 @@ One run measures all of them, with two workers each:
   own collate, which delivers tensors;
 - ideal: two processes that fetch and collate as swift_loader's workers do, into one warm buffer each; nothing is sent.
 
-Systems take turns, in an order that changes from round to round, so that a busy machine is busy for all of them. Each
-is started once per case, warmed up, and kept; those whose turn it isn't have filled their queues and rest. A turn
+Systems take turns in an order that changes from round to round, so that other load on the machine affects all of them.
+Each system starts once per case, warms up and stays. Between its turns its queues are full and it is idle. Each turn
 begins with batches that don't count, because they may have been ready before. The loop takes batches and does nothing
-with them. Datasets are shuffled; epochs follow each other without a break.
+with them. Datasets are shuffled. Epochs follow each other without a break.
 
-The table gives medians over the rounds with their extremes, and ratios of medians. The case `gap` is the time from the
-last batch of a short epoch to the first of the next, where less is better; its ratio in the chart is turned round, so
-that there more is better everywhere. The case `jpeg`, in which decoding takes nearly all the time, is measured four
-times as long as the others: its figure of interest is the ratio to the ideal.
+The table shows medians over the rounds with minimum and maximum, and ratios of medians. The case `gap` is the time from
+the last batch of a short epoch to the first batch of the next. Less is better there, so the chart shows its inverse
+ratio. The case `jpeg` spends nearly all its time on decoding and is measured four times as long as the others. Its
+relevant figure is the ratio to the ideal.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [case.name for case in (*CASES, GAP_CASE)]
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each system (default: 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn (default: 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns per system (default: 5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per turn (default: 2)")
     parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"some of: {', '.join(names)}")
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
-    parser.add_argument("--chart", metavar="FILE.svg", help="draw the ratios to torch there")
+    parser.add_argument("--chart", metavar="FILE.svg", help="write a chart of the ratios to torch there")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.seconds <= 0:
         parser.error(f"--rounds {arguments.rounds} --seconds {arguments.seconds:g}: both must be positive")
@@ -73,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure_case(case: Case, rounds: int, seconds: float) -> list[Result]:
-    """Measure all systems in turn; return a result for each."""
+    """Measure all systems in turn. Return a result for each."""
     unit = "ms" if case is GAP_CASE else "batches/s"
     systems: dict[str, System] = {}
     try:
@@ -93,7 +93,7 @@ def measure_case(case: Case, rounds: int, seconds: float) -> list[Result]:
 
 
 def start_systems(case: Case, systems: dict[str, System]) -> None:
-    """Add the systems of a case to a dict, one by one, so that those that did start can be closed."""
+    """Add the systems of a case to a dict one by one, so that the caller can close those that started."""
     clock = EpochGap if case is GAP_CASE else Throughput
     systems["swift_loader"] = clock(make_swift(case))
     systems["torch"] = clock(make_torch(case))

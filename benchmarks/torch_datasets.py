@@ -1,6 +1,6 @@
-"""A dataset whose module imports torch, and that is heavy to start: what users complain about.
+"""A large dataset whose module imports torch. Users complain about the start of loaders with such datasets.
 
-The import is the point: each process that unpickles or builds this dataset pays for it.
+The import is intended: each process that unpickles or builds this dataset pays for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUM_STRINGS = 200_000
 
 
 class HeavyDataset(Dataset[dict[str, Any]]):
-    """256 MiB of arrays and 200,000 strings; a sample tells which process made it."""
+    """256 MiB of arrays and 200,000 strings. A sample contains the pid of the process that made it."""
 
     def __init__(self) -> None:
         self._arrays = [np.full(_ARRAY_SHAPE, number, np.float32) for number in range(_NUM_ARRAYS)]

@@ -1,14 +1,14 @@
-"""timm's `create_loader` and swift_loader's, side by side, on a folder of JPEG photos.
+"""Compares timm's `create_loader` with swift_loader's, on a folder of JPEG photos.
 
     python benchmarks/vision.py [--rounds 5] [--seconds 6] [--only CASE ...] [--json FILE]
 
-Both get the same options, `ImageDataset`, 224 by 224 pixels, batches of 32, two workers, and the CPU as their device,
-and are else as they come: each has timm's transforms in its workers, and converts and normalises in the loop's thread.
-The folder has 2,048 files of 6 photos; what is read lies in the page cache. Needs timm and torchvision, no network.
+Both get the same options: `ImageDataset`, 224 by 224 pixels, batches of 32, two workers, and the CPU as the device.
+Everything else is the default. Each runs timm's transforms in its workers, and converts and normalises on the loop's
+thread. The folder has 2,048 files of 6 photos, all in the page cache. Needs timm and torchvision, but no network.
 
-The systems take turns, in an order that changes from round to round. A turn begins with batches that don't count,
-because they may have been ready before. The table gives medians over the rounds with their extremes: batches per
-second, and the CPU time that a batch costs the workers and the loop together, which tells more on a busy machine.
+The systems take turns in an order that changes from round to round. Each turn begins with batches that don't count,
+because they may have been ready before. The table shows medians over the rounds with minimum and maximum: batches per
+second, and the CPU time per batch of workers and loop together, which is more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def write_photos(folder: Path) -> None:
-    """Write the photos, from 300 to 640 pixels a side, each under many names."""
+    """Write the photos, 300 to 640 pixels per side, each under many names."""
     for number, photo in enumerate(JpegPhotos(0)._photos):  # noqa: SLF001 - the files of the case `jpeg`
         (folder / f"class{number}").mkdir()
         first = folder / f"class{number}" / f"{number}.jpg"
@@ -90,7 +90,7 @@ def write_photos(folder: Path) -> None:
 
 
 class Costs:
-    """Time per batch, by the clock and of the CPU; goes on where the measurement before ended."""
+    """Measures wall time and CPU time per batch. Continues where the last measurement ended."""
 
     def __init__(self, handle: LoaderHandle) -> None:
         others = set(psutil.Process().children(recursive=True))
@@ -100,7 +100,7 @@ class Costs:
         self._processes = [psutil.Process(), *set(psutil.Process().children(recursive=True)) - others]
 
     def measure(self, seconds: float) -> tuple[float, float]:
-        """Return batches per second and CPU milliseconds per batch, after dropping those that were ready before."""
+        """Return batches per second and CPU milliseconds per batch. Batches that were ready before don't count."""
         for _ in range(NUM_DISCARDED):
             next(self._batches)
         count, start, cpu_start = 0, time.perf_counter(), self._cpu_seconds()
@@ -110,7 +110,7 @@ class Costs:
         return count / (time.perf_counter() - start), 1e3 * (self._cpu_seconds() - cpu_start) / count
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._batches.close()
         self._handle.close()
 
@@ -125,7 +125,7 @@ def endless(loader: Any) -> Generator[Any, None, None]:
 
 
 def measure_case(name: str, folder: str, rounds: int, seconds: float) -> list[Result]:
-    """Measure both systems in turn; return two results for each."""
+    """Measure both systems in turn. Return two results for each."""
     systems: dict[str, Costs] = {}
     try:
         for system in SYSTEMS:
