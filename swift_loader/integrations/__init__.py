@@ -1,4 +1,4 @@
-"""What training frameworks need beyond the loader itself: one module for each, which alone imports it.
+"""Callbacks for training frameworks, one module per framework. Only that module imports the framework.
 
-Fabric and Accelerate need nothing: they save and load whatever has `state_dict` and `load_state_dict`.
+Fabric and Accelerate need no callback: they save and load any object with `state_dict` and `load_state_dict`.
 """

@@ -1,8 +1,8 @@
-"""Hugging Face Trainer: a callback that keeps the train loader's state in `trainer_state.json`.
+"""Hugging Face Trainer: a callback that saves the train loader's state in `trainer_state.json`.
 
-Return the loader from the Trainer's `get_train_dataloader`, and set `ignore_data_skip=True` where a run may be resumed:
-otherwise the Trainer tries to find the place by going through the batches once more, which it can do with torch's own
-DataLoader only (https://github.com/huggingface/transformers/issues/26289).
+Return the loader from the Trainer's `get_train_dataloader`, and set `ignore_data_skip=True` in runs that may be
+resumed. Without it, the Trainer skips batches to find the position, which only works with torch's own DataLoader
+(https://github.com/huggingface/transformers/issues/26289).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["LoaderStateCallback"]
 
 _ATTRIBUTE = "loader_state"
-"""Where the state lies among the `attributes` that the Trainer keeps of a callback."""
+"""The key of the state among the `attributes` that the Trainer saves for a callback."""
 
 
 class LoaderStateCallback(TrainerCallback, ExportableState):
-    """Saves where the train loader is with each checkpoint, and has it go on there when `train` resumes from one.
+    """Saves the train loader's position with each checkpoint, and restores it when `train` resumes from one.
 
-    Takes the loader from the Trainer, so it has no arguments, and `restore_callback_states_from_checkpoint`, which
-    makes a new callback, does no harm. Give a Trainer one of them: of two with the same name it mixes the states up.
+    It takes the loader from the Trainer, so it has no arguments. Therefore it also works with
+    `restore_callback_states_from_checkpoint`, which makes a new callback. Give a Trainer only one: it mixes up the
+    states of two callbacks of the same name.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         """Known once training begins."""
 
     def state(self) -> dict[str, Any]:
-        """Return what the Trainer is to write. Called by the rank that saves; the states of all are the same."""
+        """Return what the Trainer saves. Called on the rank that saves; all ranks have the same state."""
         attributes = {} if self._loader is None else {_ATTRIBUTE: self._loader.state_dict()}
         return {"args": {}, "attributes": attributes}
 
@@ -54,27 +55,28 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         """Restore the loader if a checkpoint was loaded. Called on all ranks, before the first batch.
 
         Raises:
-            TypeError: The Trainer trains with something that has no state.
-            ValueError: Resuming needs `ignore_data_skip=True`; or the checkpoint was saved without this callback.
+            TypeError: The Trainer's train loader has no `load_state_dict`.
+            ValueError: The Trainer resumes without `ignore_data_skip=True`, or the checkpoint was saved without this
+                callback.
         """
         loader = objects["train_dataloader"]
         if not hasattr(loader, "load_state_dict"):
             raise TypeError(
-                f"the Trainer trains with a {type(loader).__name__}, which has no state; have its get_train_dataloader "
-                f"return a SwiftLoader, or leave this callback out"
+                f"the Trainer's train loader is a {type(loader).__name__}, which has no load_state_dict; return a "
+                f"SwiftLoader from get_train_dataloader, or leave this callback out"
             )
         self._loader = loader
         if not state.global_step:
             return
         if not args.ignore_data_skip:
             raise ValueError(
-                "ignore_data_skip=False has the Trainer go through the batches before the checkpoint once more, and "
-                "the loader continues there by itself; set ignore_data_skip=True"
+                "ignore_data_skip=False makes the Trainer skip the batches before the checkpoint, but the loader "
+                "resumes at the checkpoint by itself, so batches would be skipped twice; set ignore_data_skip=True"
             )
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get(_ATTRIBUTE)
         if saved is None:
             raise ValueError(
-                f"the checkpoint at step {state.global_step} has no state of the loader: it was saved without a "
-                f"{type(self).__name__}. Resume without this callback, which begins the epoch anew"
+                f"the checkpoint at step {state.global_step} has no state of the loader because it was saved without a "
+                f"{type(self).__name__}; resume without this callback, which restarts the epoch"
             )
         loader.load_state_dict(saved)

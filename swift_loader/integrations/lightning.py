@@ -1,9 +1,9 @@
-"""Lightning: a callback with which a Trainer resumes a loader in every configuration.
+"""Lightning: a callback that makes a Trainer resume a loader in every configuration.
 
-The Trainer itself saves the state of its train loader and loads it on resuming, but not where the loader was set up
-before the checkpoint is restored, as `trainer.estimated_stepping_batches` does (a `OneCycleLR` asks for it;
-https://github.com/Lightning-AI/pytorch-lightning/issues/20550). Callbacks are always restored, and in time. Where both
-load, they load the same.
+The Trainer itself saves the state of its train loader. It doesn't load the state if the loader was set up before the
+checkpoint is restored, as `trainer.estimated_stepping_batches` does, which `OneCycleLR` needs
+(https://github.com/Lightning-AI/pytorch-lightning/issues/20550). Callbacks are always restored, before the first batch.
+If Trainer and callback both load a state, it is the same one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["LoaderStateCallback"]
 
 
 class LoaderStateCallback(Callback):
-    """Saves where a loader is with each checkpoint, and has it go on there when `fit` resumes from one."""
+    """Saves a loader's position with each checkpoint, and restores it when `fit` resumes from one."""
 
     def __init__(self, loader: SwiftLoader, name: str = "train") -> None:
-        """Attach a loader; starts nothing.
+        """Attach a loader. Starts nothing.
 
         Args:
-            loader: The one that the Trainer iterates over, on each rank its own.
-            name: Under which it is found in the checkpoint; one for each loader that is saved.
+            loader: The loader that the Trainer iterates over on this rank.
+            name: Name of the loader in the checkpoint. Each saved loader needs its own.
         """
         self._loader = loader
         self._name = name
@@ -45,7 +45,7 @@ class LoaderStateCallback(Callback):
         return str(self._generate_state_key(name=self._name))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state. Called on all ranks; rank 0's is kept, and they are all the same."""
+        """Return the loader's state. Called on all ranks. Rank 0's is saved; all are the same."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
