@@ -215,7 +215,7 @@ def test_a_worker_that_hangs_is_shown_killed_and_replaced(how: str, in_order: bo
         texts = [str(warning.message) for warning in told]
         warned = [text for text in texts if "was killed" not in text and "has been at" in text]
         assert len(warned) == 1
-        assert ("in misbehave" if how == "hangs" else "it is stopped, by SIGSTOP") in warned[0]
+        assert ("in misbehave" if how == "hangs" else "the process is stopped, by SIGSTOP") in warned[0]
         assert Path(told[0].filename).name == "helpers.py"
         assert loader.report()["worker_restarts"] == 1
 

@@ -1,1 +1,1 @@
-"""The trainer's side: who builds which batch, and what becomes of it."""
+"""The trainer's side of the worker processes: it assigns batches, receives them and replaces dead workers."""

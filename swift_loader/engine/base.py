@@ -1,4 +1,4 @@
-"""What the loader needs of an engine, however that makes its batches."""
+"""The interface between the loader and its engines."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["Delivery", "Engine"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A batch on its way to the loop."""
+    """A batch on its way to the loop, or the error in its place."""
 
     batch: Any
     epoch: int
     step: int
     failures: tuple[SampleFailure, ...] = ()
-    """The samples that it does without."""
+    """The batch's failed samples."""
     num_before: int | None = None
-    """How many steps of the epoch were delivered before it; None: all those before its own, and no other."""
+    """How many steps of the epoch were delivered before it. None: exactly the steps before its own."""
     error: BaseException | None = None
-    """Why there is no batch; to be raised to the loop, and to stay."""
+    """Why there is no batch. The loop raises it, now and at each later `next`."""
 
 
 class Engine(Protocol):
-    """A source of batches at any position; the processes, or the calling thread."""
+    """A source of batches that can start at any position: worker processes, or the calling thread."""
 
     @property
     def num_samples(self) -> int:
-        """Length of the dataset, known once started."""
+        """Length of the dataset. Known after `start`."""
         ...
 
     @property
@@ -40,23 +40,23 @@ class Engine(Protocol):
         ...
 
     def start(self) -> None:
-        """Get ready to build batches; blocks until the dataset stands. Cleans up after itself if it raises."""
+        """Get ready to build batches. Blocks until the dataset is built. If it raises, it leaves nothing behind."""
         ...
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
-        """Make `next_batch` go on at this batch of this plan; free if that is where it is anyway."""
+        """Make `next_batch` continue at this batch of this plan. Costs nothing if the engine is there already."""
         ...
 
     def is_ready(self) -> bool:
-        """Return whether `next_batch` would return at once."""
+        """Return whether `next_batch` would return without blocking."""
         ...
 
     def next_batch(self) -> Delivery:
-        """Return the next batch, or why there is none; at the end of an epoch, the first of the next one. Blocks.
+        """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
 
-        What is wrong with the batch or with the engine is returned (`WorkerStalled`, `WorkerDied`, `LoaderClosed`, what
-        the user's code raised when building the batch): so what is raised comes from elsewhere, a signal's handler, and
-        says nothing of the batch. Where it interrupted something that can't be repeated, the engine is broken after it.
+        Errors of the batch or the engine are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
+        what the user's code raised. So any exception that is raised comes from a signal handler and says nothing about
+        the batch. If it interrupted something that can't be repeated, the engine is broken afterwards.
 
         Raises:
             SwiftLoaderError: This process is a fork of the one that started the engine.
@@ -64,5 +64,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop everything and give everything back, within 5 s. Idempotent, from any thread."""
+        """Stop all processes and threads and free all resources, within 5 s. Idempotent and thread-safe."""
         ...

@@ -1,6 +1,6 @@
-"""Whether all processes of a loader have built the same dataset. No I/O; not thread-safe.
+"""Checks that all processes of a loader built the same dataset. No I/O; not thread-safe.
 
-report ──► equal | SUSPECT: samples differ, the process is asked why ──► equal after all | an error that names it
+report ──► equal | suspect: samples differ, so the process is asked why ──► equal after all | an error with the reason
                  | an error that names length or hash seed
 """
 
@@ -12,41 +12,41 @@ from swift_loader.transport.reports import BuildReport, Verdict
 __all__ = ["Builds", "settle"]
 
 _MUST_NOT_CHANGE = (
-    "All processes of a loader must build the same one, else samples would be lost and others come twice. "
+    "All processes of a loader must build the same one; otherwise some samples would be lost and others come twice. "
 )
 
 _LENGTH_HINT = (
-    "What it lists or reads must not change while the loader runs: list it once, and pass the list in dataset_kwargs; "
-    "a random choice must be made by a generator with a fixed seed"
+    "If it lists files or other data that change while the loader runs, list them once and pass the list in "
+    "dataset_kwargs. If it chooses samples at random, give its generator a fixed seed"
 )
 
 _HINTS = {
-    Verdict.RANDOM: "its constructor gives another dataset each time: it draws from a generator that isn't keyed, such "
-    "as numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time. Give that a fixed seed, or use "
-    "random, numpy.random or torch's default generator, which are seeded for it",
-    Verdict.UNKNOWN: "either its constructor draws from a generator that isn't keyed, such as "
+    Verdict.RANDOM: "its constructor gives another dataset each time. It uses a random source that the loader doesn't "
+    "seed, such as numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time. Give it a fixed seed, or "
+    "use random, numpy.random or torch's default generator, which the loader seeds",
+    Verdict.UNKNOWN: "either its constructor uses a random source that the loader doesn't seed, such as "
     "numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time, or a file or something else that it "
     "reads has changed",
     Verdict.CHANGED: "length, hash seed, working directory and environment are the same, so a file or something else "
-    "that it reads has changed. Nothing that the dataset is made of may change while the loader runs",
+    "that it reads has changed. Don't change the dataset's data while the loader runs",
 }
 
 _OFF = ". validate=False turns off this check of samples"
 
 
 class Builds:
-    """What the processes have reported so far."""
+    """The reports of the processes so far."""
 
     def __init__(self) -> None:
         self._first: BuildReport | None = None
         self._checksums: dict[int, int] = {}
-        """By dataset index: of the first process that told one."""
+        """dataset index -> checksum of the sample, from the first process that reported it"""
 
     def compare(self, report: BuildReport, who: str) -> list[int]:
-        """Take a report; return the dataset indices of the samples that differ from those of an earlier one.
+        """Add a report. Return the dataset indices of samples that differ from those of an earlier report.
 
         Raises:
-            DatasetMismatch: It is another dataset for certain.
+            DatasetMismatch: The length or the hash seed differs, so it is certainly another dataset.
         """
         first = self._first = self._first or report
         if report.num_samples != first.num_samples:
@@ -56,8 +56,8 @@ class Builds:
             )
         if report.hash_of_text != first.hash_of_text:
             raise DatasetMismatch(
-                f"{who} built a dataset with another hash seed than the first one had: sets of strings are in another "
-                f"order there. {_MUST_NOT_CHANGE}Set PYTHONHASHSEED before the trainer starts"
+                f"{who} built a dataset with another hash seed than the first one, so sets of strings have another "
+                f"order. {_MUST_NOT_CHANGE}Set PYTHONHASHSEED before the trainer starts"
             )
         return [
             index for index, checksum in report.checksums if self._checksums.setdefault(index, checksum) != checksum
@@ -68,10 +68,10 @@ class Builds:
 
 
 def settle(differing: list[int], verdicts: dict[int, Verdict], who: str) -> None:
-    """Decide about samples that differ, given what the process found out about them.
+    """Decide about samples that differ, given the verdicts of the process that built them.
 
     Raises:
-        DatasetMismatch: At least one of them shows that the dataset is another one.
+        DatasetMismatch: At least one sample shows that the datasets differ.
     """
     for index in differing:
         hint = _HINTS.get(verdicts.get(index, Verdict.UNSTABLE))

@@ -1,7 +1,7 @@
-"""Which deaths of workers are survived: pure bookkeeping, no I/O.
+"""Decides which deaths of workers the loader survives. Pure bookkeeping, no I/O.
 
-Workers have places, 0 to n-1; a worker that died is followed by another one in the same place. A place that loses one
-worker after another, with no batch in between, is given up, as is a batch that has ended two workers.
+Each worker has a place, 0 to n-1. A worker that died is replaced by another one in the same place. The loader gives up
+when too many workers die in one place with no batch in between, or when one batch has ended two workers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import Enum
 __all__ = ["TEMPLATE", "Casualties", "Verdict"]
 
 TEMPLATE = -1
-"""Stands for the place of the template; a batch from any worker counts as its success."""
+"""The place of the template. A batch from any worker counts as its success."""
 
 MAX_DEATHS_BY_BATCH = 2
-"""Once may be chance; a batch that was there both times is to blame."""
+"""The first death may be chance. If the same batch is there at a second one, it is the cause."""
 
 
 class Verdict(Enum):
-    """What becomes of a place whose worker died."""
+    """What happens to a place whose worker died."""
 
     REPLACE = "replace"
     BATCH_IS_TO_BLAME = "the batch is to blame"
@@ -27,13 +27,13 @@ class Verdict(Enum):
 
 
 class Casualties:
-    """The deaths that may turn out to be too many. Not thread-safe: the engine holds its lock around each call."""
+    """Counts deaths in a row, by place and by batch. Not thread-safe: the engine holds its lock around each call."""
 
     def __init__(self, budget: int) -> None:
-        """Begin with none.
+        """Start without deaths.
 
         Args:
-            budget: How many workers are replaced, one after another in the same place, until one builds a batch.
+            budget: How many workers in a row may be replaced in one place before one of them builds a batch.
         """
         self._budget = budget
         self._in_a_row: dict[int, int] = {}
@@ -43,21 +43,21 @@ class Casualties:
 
     @property
     def is_counting(self) -> bool:
-        """Whether there were deaths since the last batch; until then, no batch need be noted."""
+        """Whether there were deaths since the last batch. If not, `note_batch` needn't be called."""
         return bool(self._in_a_row or self._by_batch)
 
     def note_batch(self, place: int, batch: Hashable) -> None:
-        """Take note that a worker has built a batch."""
+        """Record that a worker built a batch."""
         self._in_a_row.pop(place, None)
         self._in_a_row.pop(TEMPLATE, None)
         self._by_batch.pop(batch, None)
 
     def forget_batches(self) -> None:
-        """Blame no batch for what happened so far."""
+        """Blame no batch for the deaths so far."""
         self._by_batch.clear()
 
     def note_death(self, place: int, batch: Hashable | None) -> Verdict:
-        """Take note that a worker died, at this batch if any, and decide."""
+        """Record that a worker died while building this batch, if any, and decide what to do."""
         self._in_a_row[place] = self._in_a_row.get(place, 0) + 1
         if batch is not None:
             self._by_batch[batch] = self._by_batch.get(batch, 0) + 1
@@ -66,7 +66,7 @@ class Casualties:
         return Verdict.REPLACE if self._in_a_row[place] <= self._budget else Verdict.TOO_MANY
 
     def num_in_a_row(self, place: int) -> int:
-        """Return how many workers have died in a place since a batch came from there."""
+        """Return how many workers died in a place since its last batch."""
         return self._in_a_row.get(place, 0)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Why a worker died, in words, and whether it is replaced. No I/O; not thread-safe: see `Casualties`."""
+"""Says in words why a worker died, and decides whether it is replaced. No I/O; not thread-safe: see `Casualties`."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class Case:
     who: str
     place: int
     exit_code: int | None
-    """As `os.waitstatus_to_exitcode` gives it; None if nobody knows."""
+    """As from `os.waitstatus_to_exitcode`; None if it is unknown."""
     batch: Hashable | None
-    """What it was building, if anything that counts."""
+    """The batch that it was building; None if it had none, or one that isn't needed any more."""
     where: str
-    """The same in words."""
+    """`batch` in words."""
     num_lost: int
-    """Batches that it had been told to build."""
+    """How many batches it was assigned."""
     stall: str
-    """What it hung at, if it was killed for that."""
+    """Where it hung, if it was killed for that."""
     traces: str
-    """What the fault handler wrote, if it crashed."""
+    """Output of the fault handler, if it crashed."""
     stderr: str
-    """The last lines of it."""
+    """The last lines of its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the loop is told."""
+    """The decision about a death."""
 
     error: SwiftLoaderError | None
-    """Why it can't go on; None if the worker is replaced."""
+    """The error for the loop; None if the worker is replaced."""
     notice: str
-    """Of the replacement."""
+    """The warning about the replacement."""
 
 
 class Coroner:
-    """Examines the deaths of one engine's processes."""
+    """Decides about the deaths of one engine's processes."""
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts
@@ -53,19 +53,19 @@ class Coroner:
 
     @property
     def has_open_cases(self) -> bool:
-        """Whether there are deaths that a batch may make up for; saves the caller to say which batches come."""
+        """Whether there were deaths since the last batch. If not, `note_batch` needn't be called."""
         return self._casualties.is_counting
 
     def note_batch(self, place: int, batch: Hashable) -> None:
-        """Take note that a worker has built a batch."""
+        """Record that a worker built a batch."""
         self._casualties.note_batch(place, batch)
 
     def forget_batches(self) -> None:
-        """Blame no batch for what happened so far: with another plan, they are other batches."""
+        """Blame no batch for the deaths so far. Called for a new plan, which has other batches."""
         self._casualties.forget_batches()
 
     def examine(self, case: Case) -> Finding:
-        """Decide about a worker."""
+        """Decide about a worker that died."""
         verdict = self._casualties.note_death(case.place, case.batch)
         how = case.stall or how_it_ended(case.exit_code)
         at_work = f"; it was building {case.where}" if case.where and not case.stall else ""
@@ -73,8 +73,8 @@ class Coroner:
             count = f"{self._casualties.num_in_a_row(case.place)} of worker_restarts={self._max_restarts} in a row"
             left = attached(traces=case.traces, stderr=case.stderr)
             return Finding(None, f"{case.who} {how}{at_work}. It is replaced ({count}), and nothing is lost{left}")
-        batches = "batch" if case.num_lost == 1 else "batches"
-        lost = f"{case.num_lost} {batches} in its hands lost. {self._reason(verdict, case.place)}"
+        batches = "batch is" if case.num_lost == 1 else "batches are"
+        lost = f"{case.num_lost} {batches} lost. {self._reason(verdict, case.place)}"
         if case.stall:
             left = attached(traces=case.traces, stderr=case.stderr)
             return Finding(WorkerStalled(f"{case.who} {how}; {lost}{left}"), "")
@@ -82,16 +82,16 @@ class Coroner:
         return Finding(died(case.who, case.exit_code, lost, traces=case.traces, stderr=case.stderr), "")
 
     def examine_template(self, error: WorkerDied) -> Finding:
-        """Decide about the template, given how it died."""
+        """Decide about the template, given the error that says how it died."""
         verdict = self._casualties.note_death(TEMPLATE, None)
         if verdict is Verdict.REPLACE:
             count = f"{self._casualties.num_in_a_row(TEMPLATE)} of worker_restarts={self._max_restarts} in a row"
-            return Finding(None, f"{error}\nIt is replaced ({count}), as are its workers, and nothing is lost")
+            return Finding(None, f"{error}\nIt is replaced ({count}) together with its workers, and nothing is lost")
         return Finding(error, "")
 
     def _reason(self, verdict: Verdict, place: int) -> str:
         if verdict is Verdict.BATCH_IS_TO_BLAME:
-            return "The batch has ended two workers, and isn't tried a third time: look at its samples"
+            return "The batch has ended two workers, so it isn't tried a third time: look at its samples"
         if not self._max_restarts:
             return "With worker_restarts=0, no worker is replaced"
         number = self._casualties.num_in_a_row(place)

@@ -1,6 +1,6 @@
-"""Decides who listens to the workers: the loop's thread, or the receiver threads.
+"""Decides which thread receives from the workers: the loop's thread or the receiver threads.
 
-Used by the loop's thread only, except `stop`, and `watch` and `forget`, which are for the pool's.
+Only the loop's thread uses it, except for `watch` and `forget` (the pool's thread) and `stop` (any thread).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from swift_loader.engine.worker import WorkerHandle
 __all__ = ["Duty"]
 
 SHORT_ABSENCE_NS = 1_000_000
-"""A loop that comes back sooner keeps listening itself. A hand-over and back takes about 0.1 ms."""
+"""A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
 
 
 class Duty:
-    """The threads of one engine, and the loop's place among them."""
+    """Hands the receiving back and forth between the loop's thread and the receiver threads of one engine."""
 
     def __init__(self, workers: Iterable[WorkerHandle], num_threads: int, wake: int, listener: Listener) -> None:
         """Get ready.
 
         Args:
-            workers: Those there are so far.
-            num_threads: Over which workers are spread, by their places; also those that come later.
-            wake: A descriptor that interrupts the loop's listening when readable.
-            listener: What takes in the messages.
+            workers: The workers that exist already.
+            num_threads: Number of receiver threads. Each worker has one by its place, also a worker that comes later.
+            wake: A descriptor. When it is readable, the loop's thread stops listening.
+            listener: Takes in the messages.
         """
         groups: list[list[WorkerHandle]] = [[] for _ in range(num_threads)]
         for worker in (workers := list(workers)):
@@ -44,13 +44,13 @@ class Duty:
         self._absence_ns = float(SHORT_ABSENCE_NS)
 
     def begin(self) -> None:
-        """Start the threads; the loop is on duty."""
+        """Start the threads, parked. The loop's thread is on duty."""
         for thread in self._threads:
             thread.start()
             thread.park()
 
     def take(self) -> Listening:
-        """Return what the caller is to listen to until it leaves; the threads rest."""
+        """Park the threads. Return what the caller listens to until it calls `leave`."""
         if not self._loop_listens:
             self._loop_listens = True
             for thread in self._threads:
@@ -58,24 +58,24 @@ class Duty:
         return self._listening
 
     def watch(self, worker: WorkerHandle) -> None:
-        """Have a new worker listened to by whoever is on duty."""
+        """Add a new worker for whichever thread is on duty."""
         self._listening.watch(worker)
         self._threads[worker.place % len(self._threads)].watch(worker)
 
     def forget(self, worker: WorkerHandle) -> None:
-        """Have a worker listened to no longer, before it is closed."""
+        """Stop listening to a worker. Call it before the worker is closed."""
         self._listening.forget(worker)
         self._threads[worker.place % len(self._threads)].forget(worker)
 
     @property
     def is_taking_in(self) -> bool:
-        """Whether the loop's thread is at a message that it has read."""
+        """Whether the loop's thread is processing a message that it has read."""
         return self._listening.is_taking_in
 
     def leave(self, entered_ns: int, left_ns: int, *, is_epoch_over: bool) -> None:
-        """Take note that the loop has its batch; the threads listen now, unless it is likely to be back at once.
+        """Record that the loop got its batch. The threads take over unless the loop will probably be back at once.
 
-        After the last batch of an epoch it isn't, however quick it was until then.
+        After the last batch of an epoch they always take over.
         """
         absence_ns = max(0, entered_ns - self._left_ns)
         self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
@@ -84,14 +84,14 @@ class Duty:
             self.hand_back()
 
     def hand_back(self) -> None:
-        """Let the threads listen."""
+        """Put the threads on duty."""
         if self._loop_listens:
             self._loop_listens = False
             for thread in self._threads:
                 thread.resume()
 
     def stop(self) -> None:
-        """End the threads. Idempotent."""
+        """Stop the threads. Idempotent."""
         for thread in self._threads:
             thread.stop()
         self._listening.close()

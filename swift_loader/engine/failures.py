@@ -1,4 +1,4 @@
-"""What a failure in another process looks like to the training loop."""
+"""Turns a failure in another process into an exception for the training loop."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MAX_SHOWN_INDICES = 8
 
 
 def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "") -> Exception:
-    """Return the exception to raise for a failure of the user's code.
+    """Return the exception for a failure of the user's code.
 
-    It has the type it had in the worker if it survived the way here, and is a `WorkerError` otherwise. Its `__cause__`
-    tells who, where and how.
+    It has the same type as in the worker if it can be rebuilt here; otherwise it is a `WorkerError`. Its `__cause__`
+    holds the process, the batch and the traceback.
     """
     place = f", dataset index {failure.index}" if failure.index is not None else ""
     context = f"In {who}, {failure.stage.value}{place}{where}:"
@@ -32,7 +32,7 @@ def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "
         try:
             meta, memory = memoryview(failure.pickled), np.empty(0, np.uint8)
             rebuilt = decode(meta, failure.num_blocks, memory, definitions)
-        except Exception:  # it could be rebuilt there, but not here: then its text has to do
+        except Exception:  # it can be pickled there but not rebuilt here, so only its text is left
             rebuilt = None
         error = rebuilt if isinstance(rebuilt, Exception) else None
     if error is None:
@@ -44,7 +44,7 @@ def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "
 def rebuild_samples(
     failed: Iterable[SampleFailed], epoch: int, step: int, who: str, definitions: Definitions, where: str
 ) -> tuple[SampleFailure, ...]:
-    """Return what is known of the samples that a batch does without."""
+    """Return a record for each failed sample of a batch."""
     return tuple(_rebuild_sample(one, epoch, step, rebuild(one.failure, who, definitions, where)) for one in failed)
 
 
@@ -64,40 +64,40 @@ def _rebuild_sample(failed: SampleFailed, epoch: int, step: int, exception: Exce
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """Return in words what became of a process."""
+    """Return in words how a process ended."""
     if exit_code is None:
-        return "ended; its exit status can't be found out"
+        return "ended with an unknown exit status"
     return f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"exited with code {exit_code}"
 
 
 def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "", stderr: str = "") -> WorkerDied:
-    """Return the error for a process that ended without being told to.
+    """Return the error for a process that died.
 
     Args:
         who: Which process.
-        exit_code: As `os.waitstatus_to_exitcode` gives it; None if nobody knows.
-        consequence: What that means for the loop.
-        traces: What the fault handler wrote, if it crashed.
-        stderr: The last lines that it wrote.
+        exit_code: As from `os.waitstatus_to_exitcode`; None if it is unknown.
+        consequence: What it means for the loop.
+        traces: Output of the fault handler, if it crashed.
+        stderr: The last lines of its stderr.
     """
     hint = ""
     if exit_code == -signal.SIGKILL:
         hint = ". The kernel sends SIGKILL when memory runs out: see dmesg, and use fewer workers or smaller batches"
     elif exit_code is not None and exit_code < 0:
-        hint = ". The code, or a library that it uses, crashed there"
+        hint = ". The dataset's code, or a library that it uses, crashed"
     elif exit_code is not None:
-        hint = ". Something in the dataset ends the process: look for sys.exit and os._exit"
+        hint = ". The dataset's code ended the process: look for sys.exit and os._exit"
     return WorkerDied(f"{who} {how_it_ended(exit_code)}; {consequence}{hint}{attached(traces=traces, stderr=stderr)}")
 
 
 def attached(*, traces: str = "", stderr: str = "") -> str:
-    """Return what a process left in writing, as the end of a message."""
+    """Return a process's stack and stderr as the end of a message; empty if there are none."""
     parts = [("Its Python stack", traces), ("The last lines of its stderr", stderr)]
     return "".join(f"\n{title}:\n{textwrap.indent(text, '    ')}" for title, text in parts if text)
 
 
 def describe_batch(epoch: int, step: int, indices: Sequence[int]) -> str:
-    """Return which batch it is, and which samples it is made of."""
+    """Return the number of a batch, its epoch and its dataset indices, for a message."""
     shown = ", ".join(str(index) for index in indices[:_MAX_SHOWN_INDICES])
     more = f", ... {len(indices)} in all" if len(indices) > _MAX_SHOWN_INDICES else ""
     return f"batch {step} of epoch {epoch} (dataset indices {shown}{more})"

@@ -1,14 +1,14 @@
-"""Tracks forks of the trainer: a child shares the slots that are leased at that moment.
+"""Tracks forks of the trainer, because a child shares the slots that are leased at that moment.
 
-A forked child has the batches that its parent had, as mappings of the same memory, and may keep them for as long as it
-lives; nobody tells the parent when it lets them go. So memory that was lent out at the time of a fork is never written
-again. A fork that runs no Python code, as `posix_spawn` does, replaces the child's memory and needs none of this.
+A forked child maps the same memory as its parent, so it has its parent's batches too. It may keep them for its whole
+life, and nothing tells the parent when it drops them. So a slot that was leased during a fork is never written again. A
+fork that runs no Python code, as in `posix_spawn`, replaces the child's memory and needs none of this.
 
-A child also has copies of all descriptors. One that is forked while an interpreter is being started would hold open the
-pipe on which that start waits. So forks wait for the few milliseconds of a start.
+A child also has copies of all descriptors. A child that is forked while an interpreter starts would hold open the pipe
+on which that start waits. So a fork waits until the start is over, a few milliseconds.
 
-The hooks run in every fork of the process, on whichever thread forks. They take no other lock: another thread might
-hold it, which the child doesn't have.
+The hooks run in every fork of the process, on the thread that forks. They take no other lock: another thread might hold
+it, and that thread doesn't exist in the child.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ __all__ = ["FORKS", "Forks", "check_process"]
 
 
 class Forks:
-    """Tells whether there was a fork between two moments; any thread."""
+    """Tells whether there was a fork between two moments. Thread-safe."""
 
     def __init__(self) -> None:
         self.stamp = object()
-        """Replaced when a fork begins and when it has ended, so that one that is kept tells of the forks since."""
+        """A new object at the begin and at the end of each fork. A caller that kept an old one sees that it changed."""
         self.starting = threading.RLock()
-        """Held while an interpreter is being started, and while a thread forks."""
+        """Held while an interpreter starts and while a thread forks."""
         self._is_under_way = False
-        """Whether a thread is forking; changed by the one that holds `starting`."""
+        """Whether a thread is forking. Only the thread that holds `starting` changes it."""
 
     def may_have_seen(self, stamp: object) -> bool:
-        """Return whether a child may have what was lent out from when `stamp` was the present one until now."""
+        """Return whether a child may have memory that was leased when `stamp` was current and is released now."""
         return self.stamp is not stamp or self._is_under_way
 
     def begin(self) -> None:
-        """Take note that this thread is about to fork."""
+        """Record that this thread is about to fork."""
         self.starting.acquire()
         self._is_under_way = True
         self.stamp = object()
 
     def end(self) -> None:
-        """Take note that this thread has forked, or has failed to."""
-        self.stamp = object()  # first: what is lent out meanwhile may be in the child as well
+        """Record that this thread has forked or has failed to fork."""
+        self.stamp = object()  # first, because the child may also have what was leased during the fork
         self._is_under_way = False
         self.starting.release()
 
     def forget(self) -> None:
-        """Begin anew, in the child: the threads of the parent aren't here."""
+        """Reset in the child, where the parent's threads don't exist."""
         self.stamp = object()
         self.starting = threading.RLock()
         self._is_under_way = False
@@ -59,22 +59,22 @@ class Forks:
 
 
 FORKS = Forks()
-"""Of this process. Global, because a hook can't be taken back: one that each loader registered would outlive it."""
+"""One per process. Global, because a fork hook can't be unregistered: a hook per loader would outlive the loader."""
 
 
 def check_process(owner_pid: int) -> None:
-    """Refuse to go on in a fork of the process whose workers they are.
+    """Raise if this process is a fork of the one that started the workers.
 
-    To be called before any lock is taken: a thread that isn't in this process may have held it.
+    Call it before taking any lock: a thread that doesn't exist in this process may have held the lock.
 
     Raises:
         SwiftLoaderError: This is another process.
     """
     if os.getpid() != owner_pid:
         raise SwiftLoaderError(
-            f"this process (pid {os.getpid()}) is a fork of the one that the loader was started in (pid {owner_pid}): "
-            f"the workers, and the batches that come from them, are that one's. Make a loader of its own in this "
-            f"process, after the fork; the other one goes on as if nothing had happened"
+            f"the loader was started in process {owner_pid}, and this process (pid {os.getpid()}) is a fork of it. The "
+            f"workers and their batches belong to process {owner_pid}, where the loader works as before. Make a loader "
+            f"of its own in this process, after the fork"
         )
 
 

@@ -1,7 +1,7 @@
-"""The engine without workers: batches are built in the thread that asks for them, for debugging.
+"""The engine without workers, for debugging. It builds batches in the thread that calls `next`.
 
-It gives the same batches as the processes do, bytes and errors included, because it runs the same code: plan, fetch,
-collate, encode, decode. The user's random generators are put back after each batch, if they were seeded for it.
+It gives the same bytes and the same errors as worker processes, because it runs the same code: plan, fetch, collate,
+encode, decode. If it seeds the user's random generators for a batch, it restores them afterwards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InlineState(Enum):
 
 
 class InlineEngine:
-    """Batches from the calling thread."""
+    """Builds batches in the calling thread."""
 
     def __init__(
         self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
@@ -59,7 +59,7 @@ class InlineEngine:
 
     @property
     def num_samples(self) -> int:
-        """Length of the dataset, known once started."""
+        """Length of the dataset. Known after `start`."""
         assert self._plan is not None, "the engine hasn't started"
         return self._plan.order.num_samples
 
@@ -69,7 +69,7 @@ class InlineEngine:
         return 0
 
     def start(self) -> None:
-        """Look at the dataset."""
+        """Measure the dataset and make the builder."""
         num_samples = length_of(self._dataset)
         self._plan = Plan.of(num_samples, self._setup.plan)
         self._builder = BatchBuilder(
@@ -78,7 +78,7 @@ class InlineEngine:
         self._state = InlineState.RUNNING
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
-        """Make `next_batch` go on at this batch of this plan."""
+        """Make `next_batch` continue at this batch of this plan."""
         assert self._plan is not None
         assert self._builder is not None
         if plan != self._plan.settings:
@@ -87,14 +87,14 @@ class InlineEngine:
         self._position = (epoch, step)
 
     def is_ready(self) -> bool:
-        """Return False: a batch is only ever built when it is asked for."""
+        """Return False: `next_batch` always has to build the batch first."""
         return False
 
     def next_batch(self) -> Delivery:
-        """Build and return the next batch; a time-out can't be kept here.
+        """Build and return the next batch. The option `timeout` has no effect here.
 
         Raises:
-            Exception: What the handler of a signal raised meanwhile; the batch is built the next time.
+            Exception: A signal handler raised it. The next call builds the batch.
         """
         epoch, step = self._position
         try:
@@ -105,9 +105,9 @@ class InlineEngine:
             return Delivery(None, epoch, step, error=error)
 
     def _build_next(self, epoch: int, step: int) -> Delivery:
-        builder = self._builder  # another thread may close it meanwhile
+        builder = self._builder  # another thread may call close() meanwhile
         if self._state is not InlineState.RUNNING or builder is None or self._plan is None:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         started_ns = time.perf_counter_ns()
         self._definitions.clear()
         store = HeapStore()
@@ -131,12 +131,12 @@ class InlineEngine:
         return Delivery(batch, epoch, step, failures)
 
     def close(self) -> None:
-        """Let go of the dataset. Idempotent."""
+        """Release the dataset. Idempotent."""
         self._state = InlineState.CLOSED
         self._builder = None
 
     def _explain(self, failed: BuildError, epoch: int, step: int) -> BaseException:
-        """Return the user's own exception, with where it happened at the end of its chain of causes."""
+        """Return the user's own exception. The end of its chain of causes says where it happened."""
         error = failed.__cause__ or failed
         place = f", dataset index {failed.index}" if failed.index is not None else ""
         note = f". {failed.note}" if failed.note else ""
@@ -147,7 +147,7 @@ class InlineEngine:
         return error
 
     def _take_failures(self, builder: BatchBuilder, epoch: int, step: int) -> tuple[SampleFailure, ...]:
-        """Return the samples that the batch that was just built does without."""
+        """Return the failed samples of the batch that was just built."""
         if not builder.failures:
             return ()
         where = f", {self._describe(epoch, step)}"

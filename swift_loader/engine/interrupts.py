@@ -1,6 +1,7 @@
-"""Tells what the handler of a signal raised from what the code raised that it interrupted.
+"""Tells an exception of a signal handler from an exception of the code that the handler interrupted.
 
-Python runs handlers on the main thread, between any two instructions; what one raises comes out of whatever ran there.
+Python runs signal handlers on the main thread, between any two bytecode instructions. An exception of a handler
+propagates through the code that it interrupted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ __all__ = ["is_interrupt"]
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether a handler of a signal raised this error, as far as that can be told; call it on the same thread.
+    """Return whether a signal handler raised this error. Call it on the thread that caught the error.
 
-    A handler is known by its code. One that is written in C has none, and one that has been taken back by now isn't
-    looked for: what these raise counts as an error of the code that was interrupted.
+    It looks for the code of the installed handlers in the traceback. A handler written in C has no code object, and a
+    handler that was uninstalled meanwhile isn't found. Their errors count as errors of the interrupted code.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -33,8 +34,8 @@ def is_interrupt(error: BaseException) -> bool:
 def _code_of(handler: object) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
-    for candidate in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004 - not to know whether it can be
-        code = getattr(candidate, "__code__", None)  # called: a bound method has the code of its function
+    for candidate in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004 - this isn't a test for callable
+        code = getattr(candidate, "__code__", None)  # a bound method has the code of its function
         if isinstance(code, CodeType):
             return code
     return None

@@ -1,6 +1,6 @@
-"""How processes are stopped: asked, then told, then killed; each rung with its time limit.
+"""Stops processes in three steps, each with a time limit: wait for them to exit, then SIGTERM, then SIGKILL.
 
-Signals go through pidfds: they can't hit another process that got the number of one that ended.
+Signals go through pidfds. So they can't hit another process that was given the pid of one that ended.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 __all__ = ["stop_processes"]
 
 _RUNGS: tuple[tuple[signal.Signals | None, float], ...] = ((None, 0.7), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
-"""(signal, seconds until the next rung). The first rung waits for processes that were already asked."""
+"""(signal, seconds until the next step). The first step sends nothing: the processes were already told to exit."""
 
 
 def stop_processes(pidfds: Iterable[int]) -> None:
-    """Return when all the processes have ended; they were told to, by the end of their channels."""
+    """Stop the processes, whose channels were closed before. Returns when all have ended, or after 2.2 s."""
     remaining = set(pidfds)
     for number, limit_s in _RUNGS:
         if number is not None:
@@ -29,7 +29,7 @@ def stop_processes(pidfds: Iterable[int]) -> None:
 
 
 def _wait(pidfds: set[int], limit_s: float) -> set[int]:
-    """Return the processes that haven't ended within the limit."""
+    """Return the processes that didn't end within the limit."""
     deadline = time.monotonic() + limit_s
     poll = select.poll()
     for pidfd in pidfds:

@@ -1,8 +1,8 @@
-"""What every interpreter of one loader starts with: recorded when the loader starts.
+"""Starts every interpreter of a loader in the same environment, recorded when the loader starts.
 
-A dataset depends on more than its arguments: the working directory, the environment, the import path, the hash seed,
-the umask. All of them are recorded once, and given to each interpreter that builds the dataset, also to one that
-replaces another hours later. What the trainer changes in between doesn't count.
+A dataset depends on more than its arguments: on the working directory, the environment, the import path, the hash seed
+and the umask. They are recorded once and given to each interpreter that builds the dataset, even to a replacement hours
+later. Changes that the trainer makes in between have no effect.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from swift_loader.transport.descriptors import explained, move_up
 __all__ = ["Launch"]
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.template import main; main()"
-"""The path comes first: the interpreter's own begins with the working directory, which the trainer's needn't have."""
+"""Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Many workers with many threads each only fight for the cores; and a process with threads can't be forked safely."""
+"""Many workers with many threads each compete for the cores, and a process with threads can't be forked safely."""
 
 _HASH_SEED = "24301"
-"""Any fixed number: it orders sets of strings alike in all interpreters, ranks and runs, also after a resume."""
+"""Any fixed number. It gives sets of strings one order in all interpreters, ranks and runs, even after a resume."""
 
 
 _SET_BY_LIBRARIES = frozenset(
     {"CUDA_MODULE_LOADING", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 )
-"""Variables that torch and its libraries set by themselves; no dataset depends on them."""
+"""Variables that torch and its libraries set. No dataset depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start an interpreter. Owns a descriptor until `close`."""
+    """The recorded environment, with which it starts interpreters. Owns a descriptor until `close`."""
 
     command: tuple[str, ...]
-    """The interpreter, and its flags."""
+    """The interpreter and its flags."""
     environ: dict[str, str]
     path: tuple[str, ...]
-    """Where modules are found."""
+    """The import path."""
     directory: int
-    """The working directory. A descriptor, because the directory may be renamed or deleted."""
+    """The working directory, as a descriptor because the directory may be renamed or deleted."""
     umask: int
-    """-1: unknown, and so whatever the trainer's is at the time."""
+    """-1 if it is unknown. Then the trainer's umask at that time applies."""
     has_stdout: bool
-    """False: the trainer was started without one, and the descriptor's number may be used for something else."""
+    """False if the trainer started without a stdout. Then descriptor 1 may be something else."""
 
     @classmethod
     def of_this_process(cls) -> Launch:
-        """Record what this process has now."""
-        # Private, but what multiprocessing uses for the same purpose: -W, -X, -O and the like.
+        """Record the environment of this process."""
+        # Private, but multiprocessing uses it for the same purpose: -W, -X, -O and the like.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
         executable = os.fsdecode(get_executable() or sys.executable)
         return cls(
@@ -69,7 +69,7 @@ class Launch:
         )
 
     def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
-        """Start an interpreter that serves as a template. It gets copies of the descriptors."""
+        """Start an interpreter as a template. It gets copies of the descriptors."""
         numbers = [str(number) for number in (channel, os.getpid(), traces)]
         return subprocess.Popen(  # noqa: S603 - our own interpreter
             [*self.command, "-c", _PROGRAM, *numbers, *self.path],
@@ -83,7 +83,7 @@ class Launch:
         )
 
     def is_current(self) -> bool:
-        """Return whether this process still has the same, but for what libraries set by themselves."""
+        """Return whether this process still has the recorded environment, apart from variables that libraries set."""
         try:
             is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
         except OSError:
@@ -92,19 +92,19 @@ class Launch:
         return is_same_directory and changed <= _SET_BY_LIBRARIES and self.path == _path()
 
     def close(self) -> None:
-        """Give up the descriptor."""
+        """Close the descriptor."""
         os.close(self.directory)
 
 
 def _without_isolation(flags: Sequence[str]) -> list[str]:
-    """Return the flags, without those that would have the interpreter ignore the hash seed."""
+    """Return the flags without those that would make the interpreter ignore the hash seed."""
     kept = [flag for flag in flags if flag not in ("-E", "-I")]
     return [*kept, "-s"] if "-I" in flags else kept
 
 
 def _environ() -> dict[str, str]:
     environ = {**_ONE_THREAD, **os.environ}
-    if sys.flags.ignore_environment:  # the trainer didn't look at these, and so the others mustn't
+    if sys.flags.ignore_environment:  # the trainer ignored these variables, so its processes must too
         environ = {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
     if environ.get("PYTHONHASHSEED") in (None, "", "random"):
         environ["PYTHONHASHSEED"] = _HASH_SEED
@@ -112,7 +112,7 @@ def _environ() -> dict[str, str]:
 
 
 def _path() -> tuple[str, ...]:
-    """Return the trainer's import path; an empty entry, which stands for the working directory, is spelled out."""
+    """Return the trainer's import path. An empty entry means the working directory, and is replaced by its path."""
     here = _working_directory()
     entries: list[Any] = [entry or here for entry in sys.path]
     found = [entry for entry in entries if isinstance(entry, str)]  # the import system ignores all others
@@ -121,7 +121,7 @@ def _path() -> tuple[str, ...]:
 
 
 def _umask() -> int:
-    """Return the mask for the modes of new files, without changing it for a moment, as `os.umask` does."""
+    """Return the umask. `os.umask` would change it for a moment."""
     with open("/proc/self/status", encoding="utf-8") as lines:
         return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), -1)
 

@@ -1,9 +1,9 @@
-"""How the trainer notices that nobody uses a batch any more.
+"""Notices when nobody uses a batch any more.
 
-All arrays and tensors of a batch are views of one `Lease`; the user may slice them, keep a part and drop the rest. When
-the last view dies, the lease dies, and its slot goes back to the worker. If the trainer forked in between, the slot is
-given up instead, because the child may still use it. Runs on any thread, at any point where Python may drop a
-reference, so it takes no lock: it only removes from a dict and appends to a deque, both atomic.
+All arrays and tensors of a batch are views of one `_Lease`. The user may slice them, keep a part and drop the rest.
+When the last view dies, the lease dies, and its slot goes back to the worker. If the trainer forked in between, the
+slot is retired instead, because the child may still use it. A lease may die on any thread, wherever Python drops a
+reference. So its end takes no lock: it only removes from a dict and appends to a deque, which are both atomic.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ MAX_HELD_SLOTS = 512
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot, for as long as something refers to them.
+    """The bytes of a slot. It lives as long as any view of them.
 
-    A subclass of ndarray, because NumPy makes views refer to the bottom of a chain of plain arrays, past any array in
-    between, but stops at a change of type.
+    A subclass of ndarray, because a NumPy view refers to the last array in a chain of plain arrays and skips those in
+    between, but it doesn't skip a subclass.
     """
 
     _book: LeaseBook | None = None
     _slot = 0
     _segment: Segment | None = None
-    """Keeps the memory mapped, also when the worker is long gone."""
+    """Keeps the memory mapped, even when the worker is gone."""
     _stamp: object = None
-    """Tells of the forks since then."""
+    """Tells whether the trainer forked since the lease began."""
 
     def bind(self, book: LeaseBook, slot: int, segment: Segment) -> None:
-        """Say whose slot this is."""
+        """Attach the slot, its memory and the book that gets it back."""
         self._stamp = FORKS.stamp
         self._book, self._slot, self._segment = book, slot, segment
 

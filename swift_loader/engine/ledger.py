@@ -1,18 +1,18 @@
-"""Who builds which batch, and which one is delivered next: bookkeeping without I/O, threads or clocks.
+"""Records which worker builds which batch, and which batch comes next. No I/O, threads or clocks.
 
-A batch is known by (generation, sequence). A generation begins when the loop is sent to a position; sequences count the
-batches from there, across the ends of epochs, without end. The states of a batch and what moves it on:
+(generation, sequence) identifies a batch. A generation begins when the loop seeks to a position. Sequences count the
+batches from there, across epochs, without end. The states of a batch and its transitions:
 
     PLANNED ──assign──► SENT ──complete──► READY ──deliver──► (with the user)
-                        ▲ │ a worker takes its tasks in order: the first of them is the one it is building
-                        │ ├─ seek: the generation is over; the worker's answer will be thrown away
-                        │ └─ remove_worker: it is gone
-                        └─ LOST ◄─┘ assigned before any other, to whoever has the least to do
+                        ▲ │ a worker does its tasks in order: it is building the first of them
+                        │ ├─ seek: the generation is over; the worker's answer will be dropped
+                        │ └─ remove_worker: the worker is gone
+                        └─ LOST ◄─┘ assigned before any other batch, to the worker with the least to do
 
-A worker is known by the serial number of its process: a replacement is another worker.
+The serial number of its process identifies a worker: a replacement is another worker.
 
-Guarantees: a batch is assigned once per generation, and again only when its worker is gone; it is delivered once; at
-most `max_in_flight` are SENT, LOST or READY; a worker with `max_ready_per_worker` batches READY is assigned no new
+Guarantees: a batch is assigned once per generation, and again only when its worker is gone. It is delivered once. At
+most `max_in_flight` batches are SENT, LOST or READY. A worker with `max_ready_per_worker` READY batches gets no new
 ones. Not thread-safe: the engine holds its lock around each call.
 """
 
@@ -32,24 +32,24 @@ __all__ = ["Assignment", "Ledger", "Limits"]
 Outcome = TypeVar("Outcome")
 
 LOOKAHEAD_S = 0.001
-"""Work that a worker should have waiting, so that it doesn't idle while the trainer's thread wakes up."""
+"""Work that should wait in a worker's pipe, so that the worker isn't idle while the trainer's thread wakes up."""
 
 MIN_TASKS = 2
-"""One being built and one waiting. More would only tie batches to a worker that may turn out slow."""
+"""One that is being built and one that waits. More would bind batches to a worker that may be slow."""
 
 STEADY_S = 0.01
 """How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
 that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
 
 MAX_TASKS = 64
-"""Far fewer messages than a pipe holds, so that sending a task never blocks."""
+"""Far fewer messages than a pipe holds, so sending a task never blocks."""
 
 
 class Assignment(NamedTuple):
     """A task for a worker."""
 
     worker: int
-    """Its serial number."""
+    """The worker's serial number."""
     generation: int
     sequence: int
     epoch: int
@@ -58,16 +58,16 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far ahead of the loop the workers may be."""
+    """How far ahead of the loop the workers may work."""
 
     max_in_flight: int
-    """Batches that are being built or waiting, over all workers."""
+    """Batches of all workers that are being built or wait for the loop."""
     max_ready_per_worker: int
-    """Batches of one worker that may wait for the loop; with so many, it gets no further task."""
+    """Batches of one worker that may wait for the loop. At this number, the worker gets no new task."""
     max_tasks: int
     """Tasks that may wait in a worker's pipe."""
     in_order: bool
-    """False: within an epoch, batches are delivered as they get ready."""
+    """False delivers batches as soon as they are ready, within an epoch."""
 
     @property
     def max_of_worker(self) -> int:
@@ -78,19 +78,19 @@ class Limits:
 @dataclass(slots=True)
 class _Worker(Generic[Outcome]):
     max_tasks: int
-    """How many tasks of the current generation it should have, by the time that it takes to build a batch."""
+    """How many tasks of the current generation it should have. Depends on `build_s`."""
     tasks: deque[tuple[int, int]] = field(default_factory=deque)
-    """(generation, sequence) sent and not answered, in the order sent."""
+    """(generation, sequence) of tasks that were sent and aren't answered, in the order sent."""
     num_current: int = 0
-    """How many of them belong to the current generation."""
+    """How many of these tasks belong to the current generation."""
     num_ready: int = 0
     build_s: float = math.inf
-    """Smoothed time to build a batch; infinite until the first is known."""
+    """Smoothed time to build a batch. Infinite until the first one is known."""
     deviation_s: float = 0.0
-    """Smoothed absolute difference from that."""
+    """Smoothed absolute difference from `build_s`."""
 
     def note_build(self, build_s: float) -> None:
-        """Take note of how long a batch took."""
+        """Record how long a batch took."""
         if math.isinf(self.build_s):
             self.build_s = build_s
         else:
@@ -99,7 +99,7 @@ class _Worker(Generic[Outcome]):
 
 
 class Ledger(Generic[Outcome]):
-    """The batches in flight. `Outcome` is whatever the engine makes of a worker's answer."""
+    """The batches in flight. `Outcome` is what the engine makes of a worker's answer."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -108,24 +108,24 @@ class Ledger(Generic[Outcome]):
         self._first = (0, 0)
         """(epoch, step) of sequence 0."""
         self._num_first = 0
-        """Batches from there to that epoch's end."""
+        """Batches from `_first` to the end of its epoch."""
         self._num_later = 0
         """Batches of each later epoch."""
         self._next_sent = 0
         self._num_delivered = 0
         self._lost: list[int] = []
-        """Sequences that were sent to workers which are gone; a heap."""
+        """Sequences whose workers are gone; a heap."""
         self._ready: dict[int, tuple[int, Outcome]] = {}
         """sequence -> (worker, outcome), in the order of completion."""
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, step) of the batch that is delivered next; in completion order, of the count delivered."""
+        """(epoch, step) of the next batch. In completion order, it only tells how many batches were delivered."""
         return self.locate(self._num_delivered)
 
     @property
     def num_ready(self) -> int:
-        """Batches waiting to be delivered."""
+        """Batches that wait to be delivered."""
         return len(self._ready)
 
     @property
@@ -135,13 +135,13 @@ class Ledger(Generic[Outcome]):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether the last batch of an epoch is the one that was delivered last. Called after each batch: cheap."""
+        """Whether the last delivered batch was the last of its epoch. Cheap, because it is called after each batch."""
         beyond_first = self._num_delivered - self._num_first
         return beyond_first >= 0 and (not self._num_later or beyond_first % self._num_later == 0)
 
     @property
     def generation(self) -> int:
-        """Of the batches that count."""
+        """The current generation. Batches of earlier ones are dropped."""
         return self._generation
 
     def locate(self, sequence: int) -> tuple[int, int]:
@@ -153,16 +153,16 @@ class Ledger(Generic[Outcome]):
         return epoch + 1 + num_epochs, step
 
     def seek(self, epoch: int, step: int, num_batches: Callable[[int], int], *, is_new_plan: bool) -> list[Outcome]:
-        """Begin a new generation at a position; return what was ready and is not wanted any more.
+        """Begin a new generation at a position. Return the ready batches that nobody needs any more.
 
-        Nothing happens if that is where the current one is, unless the plan is another: what is in flight keeps its
-        value.
+        Does nothing if the current generation is at this position and the plan is the same. Then the batches in flight
+        stay valid.
 
         Args:
-            epoch: Where to begin; the epochs after it have equally many batches each.
-            step: Where in the epoch.
-            num_batches: How many batches an epoch has.
-            is_new_plan: Whether what is in flight belongs to another plan.
+            epoch: The epoch to begin at. All later epochs have the same number of batches.
+            step: The step in this epoch.
+            num_batches: Returns how many batches an epoch has.
+            is_new_plan: Whether the batches in flight belong to another plan.
         """
         stays = self._generation and not is_new_plan and self._is_at(epoch, step)
         num_first, num_later = num_batches(epoch) - step, num_batches(epoch + 1)
@@ -179,20 +179,20 @@ class Ledger(Generic[Outcome]):
         return dropped
 
     def _is_at(self, epoch: int, step: int) -> bool:
-        """Return whether just the batches before this one have been delivered; a count doesn't tell in any order."""
+        """Return whether exactly the batches before this one were delivered. Out of order, a count can't tell."""
         is_prefix = self._limits.in_order or not self._num_delivered or step == 0
         return is_prefix and self.position == (epoch, step)
 
     def add_worker(self, worker: int) -> None:
-        """Count on a worker from now on."""
+        """Assign batches to this worker from now on."""
         self._workers[worker] = _Worker(self._task_limit(math.inf, 0.0))
 
     def assign(self) -> list[Assignment]:
-        """Return the tasks to be sent now, in order; they count as sent."""
+        """Return the tasks to send now, in order. They count as sent."""
         assignments: list[Assignment] = []
         if not self._generation:
             return assignments
-        # The loop waits for what was lost, and so a worker takes it also if enough batches of its own are ready.
+        # The loop waits for the lost batches, so a worker takes one even if it has its maximum of ready batches.
         while self._lost and (index := self._pick(math.inf)) is not None:
             assignments.append(self._send(index, heapq.heappop(self._lost)))
         num_new = self._limits.max_in_flight - (self._next_sent - self._num_delivered)
@@ -209,10 +209,10 @@ class Ledger(Generic[Outcome]):
         return Assignment(index, self._generation, sequence, *self.locate(sequence))
 
     def complete(self, index: int, generation: int, sequence: int, outcome: Outcome, build_s: float) -> bool:
-        """Take a worker's answer to its oldest task; return False if nobody wants it any more.
+        """Record a worker's answer to its oldest task. Return False if the batch isn't needed any more.
 
         Raises:
-            ProtocolError: It answers another task.
+            ProtocolError: The worker answers another task.
         """
         worker = self._pop_task(index, (generation, sequence))
         worker.note_build(build_s)
@@ -225,39 +225,39 @@ class Ledger(Generic[Outcome]):
         return True
 
     def skip(self, index: int, generation: int) -> None:
-        """Take a worker's word that it left out its oldest task, which belonged to an earlier generation."""
+        """Record that a worker skipped its oldest task, which belonged to an earlier generation."""
         worker = self._workers[index]
         if not worker.tasks or worker.tasks[0][0] != generation or generation == self._generation:
-            raise ProtocolError(f"worker {index} skipped a task of generation {generation} that it should have done")
+            raise ProtocolError(f"worker {index} skipped a task of generation {generation}, which it had to do")
         worker.tasks.popleft()
 
     def deliver(self) -> tuple[int, Outcome] | None:
-        """Return the next (sequence, outcome) for the loop, which is out of the ledger then; None if it isn't ready."""
+        """Remove and return the next (sequence, outcome) for the loop. Return None if it isn't ready."""
         sequence = self._next_deliverable()
         if sequence is None:
             return None
         index, outcome = self._ready.pop(sequence)
-        if index in self._workers:  # else it is gone, and only what it had finished is left of it
+        if index in self._workers:  # else the worker is gone, but the batches that it finished are still delivered
             self._workers[index].num_ready -= 1
         self._num_delivered += 1
         return sequence, outcome
 
     def awaited(self) -> list[int]:
-        """Return the workers that the loop waits for: none if nobody has the batch, several in completion order."""
+        """Return the workers that the loop waits for: at most one in order, maybe several in completion order."""
         wanted = (self._generation, self._num_delivered)
         if self._limits.in_order:
             return [index for index, worker in self._workers.items() if wanted in worker.tasks]
         return [index for index, worker in self._workers.items() if worker.num_current]
 
     def building(self, index: int) -> tuple[int, int] | None:
-        """Return the (epoch, step) a worker is at; None if it has nothing to do, or nothing that counts."""
+        """Return the (epoch, step) that a worker is building; None if it is idle or builds for an old generation."""
         worker = self._workers.get(index)
         if worker is None or not worker.tasks or worker.tasks[0][0] != self._generation:
             return None
         return self.locate(worker.tasks[0][1])
 
     def remove_worker(self, index: int) -> int:
-        """Forget a worker; return how many batches were lost with it, which others are to build."""
+        """Remove a worker. Return how many batches were lost with it; other workers will build them."""
         worker = self._workers.pop(index, None)
         tasks = worker.tasks if worker is not None else ()
         lost = [sequence for generation, sequence in tasks if generation == self._generation]
@@ -266,8 +266,8 @@ class Ledger(Generic[Outcome]):
         return len(lost)
 
     def _pick(self, max_ready: float) -> int | None:
-        """Return the worker with the least to do among those with room."""
-        # With more than its share a worker would have a task waiting, and another one none: the limit is used up.
+        """Return the worker with the least to do among those that have room."""
+        # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
         share = max(1, self._limits.max_in_flight // max(1, len(self._workers)))
         candidates = [
             (len(worker.tasks), worker.num_ready, index)
@@ -290,7 +290,7 @@ class Ledger(Generic[Outcome]):
             return None
         if self._limits.in_order:
             return self._num_delivered if self._num_delivered in self._ready else None
-        # Not beyond the epoch's end before all of the epoch is delivered.
+        # No batch of a later epoch before all of this epoch are delivered.
         epoch, _ = self.position
         stop = self._num_first + (epoch - self._first[0]) * self._num_later
         return next((sequence for sequence in self._ready if sequence < stop), None)
@@ -298,7 +298,7 @@ class Ledger(Generic[Outcome]):
     def _pop_task(self, index: int, task: tuple[int, int]) -> _Worker[Outcome]:
         worker = self._workers[index]
         if not worker.tasks or worker.tasks[0] != task:
-            raise ProtocolError(f"worker {index} answered {task}, but was to do {list(worker.tasks)[:1]}")
+            raise ProtocolError(f"worker {index} answered task {task}, but its next task is {list(worker.tasks)[:1]}")
         worker.tasks.popleft()
         return worker
 

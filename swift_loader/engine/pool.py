@@ -1,11 +1,11 @@
 """The processes of an engine: templates, which hold the dataset, and the workers made from them.
 
-One template is forked into all workers; with the start method "spawn", or where the dataset's modules leave threads
-behind, each worker has been a template of its own. A worker has a place, 0 to n-1, and a serial number; one that died
-is followed by another in the same place, a template by another with the same payload.
+All workers are forked from one template. With the start method "spawn", or if the dataset's modules leave threads
+behind, each worker is an interpreter that was a template first. A worker has a place, 0 to n-1, and a serial number. A
+worker that died is replaced by another in the same place, a template by another with the same payload.
 
-All of them are started by one thread, the pool's, which lives as long as they do: the kernel ends them when it ends. It
-waits for orders, for what templates have to say, and for what the processes write to stderr, which it passes on.
+One thread, the pool's, starts all processes. It lives as long as they do, because the kernel kills them when it ends.
+It waits for orders, for messages of the templates, and for stderr output of the processes, which it forwards.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from swift_loader.worker.setup import WorkerSetup
 __all__ = ["PoolOwner", "WorkerPool"]
 
 SPARE_SEGMENTS = 8
-"""Per worker, beside one for each of its batches in flight: those the loop has, and those on their way back."""
+"""Per worker, in addition to one per batch in flight: those that the loop holds, and those on their way back."""
 
 FIRST_WORKERS = 4
-"""Forked before the loader starts. The others are forked while these build batches: each takes some ms."""
+"""Forked before the loader starts. The others are forked while these build batches. A fork takes some ms."""
 
 FORK_LIMIT_S = 30.0
-"""A template that doesn't fork within this time hangs, and is replaced."""
+"""A template that doesn't fork within this time hangs and is replaced."""
 
 JOIN_LIMIT_S = 2.0
 
 EXIT_LIMIT_S = 0.5
-"""How long a worker's exit status may lag behind the end of its stream."""
+"""How much later than the end of its pipe a worker's exit status may arrive."""
 
 
 Result = TypeVar("Result")
@@ -65,36 +65,36 @@ class PoolState(Enum):
 
     OPEN = "open"
     STOPPING = "stopping"
-    """No process is started any more; those there are, are being ended."""
+    """No new process starts. The existing ones are being stopped."""
     STOPPED = "stopped"
 
 
 class PoolOwner(Protocol):
-    """The engine, as far as the pool knows it. All of it is called by the pool's thread."""
+    """The part of the engine that the pool calls, always on the pool's thread."""
 
     def on_worker(self, worker: WorkerHandle) -> None:
-        """Take note of a worker that has just been started, before it is ready."""
+        """Add a worker that has just started and isn't ready yet."""
         ...
 
     def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
-        """Take note that a worker died; return whether it is to be replaced."""
+        """Handle the death of a worker. Return whether to replace it."""
         ...
 
     def on_worker_gone(self, worker: WorkerHandle) -> None:
-        """Let go of a worker, which is to be closed; its memory stays valid."""
+        """Stop using a worker and close it. Its memory stays valid."""
         ...
 
     def on_template_death(self, error: WorkerDied) -> bool:
-        """Take note that the template died, and the workers with it; return whether it is to be replaced."""
+        """Handle the death of the template, with which its workers died. Return whether to replace it."""
         ...
 
     def on_failure(self, error: BaseException) -> None:
-        """Take note that the pool can't go on."""
+        """Handle that the pool failed and does nothing any more."""
         ...
 
 
 class _Stopped(Exception):
-    """The pool is being closed: whatever its thread waits for won't come."""
+    """The pool is being closed, so what its thread waits for won't come."""
 
 
 class WorkerPool:
@@ -102,46 +102,46 @@ class WorkerPool:
 
     def __init__(self, setup: WorkerSetup, settings: ProcessSettings) -> None:
         self.setup = setup
-        """What the processes are told when they start."""
+        """Sent to the processes when they start."""
         self.settings = settings
         self._owner_pid = os.getpid()
         self._owner: PoolOwner | None = None
         self._payload: tuple[PayloadLayout, int] | None = None
-        """The second is a descriptor, kept so that a later template gets what the first one got."""
+        """The payload and its descriptor, kept so that each later template gets the same."""
         self._launch: Launch | None = None
-        """How the first interpreter was started, and so all others."""
+        """The environment in which all interpreters start."""
         self._building: Future[tuple[Built, float]] | None = None
         self._built: Built | None = None
-        """What the first template said of the dataset."""
+        """The first template's report on the dataset."""
         self.builds = Builds()
-        """What all processes that built the dataset say of it. Used under `builds_lock`, by the pool and the engine."""
+        """The reports of all processes that built the dataset. Pool and engine use it, under `builds_lock`."""
         self.builds_lock = threading.Lock()
         self.build_s = 0.0
-        """How long that took, with the start of the interpreter."""
+        """Seconds that the first template needed, including the start of its interpreter."""
         self.definitions = Definitions()
-        """What travels by value, as the processes number it."""
+        """The definitions that travel by value, under the numbers that the processes use."""
         self._templates: tuple[TemplateProcess, ...] = ()
-        """Those that hold a dataset. Like `workers` replaced as a whole, so that any thread may read it."""
+        """The templates that hold a dataset. Replaced as a whole, like `workers`, so that any thread may read it."""
         self.workers: dict[int, WorkerHandle] = {}
-        """By serial number; changed by the pool's thread only, and replaced as a whole."""
+        """By serial number. Only the pool's thread changes it, and replaces it as a whole."""
         self._num_started = 0
         self._orders: deque[Callable[[], None]] = deque()
         self._pump = Pump()
         self._state = PoolState.OPEN
         self._lock = threading.RLock()
-        """Guards the beginning of processes against the end of the pool."""
+        """Keeps a process from being started while the pool is stopped."""
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        """Why the thread does nothing any more."""
+        """The error that ended the thread's work."""
 
     # For whoever starts and stops it; any thread ----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the first template, unless that was done; returns while it builds the dataset.
+        """Start the first template, unless that was done. Returns while it builds the dataset.
 
         Raises:
-            RuntimeError: This process is a template, which is importing what it was sent.
-            EncodeError: The dataset, or a callable, can't be sent.
+            RuntimeError: This process is itself a template that imports the user's module.
+            EncodeError: The dataset or a function can't be sent.
         """
         if self._building is not None:
             return
@@ -156,19 +156,19 @@ class WorkerPool:
                 self._launch = Launch.of_this_process()
         if not is_open:
             os.close(descriptor)
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         self._building = self._order(self._build_first)
 
     def start_template(self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None) -> int:
-        """Start the first template, unless that was done, and return the dataset's length once it is built.
+        """Start the first template, unless that was done. Wait until it built the dataset, and return its length.
 
         Args:
-            on_wait: Called once if that takes longer than `patience_s`.
-            patience_s: Seconds.
+            on_wait: Called once if the wait takes longer than `patience_s`.
+            patience_s: Seconds; None: never call `on_wait`.
 
         Raises:
-            WorkerDied: It ended.
-            Exception: What `begin` or building the dataset raised.
+            WorkerDied: The template died.
+            Exception: Whatever `begin` or building the dataset raised.
         """
         self.begin()
         assert self._building is not None
@@ -177,7 +177,7 @@ class WorkerPool:
         return built.report.num_samples
 
     def is_current(self) -> bool:
-        """Return whether a pool that began now would build the same: the dataset, or the trainer, may have changed."""
+        """Return whether a new pool would build the same. The dataset or the trainer's environment may have changed."""
         if self._launch is None or self._payload is None or not self._launch.is_current():
             return False
         layout, descriptor, _ = write_payload(self.setup, Environment.of_this_process(self.setup.modules))
@@ -188,23 +188,22 @@ class WorkerPool:
 
     @property
     def reason_for_own_datasets(self) -> str:
-        """Why each worker builds a dataset of its own; empty if it doesn't."""
+        """Why each worker builds its own dataset; empty if they share one."""
         return "" if self._built is None else self._built.reason
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started it; a fork of the trainer has only a copy."""
+        """Whether this process started the pool. A fork of the trainer only has a copy."""
         return os.getpid() == self._owner_pid
 
     def start_workers(self, owner: PoolOwner) -> None:
-        """Start the first workers, or all if each is an interpreter of its own; returns when their processes exist.
+        """Start the first workers, or all if each is an interpreter of its own. Returns when their processes exist.
 
-        They needn't be ready by then. From the return on, `owner` is told of what happens, and workers and template are
-        replaced.
+        They needn't be ready by then. From then on, the pool calls `owner` and replaces workers and the template.
 
         Raises:
-            WorkerDied: A template ended.
-            Exception: What building a dataset raised.
+            WorkerDied: A template died.
+            Exception: Whatever building a dataset raised.
         """
 
         def start() -> None:
@@ -222,16 +221,16 @@ class WorkerPool:
             self._submit(partial(self._start_other, place))  # one by one, so that deaths can be seen to in between
 
     def replace(self, worker: WorkerHandle) -> None:
-        """Have a worker replaced that is gone, unless its owner doesn't want it to be; returns at once."""
+        """Replace a worker that is gone, unless its owner refuses. Returns at once."""
         self._submit(lambda: self._replace(worker))
 
     def ask_for_stacks(self) -> str:
-        """Return the Python stacks of the template that is building the dataset; blocks for half a second at most."""
+        """Return the Python stacks of the template that builds the dataset. Blocks for half a second at most."""
         templates = self._templates
         return templates[-1].witness.ask_for_stacks(templates[-1].pid, templates[-1].pidfd) if templates else ""
 
     def stop(self) -> None:
-        """End all processes, by the stop ladder. Descriptors stay open for those who wait on them."""
+        """Stop all processes. Descriptors stay open, because other threads may wait on them."""
         with self._lock:
             self._state = PoolState.STOPPING
             workers, templates = self.workers, self._templates
@@ -247,11 +246,11 @@ class WorkerPool:
             self._state = PoolState.STOPPED
             self._pump.poke()
         if self._thread is not None and self._thread is not threading.current_thread():
-            # Not for ever: whoever closes may hold a lock that the thread waits for, if a signal's handler does it.
+            # With a limit: if a signal handler closes the loader, its thread may hold a lock that the pool waits for.
             self._thread.join(JOIN_LIMIT_S)
 
     def close_processes(self) -> None:
-        """Give back what belongs to them; they must have ended, and nobody listen to them any more. Idempotent."""
+        """Close all handles. The processes must have ended, and no thread may listen to them any more. Idempotent."""
         for worker in self.workers.values():
             worker.close()
         for template in self._templates:
@@ -265,13 +264,13 @@ class WorkerPool:
         self._pump.close()
 
     def close(self) -> None:
-        """End all processes and give everything back, if nobody has begun to listen to them. Idempotent."""
+        """Stop all processes and close all handles, if no engine listens to them yet. Idempotent."""
         if self.is_ours and not self._pump.is_closed:
             self.stop()
             self.close_processes()
 
     def _order(self, task: Callable[[], Result]) -> Future[Result]:
-        """Have the pool's thread do something; the future has what it returns."""
+        """Run a task on the pool's thread. The future holds its result."""
         answer: Future[Result] = Future()
 
         def carry_out() -> None:
@@ -288,11 +287,11 @@ class WorkerPool:
         if self._failure is not None:
             raise self._failure
         if not self._submit(carry_out):
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         return answer
 
     def _submit(self, order: Callable[[], None]) -> bool:
-        """Leave an order for the pool's thread; return False if that takes none any more."""
+        """Queue an order for the pool's thread. Return False if the pool is stopping."""
         with self._lock:
             if self._state is not PoolState.OPEN:
                 return False
@@ -307,7 +306,7 @@ class WorkerPool:
             while self._state is PoolState.OPEN:
                 self._carry_out_orders()
                 self._look_after_template()
-                if not self._orders:  # some may have come in while the template was being replaced
+                if not self._orders:  # orders may have arrived while the template was replaced
                     self._pump.run_once()
         except _Stopped:
             pass
@@ -315,21 +314,21 @@ class WorkerPool:
             self._failure = error
             if self._owner is not None:
                 self._owner.on_failure(error)
-            self._carry_out_orders()  # whoever waits for one of them gets to know
-        # The kernel kills the processes when this thread ends, and so it stays until they have ended by themselves.
+            self._carry_out_orders()  # so that the waiting threads get the error
+        # The kernel kills the processes when this thread ends, so it stays until they have ended by themselves.
         while self._state is not PoolState.STOPPED:
             self._pump.run_once()
             if self._failure is not None:
                 self._carry_out_orders()
         with contextlib.suppress(_Stopped):
-            self._carry_out_orders()  # whoever waits for one of them is told that it won't be
+            self._carry_out_orders()  # so that the waiting threads get an error
 
     def _carry_out_orders(self) -> None:
         while self._orders:
             self._orders.popleft()()
 
     def _run_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
-        """Go on taking in until something is done; return False if it isn't in time.
+        """Process events until `is_done()` is true. Return False if that takes longer than `limit_s`.
 
         Raises:
             _Stopped: The pool is being closed.
@@ -354,7 +353,7 @@ class WorkerPool:
     # The pool's thread: templates -------------------------------------------------------------------------------------
 
     def _build_first(self) -> tuple[Built, float]:
-        """Return what the first template says, and how long that took, in seconds."""
+        """Return the first template's report and the seconds that it needed."""
         began_s = time.monotonic()
         built = self._wait_built(self._add_template())
         with self.builds_lock:
@@ -364,7 +363,7 @@ class WorkerPool:
     def _add_template(self) -> TemplateProcess:
         assert self._payload is not None
         assert self._launch is not None
-        with self._lock:  # so that whoever stops the pool sees the process, or it isn't started
+        with self._lock:  # so that `stop` either sees the process or keeps it from being started
             self._check_open()
             with explained():
                 template = TemplateProcess(self._launch)
@@ -400,19 +399,19 @@ class WorkerPool:
         )
 
     def _look_after_template(self) -> None:
-        """Replace the template that workers are forked from, if it is gone; the workers are asked for one by one."""
+        """Replace the template that workers are forked from, if it is gone. Its workers are replaced one by one."""
         if self._owner is not None and self._forks:
             self._living_template()
 
     def _living_template(self) -> TemplateProcess:
-        """Return the template that workers are forked from, replaced if need be."""
+        """Return the template that workers are forked from. If it is gone, replace it first."""
         while self._templates[0].is_gone:
             self._bury(self._templates[0])
             self._build_again()
         return self._templates[0]
 
     def _build_again(self) -> TemplateProcess:
-        """Return a new template, which may turn out to be gone."""
+        """Start a new template and return it. It may be gone already."""
         template = self._add_template()
         try:
             built = self._wait_built(template)
@@ -422,18 +421,18 @@ class WorkerPool:
         return template
 
     def _compare(self, template: TemplateProcess, built: Built) -> None:
-        """Make sure that a later template has built what the first one has.
+        """Check that a later template built the same dataset as the first one.
 
         Raises:
-            DatasetMismatch: It hasn't.
+            DatasetMismatch: It didn't.
         """
         who = f"another template process (pid {template.pid})"
         with self.builds_lock:
             differing = self.builds.compare(built.report, who)
         if self._forks and not built.forkable:
             raise DatasetMismatch(
-                f"{who} can't be forked, unlike the first one: {built.reason}. What the dataset opens and starts must "
-                f"not change while the loader runs; start_method='spawn' starts an interpreter for each worker"
+                f"{who} can't be forked, unlike the first one: {built.reason}. Each build of the dataset must open "
+                f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"
             )
         if differing:
             template.ask_to_verify()
@@ -441,13 +440,13 @@ class WorkerPool:
             settle(differing, template.verdicts or {}, who)
 
     def _build_replacement(self) -> TemplateProcess:
-        """Return a template that is to become a worker."""
+        """Return a new template, which will become a worker."""
         while (template := self._build_again()).is_gone:
             self._bury(template)
         return template
 
     def _bury(self, template: TemplateProcess) -> None:
-        """Close a template that is gone; raises if it isn't to be replaced."""
+        """Close a template that is gone. Raise its error if it must not be replaced."""
         self._check_open()
         error = self._death_of(template)
         if self._owner is None or not self._owner.on_template_death(error):
@@ -455,10 +454,10 @@ class WorkerPool:
         self._retire(template)
 
     def _retire(self, template: TemplateProcess) -> None:
-        """Close a template that is gone, and forget it."""
+        """Remove and close a template that is gone."""
         for descriptor in (template.fileno(), template.pidfd, template.witness.fileno()):
             self._pump.unwatch(descriptor)
-        with self._lock:  # whoever stops the pool has seen it, and closes it, or doesn't see it any more
+        with self._lock:  # `stop` either has seen it, and closes it, or doesn't see it any more
             self._check_open()
             self._templates = tuple(other for other in self._templates if other is not template)
         template.close()
@@ -481,7 +480,7 @@ class WorkerPool:
 
     def _convert_all(self) -> None:
         places = range(self.settings.num_workers)
-        while len(self._templates) < len(places):  # all interpreters are started before the first is waited for
+        while len(self._templates) < len(places):  # start all interpreters before waiting for the first one
             self._add_template()
         for place, template in zip(places, self._templates, strict=True):
             built = self._wait_built(template)
@@ -547,7 +546,7 @@ class WorkerPool:
             template = self._living_template()
 
     def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
-        """Return the worker; None if the template is gone, or had to be killed because it hangs."""
+        """Return the worker; None if the template is gone, or was killed because it hung."""
         if not self._run_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
             template.end(f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed")
             self._run_until(lambda: template.is_gone)
@@ -581,11 +580,11 @@ class WorkerPool:
 
 
 def _answer(answer: Future[Result], on_wait: Callable[[], None] | None, patience_s: float | None) -> Result:
-    """Return what the pool's thread returns; call `on_wait` once if that takes longer than `patience_s`."""
+    """Wait for the result of an order. Call `on_wait` once if that takes longer than `patience_s`."""
     try:
         return answer.result(patience_s)
     except FutureTimeoutError:
-        if answer.done():  # the task's own
+        if answer.done():  # the task itself raised it
             raise
     if on_wait is not None:
         on_wait()

@@ -3,12 +3,12 @@
     next_batch: deliver ◄──ready── complete ◄──batch── worker ◄──task── assign ◄── room
     (loop's thread)                (loop's thread while it waits, else receiver threads)
 
-    end of a worker ──► what it had is lost in the ledger, others get it ──► the coroner ──► a new worker, or an error
-    (as above)                                                               (pool's thread)
+    death of a worker ──► its batches are LOST in the ledger, others get them ──► coroner ──► a new worker, or an error
+    (as above)                                                                    (pool's thread)
 
-One lock guards the ledger, the coroner and the state; decisions are made under it, and carried out after it was
-released. Tasks are sent under a second lock, so that each worker gets them in the order in which they were decided. A
-third keeps it to one thread at a time that waits for batches.
+One lock guards the ledger, the coroner and the state. Decisions are made under it and carried out after its release. A
+second lock is held while tasks are sent, so that each worker gets them in the order of the decisions. A third lock lets
+only one thread at a time wait for batches.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from swift_loader.worker.fetch import OnError
 __all__ = ["ProcessEngine"]
 
 _TRIAL = (-1, -1)
-"""Stands for the (epoch, step) of the trial batch."""
+"""The (epoch, step) that marks the trial batch."""
 
 
 MAX_RECEIVERS = 16
 """Threads that listen to workers while the loop doesn't; with more, they only wait for each other's GIL."""
 
 _GRACE_BUILDS = 3
-"""How many times as long as at first it may take to build the dataset again, when nobody has the batch."""
+"""When no worker has the batch, a new build of the dataset may take this many times as long as the first one."""
 
 
 class EngineState(Enum):
@@ -75,7 +75,7 @@ class EngineState(Enum):
     STARTING = "starting"
     RUNNING = "running"
     BROKEN = "broken"
-    """It can't go on: what is ready is still delivered, then the error is raised, each time."""
+    """The engine failed. Batches that are ready are still delivered; then each call raises the error."""
     CLOSED = "closed"
 
 
@@ -94,7 +94,7 @@ class _Stall:
     """Why a worker is being killed."""
 
     text: str
-    """What it hung at, and for how long."""
+    """Where it hung, and for how long."""
     traces: str
 
 
@@ -109,14 +109,14 @@ class ProcessEngine:
         notify: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
     ) -> None:
-        """Get ready.
+        """Make an engine that isn't started.
 
         Args:
-            pool: Closed with the engine; its template may have been started.
-            metrics: Where the stages are counted.
-            log: Takes a line for the log; from any thread.
-            notify: Takes what the user is to be told when it fits; from any thread.
-            on_segment: Takes memory that batches will lie in, before the first one does; from any thread.
+            pool: The engine owns it. Its template may be running already.
+            metrics: Counts the stages.
+            log: Writes a line to the log. Any thread calls it.
+            notify: Queues a warning for the user. Any thread calls it.
+            on_segment: Gets each segment before the first batch lies in it. Any thread calls it.
         """
         self._pool = pool
         self._setup = pool.setup
@@ -129,10 +129,10 @@ class ProcessEngine:
         self._state = EngineState.NEW
         self._error: BaseException | None = None
         self._is_halfway = False
-        """Whether the loop is at something that can't be repeated if it is interrupted."""
+        """Whether the loop is doing something that can't be repeated after an interrupt."""
         self._interrupt: Exception | None = None
-        """What a signal's handler raised while a batch was taken in, to be raised once that is done."""
-        # All reentrant: a signal handler or a finaliser may close the loader at any point of a thread that has them.
+        """The exception of a signal handler that interrupted the decoding of a batch. Raised once that is done."""
+        # All locks are reentrant: a signal handler or finaliser may close the loader on a thread that holds them.
         self._lock = threading.RLock()
         """Guards the state, the error, the ledger and the trial batch."""
         self._dispatch_lock = threading.RLock()
@@ -145,33 +145,33 @@ class ProcessEngine:
         self._duty: Duty | None = None
         self._coroner = Coroner(settings.max_restarts)
         self._left_at: dict[int, tuple[tuple[int, int] | None, str]] = {}
-        """By serial number, of workers that have ended: the (epoch, step) that they were at, and the same in words."""
+        """Workers that have ended, by serial number: the (epoch, step) that each was building, as numbers and words."""
         self._stalls: dict[int, _Stall] = {}
-        """By serial number, of workers that are being killed."""
+        """Workers that are being killed, by serial number."""
         self.largest_batch_nbytes = 0
-        """Of those that have come from workers; 0 before the first."""
+        """Of the batches that workers have sent; 0 before the first."""
         self._probed: _Outcome | None = None
-        """The trial batch: until the loop's first batch is assigned, which it is in most runs."""
+        """The trial batch, until the loop's first batch is assigned. In most runs it is that first batch."""
         self._prober: int | None = None
-        """The worker that is building the trial batch."""
+        """Serial number of the worker that is building the trial batch."""
         self._failed: dict[tuple[int, int, int], dict[int, SampleFailed]] = {}
-        """Samples of batches that aren't here yet, by worker, generation and sequence, then by position. What a worker
-        reports that dies says nothing of the batch that another one builds in its stead."""
+        """Failed samples of batches that haven't arrived, by (worker, generation, sequence), then by position. The
+        worker is part of the key because a report of a worker that dies doesn't hold for the rebuilt batch."""
 
     @property
     def num_samples(self) -> int:
-        """Length of the dataset, known once started."""
+        """Length of the dataset. Known after `start`."""
         assert self._plan is not None, "the engine hasn't started"
         return self._plan.order.num_samples
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start template and workers; returns when the dataset stands and, with `validate`, a trial batch has arrived.
+        """Start template and workers. Wait for the dataset and, with `validate`, for a trial batch.
 
         Raises:
-            WorkerDied: A process ended.
-            Exception: What building the dataset or the trial batch raised.
+            WorkerDied: A process died.
+            Exception: Whatever building the dataset or the trial batch raised.
         """
         self._state = EngineState.STARTING
         try:
@@ -224,7 +224,7 @@ class ProcessEngine:
                     probed = self._probed
                     break
                 living = [worker for serial, worker in self._pool.workers.items() if serial not in self._left_at]
-                living = [worker for worker in living if worker.is_ready]  # the time of a batch, not of a start
+                living = [worker for worker in living if worker.is_ready]  # so that the time of its start doesn't count
                 if self._prober is None and living:
                     self._prober = living[0].serial
                     living[0].send(Assignment(self._prober, 0, 0, 0, 0), Kind.PROBE)
@@ -232,12 +232,12 @@ class ProcessEngine:
         if probed.error is not None:
             raise probed.error
         if self._setup.on_error is not OnError.RAISE or not self._settings.limits.in_order:
-            self._probed = None  # which samples it does without isn't known; it would always be the first to complete
+            self._probed = None  # its failed samples aren't known; out of order, it would always be delivered first
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
-        """Make `next_batch` go on at this batch of this plan; free if that is where it is anyway."""
+        """Make `next_batch` continue at this batch of this plan. Costs nothing if the engine is there already."""
         check_process(self._owner_pid)
         self._is_halfway = True
         try:
@@ -250,7 +250,7 @@ class ProcessEngine:
         del dropped  # outside the locks: the user's objects may have finalisers
 
     def _seek(self, epoch: int, step: int, plan: PlanSettings) -> list[_Outcome]:
-        """Return what was ready and isn't wanted any more."""
+        """Seek, and return the ready batches that nobody needs any more."""
         assert self._plan is not None
         with self._dispatch_lock:  # no task of the new plan may overtake it
             with self._lock:
@@ -266,7 +266,7 @@ class ProcessEngine:
         return dropped
 
     def next_batch(self) -> Delivery:
-        """Return the next batch; see `Engine.next_batch`."""
+        """Return the next batch or its error; see `Engine.next_batch`."""
         check_process(self._owner_pid)
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
@@ -280,7 +280,7 @@ class ProcessEngine:
                 assert self._duty is not None
                 self._duty.leave(entered_ns, left_ns, is_epoch_over=self._ledger.is_between_epochs)
                 self._is_halfway = False
-            except SwiftLoaderError as error:  # our own: no handler of a signal raises one
+            except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
                 return self._refuse(error)
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
@@ -292,20 +292,20 @@ class ProcessEngine:
         return Delivery(None, *self._ledger.position, error=error)
 
     def _note_interrupt(self, interrupt: BaseException) -> None:
-        """Refuse to go on after an interrupt that came while a batch was being taken; harmless while waiting for one.
+        """Break the engine if the interrupt came while a batch was taken. It is harmless during a wait.
 
-        An interrupt is a Ctrl-C, or whatever else the handler of a signal raises.
+        An interrupt is Ctrl-C or any other exception of a signal handler.
         """
         if self._is_halfway or (self._duty is not None and self._duty.is_taking_in):
             error = SwiftLoaderError(
-                f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, which may be lost; "
-                f"make a new loader to go on"
+                f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, so a batch may be lost; "
+                f"make a new loader"
             )
             error.__cause__ = interrupt
             self._break(error)
 
     def _wait(self) -> Delivery:
-        """Listen to the workers until the next batch is here."""
+        """Receive from the workers until the next batch has arrived."""
         assert self._duty is not None
         listening, watch = self._duty.take(), self._new_watch()
         while True:
@@ -318,7 +318,7 @@ class ProcessEngine:
             self._is_halfway = True
 
     def _try_deliver(self) -> tuple[int, Delivery | None]:
-        """Return how many batches are ready, and the next one if it is among them, or why it never will be.
+        """Return how many batches are ready, and the next batch, its error, or None if it isn't ready.
 
         Raises:
             LoaderClosed: The engine was closed.
@@ -335,12 +335,12 @@ class ProcessEngine:
             return num_ready, None if self._error is None else self._refuse(self._error)
 
     def is_ready(self) -> bool:
-        """Return whether `next_batch` would return at once."""
+        """Return whether `next_batch` would return without blocking."""
         with self._lock:
             return self._ledger.has_deliverable
 
     def _dispatch(self) -> None:
-        """Send out whatever tasks there is room for."""
+        """Send all tasks for which there is room."""
         dropped = None
         with self._dispatch_lock:
             with self._lock:
@@ -350,12 +350,12 @@ class ProcessEngine:
                     assignments = self._use_trial(dropped, assignments)
             workers = self._pool.workers
             for assignment in assignments:
-                if assignment.worker in workers:  # else it is gone, and the task is lost with all its others
+                if assignment.worker in workers:  # else the worker is gone, and its tasks will be lost in the ledger
                     workers[assignment.worker].send(assignment)
         del dropped  # outside the locks: the user's objects may have finalisers
 
     def _use_trial(self, trial: _Outcome, assignments: list[Assignment]) -> list[Assignment]:
-        """Take the trial batch for the first task, if that is the same; return the tasks to be sent. Under the lock."""
+        """Use the trial batch for the first task if it is the same. Return the tasks to send. The caller locks."""
         assert self._plan is not None
         first = assignments[0]
         if self._plan.settings != self._setup.plan or (first.epoch, first.step) != (self._plan.trial_epoch, 0):
@@ -365,7 +365,7 @@ class ProcessEngine:
 
     def _check_open(self) -> None:
         if self._state is EngineState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
 
     # Workers that hang; the loop's thread -----------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class ProcessEngine:
         return StallWatch(self._settings.stall_warning_s, self._settings.timeout_s, time.monotonic())
 
     def _listen_or_look(self, listening: Listening, watch: StallWatch) -> None:
-        """Listen, or, if that has gone on for too long, look what the loop waits for; may be interrupted anywhere."""
+        """Receive messages. After too long a wait, look for a stall. An interrupt at any point is harmless."""
         if watch.check_at_s == math.inf:
             listening.listen()
         else:
@@ -381,7 +381,7 @@ class ProcessEngine:
             left_s = max(0.0, watch.check_at_s - now_s)
             watch.expect(now_s, now_s + left_s)
             is_quiet = not listening.listen(left_s)
-            # Once more before anyone is judged: SIGSTOP and SIGCONT end a wait, whatever has arrived meanwhile.
+            # Look once more before judging a worker: SIGSTOP and SIGCONT end a wait even if messages have arrived.
             if is_quiet and self._note_stop(watch) >= watch.check_at_s and not listening.listen(0):
                 self._look_for_stall(watch)
             watch.expect(now_s := time.monotonic(), now_s)
@@ -390,10 +390,10 @@ class ProcessEngine:
             raise interrupt
 
     def _note_stop(self, watch: StallWatch) -> float:
-        """Return the time, after allowing for a stop of this process, which may have been one of the workers, too."""
+        """Return the time. If this process was stopped, give the workers more time: they may have been stopped too."""
         now_s = time.monotonic()
         if stopped_s := watch.note_time(now_s):
-            with self._dispatch_lock:  # nobody is sending a task
+            with self._dispatch_lock:  # so that no thread is sending a task
                 for worker in self._pool.workers.values():
                     worker.postpone(stopped_s)
         return now_s
@@ -419,16 +419,16 @@ class ProcessEngine:
             text = f"no worker is ready to build {self._describe(*self._ledger.position)}"
             if step is Step.GIVE_UP:
                 raise WorkerStalled(
-                    f"{text}, for longer than timeout={self._settings.timeout_s:g} s and {_GRACE_BUILDS} times the "
-                    f"{self._pool.build_s:.1f} s that it took to build the dataset. Raise timeout if workers take so "
-                    f"long to start, else look at what building the dataset waits for"
+                    f"{text}, for longer than timeout={self._settings.timeout_s:g} s plus {_GRACE_BUILDS} times the "
+                    f"{self._pool.build_s:.1f} s that the first build of the dataset took. If workers need longer to "
+                    f"start, raise timeout; else find out what building the dataset waits for"
                 )
             if step is Step.WARN:
                 warn(f"{text}, for {self._settings.stall_warning_s:g} s now")
         watch.plan_next_check([worker.busy_since_s for worker in workers], now_s, grace_s)
 
     def _give_up(self, worker: WorkerHandle, busy_s: float) -> None:
-        """Kill a worker that hangs; if it can't be killed, go on without it."""
+        """Kill a worker that hangs. If SIGKILL had no effect before, continue without it."""
         if worker.serial in self._stalls:
             self.on_end(worker, None)
             return
@@ -445,13 +445,13 @@ class ProcessEngine:
         indices = self._indices(*building)
         if position is not None:
             is_fetched = position >= len(indices)
-            where += ", whose samples are all there" if is_fetched else f", at dataset index {indices[position]},"
+            where += ", with all samples fetched," if is_fetched else f", at dataset index {indices[position]},"
         return f"has been at {where} for {busy_s:.1f} s"
 
     # The listener's side ----------------------------------------------------------------------------------------------
 
     def on_message(self, worker: WorkerHandle, received: Received) -> None:
-        """Take in one message. Runs on the thread that listens."""
+        """Process one message. Runs on the thread that listens."""
         frame = unpack_frame(received.data)
         if frame.kind is Kind.BATCH:
             self._take_batch(worker, Batch.unpack(frame))
@@ -473,7 +473,7 @@ class ProcessEngine:
             self._take_note(worker, frame)
 
     def _take_report(self, worker: WorkerHandle, report: BuildReport) -> None:
-        """Count on a worker that is ready, unless its dataset differs from that of others."""
+        """Give tasks to a worker that is ready, unless its dataset differs from the others'."""
         try:
             with self._pool.builds_lock:
                 differing = self._pool.builds.compare(report, self._who(worker))
@@ -499,7 +499,7 @@ class ProcessEngine:
             self._ledger.add_worker(worker.serial)
 
     def on_pause(self) -> None:
-        """Send out tasks, after a receiver thread has taken in what was there."""
+        """Send tasks, after a receiver thread has processed what had arrived."""
         self._dispatch()
 
     def _note_failed(self, worker: WorkerHandle, failed: SampleFailed) -> None:
@@ -509,7 +509,7 @@ class ProcessEngine:
                 self._failed.setdefault(key, {})[failed.position] = failed
 
     def _take_failed(self, worker: WorkerHandle, generation: int, sequence: int) -> tuple[SampleFailure, ...]:
-        """Return the samples that a batch, which is here now, does without."""
+        """Return the failed samples of a batch that has arrived."""
         with self._lock:
             failed = self._failed.pop((worker.serial, generation, sequence), None)
             if not failed or generation != self._ledger.generation:
@@ -536,7 +536,7 @@ class ProcessEngine:
     def _decode(
         self, worker: WorkerHandle, batch: Batch, failures: tuple[SampleFailure, ...], build_s: float
     ) -> _Outcome:
-        """Return a batch, or why it can't be rebuilt: raised by `next`, where the batch would have been."""
+        """Return the batch, or the error of decoding it, which `next` raises in the batch's place."""
         memory = worker.lend(batch)
         try:
             return _Outcome(worker.decode(batch, memory), None, failures, build_s)
@@ -559,7 +559,7 @@ class ProcessEngine:
         where = f", {self._describe(epoch, step)}"
         error = rebuild(failure, self._who(worker), self._pool.definitions, where)
         failures = self._take_failed(worker, failure.generation, failure.sequence)
-        if failures:  # all of the batch's samples: what the last one raised says more than where the batch was built
+        if failures:  # all samples of the batch failed: the last one's error says more than the worker's traceback
             error.__cause__ = failures[-1].exception
         self._complete(worker, failure.generation, failure.sequence, _Outcome(None, error), 0.0)
 
@@ -582,19 +582,19 @@ class ProcessEngine:
                 self._ledger.skip(worker.serial, frame.generation)
                 worker.note_answer()
             else:
-                raise ProtocolError(f"{self._who(worker)} sent {frame.kind.name}")
+                raise ProtocolError(f"{self._who(worker)} sent an unexpected message: {frame.kind.name}")
 
     def on_end(self, worker: WorkerHandle, error: Exception | None) -> None:
-        """Take note that a worker is gone, or that what it said made no sense. Runs on the thread that listens."""
+        """Handle that a worker is gone, or that it sent an invalid message. Runs on the thread that listens."""
         assert self._duty is not None
-        self._duty.forget(worker)  # by all who may be on duty next: an end comes once
+        self._duty.forget(worker)  # for all threads that may be on duty next, so that the end is handled once
         with self._lock:
             if self._state is not EngineState.RUNNING or worker.serial in self._left_at:
                 return
             building = self._ledger.building(worker.serial)
             if self._prober == worker.serial:
                 building, self._prober = _TRIAL, None
-            # It may have died with the task still in its pipe, and then the batch has nothing to do with that.
+            # If it died with the task still in its pipe, the batch isn't the cause.
             if not worker.is_at_work:
                 building = None
             self._left_at[worker.serial] = building, self._describe(*building) if building is not None else ""
@@ -604,16 +604,16 @@ class ProcessEngine:
             self._pool.replace(worker)
 
     def on_failure(self, error: BaseException) -> None:
-        """Take note that a thread of ours has ended by an error. Runs on that thread."""
+        """Handle that one of our threads ended with an error. Runs on that thread."""
         self._break(error)
 
     # The pool's side --------------------------------------------------------------------------------------------------
 
     def on_worker_death(self, worker: WorkerHandle, *, died_with_template: bool) -> bool:
-        """Take note that a worker died, after `on_end`; return whether it is to be replaced."""
+        """Handle the death of a worker, after `on_end`. Return whether to replace it."""
         building, where = self._left_at[worker.serial]
         traces, stderr = worker.process.witness.last_traces(), worker.process.witness.last_lines()
-        with self._lock:  # what it had is lost only now: a batch that is to blame must not get to another worker first
+        with self._lock:  # its batches are LOST only now: one that kills workers must not reach another worker first
             if self._state is not EngineState.RUNNING:
                 return False
             num_lost = self._ledger.remove_worker(worker.serial)
@@ -635,13 +635,13 @@ class ProcessEngine:
             if finding.error is not None:
                 self._break(finding.error)
                 return False
-            self._notify(finding.notice)  # before the loop can get what another worker builds in its stead
+            self._notify(finding.notice)  # before the loop can get a batch that another worker rebuilds
         self._note_restart(finding.notice)
-        self._dispatch()  # others can go on with what it had
+        self._dispatch()  # other workers can build its batches
         return True
 
     def on_template_death(self, error: WorkerDied) -> bool:
-        """Take note that the template died, and the workers with it; return whether it is to be replaced."""
+        """Handle the death of the template, with which its workers died. Return whether to replace it."""
         with self._lock:
             if self._state is not EngineState.RUNNING:
                 return False
@@ -658,7 +658,7 @@ class ProcessEngine:
         self._log(notice)
 
     def on_worker(self, worker: WorkerHandle) -> None:
-        """Take in a worker that has just been started."""
+        """Add a worker that has just started."""
         assert self._duty is not None
         assert self._plan is not None
         with self._dispatch_lock:
@@ -667,10 +667,10 @@ class ProcessEngine:
         self._duty.watch(worker)
 
     def on_worker_gone(self, worker: WorkerHandle) -> None:
-        """Let go of a worker that is replaced."""
+        """Stop using a worker that is being replaced, and close it."""
         assert self._duty is not None
         self._duty.forget(worker)
-        with self._dispatch_lock:  # nobody is sending it a task
+        with self._dispatch_lock:  # so that no thread is sending it a task
             worker.close()
         del self._left_at[worker.serial]
 
@@ -700,8 +700,8 @@ class ProcessEngine:
     # Stopping ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop all processes and threads and give everything back, within 5 s. Idempotent, from any thread."""
-        if os.getpid() != self._owner_pid:  # a fork of the trainer: processes and threads are the parent's
+        """Stop all processes and threads and free all resources, within 5 s. Idempotent and thread-safe."""
+        if os.getpid() != self._owner_pid:  # a fork of the trainer: processes and threads belong to the parent
             return
         with self._lock:
             if self._state is EngineState.CLOSED:
@@ -718,7 +718,7 @@ class ProcessEngine:
         with self._lock:
             ledger, self._ledger = self._ledger, Ledger(self._settings.limits)
             probed, self._probed = self._probed, None
-        del ledger, probed  # outside the lock, with what was ready: the user's objects may have finalisers
+        del ledger, probed  # drops the ready batches outside the lock: the user's objects may have finalisers
 
     def __repr__(self) -> str:
         return f"<ProcessEngine {self._state.value}, {self._ledger!r}>"

@@ -1,11 +1,11 @@
-"""Who listens to the workers: the loop's thread while it waits for a batch, threads of our own while it is away.
+"""Receives messages from the workers: on the loop's thread while it waits for a batch, else on receiver threads.
 
     thread on duty ──kick──► parked ──resume──► on duty        (the loop's thread kicks, listens itself, resumes)
 
-A hand-over between threads costs more than everything else that is done to a small batch, so a loop that waits for
-each batch takes the messages in by itself; the receiver threads, one for each worker or one for all, take over when the
-loop has other things to do. Whoever is on duty blocks in epoll_wait(2) on the channels and on the processes themselves,
-and uses no CPU while nothing happens. Workers come and go meanwhile, on the pool's thread.
+For a small batch, a hand-over between threads costs more than everything else. So a loop that waits for each batch
+receives the messages itself. The receiver threads, one per worker or one for all, take over while the loop is busy. The
+thread on duty blocks in epoll_wait(2) on the channels and the processes, and uses no CPU while nothing happens. The
+pool's thread adds and removes workers meanwhile.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ __all__ = ["Listener", "Listening", "ReceiverThread"]
 
 
 _MAX_POLL_S = 1e6
-"""epoll_wait(2) takes 2**31 ms; who waits longer asks again."""
+"""epoll_wait(2) takes less than 2**31 ms. A caller that waits longer calls again."""
 
 _MAX_EVENTS = 64
 
 
 class Listener(Protocol):
-    """The engine, as far as those who listen know it."""
+    """The part of the engine that receiving threads call."""
 
     def on_message(self, worker: WorkerHandle, received: Received) -> None:
-        """Take in one message."""
+        """Process one message."""
         ...
 
     def on_end(self, worker: WorkerHandle, error: Exception | None) -> None:
-        """Take note that a worker is gone, or that what it said made no sense."""
+        """Handle that a worker is gone, or that it sent an invalid message (`error`)."""
         ...
 
     def on_pause(self) -> None:
-        """All messages that were here have been taken in."""
+        """Handle that all messages which had arrived are processed."""
         ...
 
     def on_failure(self, error: BaseException) -> None:
-        """Nobody listens any more."""
+        """Handle that a receiver thread ended with an error, so nobody listens any more."""
         ...
 
 
 class Listening:
-    """What there is to listen to; used by one thread at a time."""
+    """The channels and processes to listen to. Used by one thread at a time."""
 
     def __init__(self, workers: Iterable[WorkerHandle], wake: int, listener: Listener) -> None:
         self._listener = listener
         self._wake = wake
         self.is_taking_in = False
-        """Whether a message has been read and isn't dealt with yet: what interrupts it then may lose a batch."""
+        """Whether a message was read but isn't processed yet. An interrupt at that moment may lose a batch."""
         self._sources: dict[int, WorkerHandle] = {}
         self._epoll = new_epoll()
         self._epoll.register(wake, select.EPOLLIN)
@@ -65,25 +65,25 @@ class Listening:
             self.watch(worker)
 
     def watch(self, worker: WorkerHandle) -> None:
-        """Listen to a worker, too. Any thread, also while another one listens."""
-        # The process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
+        """Also listen to this worker. Any thread may call it, even while another one listens."""
+        # Watch the process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
         for descriptor in (worker.channel.fileno(), worker.process.pidfd):
             self._sources[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def forget(self, worker: WorkerHandle) -> None:
-        """Stop listening to a worker, before its descriptors are closed. Idempotent, any thread."""
+        """Stop listening to a worker. Call it before its descriptors are closed. Idempotent and thread-safe."""
         for descriptor in (worker.channel.fileno(), worker.process.pidfd):
             if self._sources.pop(descriptor, None) is not None:
                 self._epoll.unregister(descriptor)
 
     def listen(self, timeout_s: float | None = None) -> bool:
-        """Wait for something to happen, and take it in; return False if nothing did, or if somebody woke us."""
+        """Wait for messages and process them. Return False if none came or if `wake` is readable."""
         limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_POLL_S)
         try:
             events = self._epoll.poll(limit_s, _MAX_EVENTS)
         except (OSError, ValueError):
-            if self._epoll.closed:  # by the handler of a signal that came meanwhile
+            if self._epoll.closed:  # a signal handler closed it meanwhile
                 return False
             raise
         self.is_taking_in = True
@@ -95,11 +95,11 @@ class Listening:
         return bool(events) and not any(descriptor == self._wake for descriptor, _ in events)
 
     def close(self) -> None:
-        """Give up the descriptor. Idempotent."""
+        """Close the epoll descriptor. Idempotent."""
         self._epoll.close()
 
     def _take_in(self, worker: WorkerHandle, *, is_process: bool) -> None:
-        # The event may be of a worker that is gone, and its descriptor's number have passed to another one.
+        # The event may come from a worker that is gone, whose descriptor number now belongs to another worker.
         has_ended = is_process and worker.process.has_ended
         try:
             while (received := worker.channel.receive(wait=False)) is not None:
@@ -109,7 +109,7 @@ class Listening:
         except BlockingIOError:
             if not has_ended:
                 return
-        except SwiftLoaderError as error:  # another one would be the loop's: a handler of a signal may have raised it
+        except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
             self.forget(worker)
             self._listener.on_end(worker, error)
             return
@@ -118,7 +118,7 @@ class Listening:
 
 
 class ReceiverThread:
-    """Listens to some workers while the loop's thread doesn't."""
+    """A thread that listens to some workers while the loop's thread doesn't."""
 
     def __init__(self, workers: Iterable[WorkerHandle], listener: Listener) -> None:
         self._listener = listener
@@ -134,11 +134,11 @@ class ReceiverThread:
         self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread, which begins to listen."""
         self._thread.start()
 
     def park(self) -> None:
-        """Return once the thread has stopped listening: the caller is on duty now."""
+        """Make the thread stop listening, and wait until it has. The caller is on duty then."""
         if not self._stopping:
             os.eventfd_write(self._kick, 1)
             self._parked.acquire()
@@ -148,15 +148,15 @@ class ReceiverThread:
         self._resume.release()
 
     def watch(self, worker: WorkerHandle) -> None:
-        """Listen to a worker, too. Any thread."""
+        """Also listen to this worker. Thread-safe."""
         self._listening.watch(worker)
 
     def forget(self, worker: WorkerHandle) -> None:
-        """Stop listening to a worker. Idempotent, any thread."""
+        """Stop listening to a worker. Idempotent and thread-safe."""
         self._listening.forget(worker)
 
     def stop(self) -> None:
-        """End the thread, parked or not, and give up its descriptor. Only the first call does anything."""
+        """End the thread, parked or not, and close its descriptors. Idempotent."""
         if self._stopping:
             return
         self._stopping = True
@@ -176,7 +176,7 @@ class ReceiverThread:
                     os.eventfd_read(self._kick)
                     self._parked.release()
                     self._resume.acquire()
-        except BaseException as error:  # also a SystemExit out of the user's decoder: the loop must get to know
+        except BaseException as error:  # even a SystemExit of the user's decoder: the loop must hear of it
             self._listener.on_failure(error)
         finally:
-            self._parked.release()  # whoever waits for this thread to rest need not wait any longer
+            self._parked.release()  # a thread in `park` needn't wait any longer

@@ -1,4 +1,4 @@
-"""How the engine of worker processes is to run."""
+"""The settings of the engine of worker processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["ProcessSettings", "StartMethod"]
 
 
 class StartMethod(str, Enum):
-    """Where worker processes come from."""
+    """How worker processes are started."""
 
     TEMPLATE = "template"
-    """Forked from one fresh interpreter that holds the dataset."""
+    """All are forked from one fresh interpreter that holds the dataset."""
     SPAWN = "spawn"
-    """Each a fresh interpreter with a dataset of its own."""
+    """Each is a fresh interpreter with its own dataset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """How the engine is to run, apart from what the workers need to know."""
+    """The settings of the engine, apart from those that are sent to the workers."""
 
     num_workers: int
     limits: Limits
@@ -32,8 +32,9 @@ class ProcessSettings:
     thread_per_worker: bool
     batch_decoder: Callable[[bytes], Any] | None
     max_restarts: int
-    """How many workers are replaced, one after another in the same place, until one builds a batch."""
+    """How many workers in a row may be replaced in one place before one of them builds a batch."""
     stall_warning_s: float | None
-    """How long a worker may be at a batch that the loop waits for, before the user is told."""
+    """How long a worker may spend on a batch that the loop waits for before there is a warning; None: no warning."""
     timeout_s: float | None
-    """The same, before it is killed and replaced; also how long the loop waits for a batch that no worker has."""
+    """How long it may spend before it is killed and replaced, and how long the loop waits for a batch that no worker
+    has; None: no limit."""

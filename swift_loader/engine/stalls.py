@@ -1,4 +1,4 @@
-"""When a wait of the loop has become too long: arithmetic on times, no clock."""
+"""Decides when the loop has waited too long. Arithmetic on times; reads no clock."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from enum import Enum
 __all__ = ["StallWatch", "Step"]
 
 MIN_STOPPED_S = 0.2
-"""A loop that is later than this was kept from running: by SIGSTOP, a debugger, a suspended machine."""
+"""A loop that wakes up later than this was stopped: by SIGSTOP, a debugger or a suspended machine."""
 
 MAX_STOPS = 3
-"""So many times in one wait of the loop a late end counts as a stop of the process."""
+"""How many late wake-ups in one wait of the loop count as a stop of the process."""
 
 
 class Step(Enum):
-    """What is to be done about something that the loop waits for."""
+    """What to do about a task that the loop waits for."""
 
     NOTHING = "nothing"
     WARN = "warn"
@@ -29,8 +29,8 @@ class StallWatch:
         """Begin to wait.
 
         Args:
-            warn_after_s: How long something may take before there is a warning; None for ever.
-            limit_s: How long it may take, and the loop wait for it; None for ever.
+            warn_after_s: How long a task may take before there is a warning; None: no warning.
+            limit_s: How long a task may take, and how long the loop waits for it; None: no limit.
             now_s: When the wait begins.
         """
         self._warn_after_s = math.inf if warn_after_s is None else warn_after_s
@@ -39,13 +39,13 @@ class StallWatch:
         self._period_s = min(self._warn_after_s, self._limit_s)
         self._warned: tuple[float, ...] = ()
         self.check_at_s = now_s + self._period_s
-        """When to look again."""
+        """When to check again."""
         self._left_s, self._expected_s = now_s, math.inf
-        """When the loop began to rest, and when it is to run again."""
+        """When the loop last blocked, and when it should run again."""
         self._num_stops = 0
 
     def judge(self, since_s: float, now_s: float) -> Step:
-        """Return what to do about a task that was begun at a time; a warning is asked for once."""
+        """Return what to do about a task that began at `since_s`. It asks for one warning per task."""
         if now_s >= max(since_s, self._began_s) + self._limit_s:
             return Step.GIVE_UP
         if now_s >= since_s + self._warn_after_s and since_s not in self._warned:
@@ -54,36 +54,37 @@ class StallWatch:
         return Step.NOTHING
 
     def judge_itself(self, now_s: float, grace_s: float) -> Step:
-        """Return what to do when nobody has the batch; replacing a process may take `grace_s` besides."""
+        """Return what to do when no worker has the batch. Replacing a process may take `grace_s` in addition."""
         step = self.judge(self._began_s, now_s)
         is_early = now_s < self._began_s + self._limit_s + grace_s
         return Step.NOTHING if step is Step.GIVE_UP and is_early else step
 
     def expect(self, now_s: float, by_s: float) -> None:
-        """Take note that the loop rests, and will run again by then if nobody stops the process."""
+        """Record that the loop blocks now, and will run again at `by_s` unless the process is stopped."""
         self._left_s, self._expected_s = now_s, by_s
 
     def note_time(self, now_s: float) -> float:
-        """Return the time since `expect` if the process was stopped in it, else 0: how much of it counts, nobody knows.
+        """Return the time since `expect` if the process was stopped meanwhile, else 0.
 
-        What was begun before that is to be judged as if it had begun so much later; this wait is from now on.
+        Nothing tells how much of that time the stop took. So the caller must move the begin of each task by all of it.
+        The begin of this wait is moved here.
         """
         late_s, self._expected_s = now_s - self._expected_s, math.inf
         if late_s < MIN_STOPPED_S:
             return 0.0
         self._num_stops += 1
-        # Where each wait ends late, the process isn't stopped, but busy: then only the delay doesn't count.
+        # If every wait ends late, the process is busy, not stopped. Then only the delay doesn't count.
         stopped_s = now_s - self._left_s if self._num_stops <= MAX_STOPS else late_s
         self._began_s += stopped_s
         self.check_at_s += stopped_s
         return stopped_s
 
     def start_over(self, now_s: float) -> None:
-        """Wait anew: whoever was waited for was given up."""
+        """Restart the wait, because the worker that the loop waited for was given up."""
         self._began_s = now_s
 
     def plan_next_check(self, since_s: list[float], now_s: float, grace_s: float) -> None:
-        """Set `check_at_s`, given when the tasks were begun that the loop waits for."""
+        """Set `check_at_s`, given when the tasks began that the loop waits for."""
         due = [now_s + self._period_s]
         for start_s in since_s or [self._began_s]:
             due += [start_s + self._warn_after_s, max(start_s, self._began_s) + self._limit_s]

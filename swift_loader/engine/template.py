@@ -1,8 +1,8 @@
-"""The trainer's handle on a template process: start it, ask it for workers, learn how they ended.
+"""The trainer's handle on a template process: it starts the template, requests workers and learns how they ended.
 
-Belongs to the pool's thread, which also starts it: the kernel kills a template when the thread that started it ends.
-`take_in` doesn't wait: it reads what the template has said, and the state tells what that was. See
-`swift_loader.worker.template` for the other side.
+Only the pool's thread uses it. That thread also starts the template, because the kernel kills a template when the
+thread that started it ends. `take_in` doesn't block: it reads what the template sent and stores it in the attributes.
+`swift_loader.worker.template` is the other side.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swift_loader.worker.termination import end_group
 __all__ = ["TemplateProcess", "WorkerProcess"]
 
 _EXIT_WAIT_S = 0.5
-"""How long the exit status may lag behind the end of the stream."""
+"""How much later than the end of the pipe the exit status may arrive."""
 
 
 class WorkerProcess:
@@ -38,25 +38,25 @@ class WorkerProcess:
         self.serial = serial
         self.pid = pid
         self.pidfd = pidfd
-        """Owned by this object; readable once the process has ended."""
+        """Owned by this object. Readable once the process has ended."""
         self.template = template
-        """Which reports how it ends."""
+        """The template that reports its exit code."""
         self.witness = witness
         self.exit_code: int | None = None
-        """How it ended, once the template has said so."""
+        """Known once the template has reported it."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has ended."""
         return self.pidfd < 0 or _is_readable(self.pidfd)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Give up the descriptors; what it wrote to stderr is passed on first. Idempotent."""
+        """Forward the rest of its stderr, then close the descriptors. Idempotent."""
         self.witness.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -74,15 +74,15 @@ class TemplateProcess:
             self.witness.close()
             raise
         self.answer: Built | Failure | None = None
-        """What became of the dataset."""
+        """Its report on the dataset, or why it couldn't build it."""
         self.verdicts: dict[int, Verdict] | None = None
-        """What it found out about samples that differ, by dataset index, once it has answered `ask_to_verify`."""
+        """Its answer to `ask_to_verify`: why samples differ, by dataset index. None before it answered."""
         self.reason = ""
-        """Why it was killed, if it was by us."""
+        """Why we killed it; empty if we didn't."""
         self.is_gone = False
-        """Whether it can't be told anything any more: it has ended, or become a worker."""
+        """Whether it takes no more messages, because it has ended or become a worker."""
         self._workers: dict[int, WorkerProcess] = {}
-        """Those that have handles of their own, by serial number."""
+        """Its workers that were claimed, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Witness] = {}
         stderr, traces = self.witness.their_ends
@@ -93,8 +93,8 @@ class TemplateProcess:
                 self._process = launch.start(theirs.fileno(), traces, stderr)
             try:
                 self.pidfd = open_pidfd(self._process.pid)
-            except ProcessLookupError:  # it has ended, and nothing is left of it: the trainer ignores SIGCHLD
-                self.pidfd = new_eventfd(1)  # readable, as the pidfd of a process that has ended
+            except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
+                self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
         except BaseException:
             self._channel.close()
@@ -107,49 +107,49 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int:
-        """Of the template."""
+        """The template's process id."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Return what is readable when the template has said something."""
+        """Return the descriptor that is readable when the template has sent something."""
         return self._channel.fileno()
 
     def send_setup(self, layout: PayloadLayout, descriptor: int) -> None:
-        """Tell the template what to build; it gets its own copy of the descriptor."""
+        """Send the template what to build. It gets its own copy of the descriptor."""
         self._send(layout.pack(), descriptor)
 
     def ask_to_verify(self) -> None:
-        """Have it find out why its samples may differ from those of an earlier template."""
+        """Ask it why its samples differ from those of an earlier template."""
         self._send(Verify().pack())
 
     def request_fork(self, serial: int, theirs: Channel, witness: Witness) -> None:
-        """Have a worker forked that serves the given end of a channel; it can be claimed once it exists."""
+        """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
         self._requested[serial] = witness
         self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *witness.their_ends)
 
     def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
-        """Turn the template itself into a worker, and return that."""
+        """Turn the template itself into a worker, and return the worker."""
         self._send(Fork(serial, in_place=True).pack(), theirs.fileno())
         process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.witness)
         self._workers[serial] = process
         return process
 
     def has_forked(self, serial: int) -> bool:
-        """Return whether a worker that was asked for exists by now."""
+        """Return whether a requested worker exists and wasn't claimed yet."""
         return serial in self._unclaimed
 
     def claim(self, serial: int) -> WorkerProcess | None:
-        """Return a worker that was asked for, which belongs to the caller now; None if it doesn't exist."""
+        """Return a requested worker, which the caller then owns. Return None if it doesn't exist."""
         process = self._unclaimed.pop(serial, None)
         if process is not None:
             self._workers[serial] = process
         return process
 
     def take_in(self) -> None:
-        """Read all that the template has said; it may turn out to be gone.
+        """Read all messages of the template, and note if it is gone.
 
         Raises:
-            ProtocolError: It makes no sense.
+            ProtocolError: A message is invalid.
         """
         try:
             while (received := self._channel.receive(wait=False)) is not None:
@@ -160,9 +160,9 @@ class TemplateProcess:
         self._note_end()
 
     def wait_exit_code(self) -> int | None:
-        """Return how it ended; None if that can't be found out in time, or because the trainer ignores SIGCHLD.
+        """Return its exit code; None if it isn't known in time, or because the trainer ignores SIGCHLD.
 
-        What the dataset started in it ends, too.
+        Also ends the processes that the dataset started in it.
         """
         if self._process.returncode is None and _is_readable(self.pidfd):
             end_group(self.pid)
@@ -173,20 +173,20 @@ class TemplateProcess:
         return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
 
     def end(self, reason: str) -> None:
-        """Kill it, for a reason that whoever asks for its death is told."""
+        """Kill it. `reason` becomes part of the error that reports its death."""
         self.reason = reason
         self._process.kill()
 
     def hang_up(self) -> None:
-        """Tell the template to end. Idempotent, from any thread."""
+        """Tell the template to exit. Idempotent and thread-safe."""
         self._channel.shutdown()
 
     def forget(self, serial: int) -> None:
-        """Forget a worker that is gone."""
+        """Remove a worker that is gone."""
         self._workers.pop(serial, None)
 
     def close(self) -> None:
-        """Give everything back but the workers, which have handles of their own; the process must have ended."""
+        """Close everything except claimed workers, which their owner closes. The process must have ended."""
         self._channel.close()
         self.wait_exit_code()
         self.witness.close()
@@ -214,7 +214,7 @@ class TemplateProcess:
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
             process = self._workers.get(exited.worker) or self._unclaimed.get(exited.worker)
-            if process is not None:  # else it was replaced without waiting for this
+            if process is not None:  # else it was replaced before this message came
                 process.exit_code = exited.exit_code
         elif frame.kind is Kind.BUILT:
             self.answer = Built.unpack(frame)
@@ -223,7 +223,9 @@ class TemplateProcess:
         elif frame.kind is Kind.VERIFIED:
             self.verdicts = Verdicts.unpack(frame).by_index
         else:
-            raise ProtocolError(f"a template sent {frame.kind.name} with {len(descriptors)} descriptors")
+            raise ProtocolError(
+                f"a template sent an unexpected message: {frame.kind.name} with {len(descriptors)} descriptors"
+            )
 
     def __repr__(self) -> str:
         return f"<TemplateProcess pid {self.pid}{', gone' if self.is_gone else ''}, {len(self._workers)} workers>"

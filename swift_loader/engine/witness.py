@@ -1,7 +1,7 @@
-"""What is known of a process besides its messages: the last lines of its stderr, and its Python stacks.
+"""Collects the last lines of a process's stderr and its Python stacks, for messages.
 
-Its stderr is a pipe that the trainer passes on, as it comes, to its own; the fault handler has another one. Both are
-read without waiting: `forward` by the pool's thread, the stacks by whoever asks for them.
+The process writes its stderr to a pipe, which the trainer forwards to its own stderr at once. The fault handler writes
+stacks to another one. Reading never blocks: the pool's thread calls `forward`, and any thread may ask for stacks.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ __all__ = ["Witness"]
 
 MAX_LINES = 20
 MAX_KEPT_BYTES = 4096
-"""Of stderr, for an error."""
+"""How much of stderr an error shows."""
 
 MAX_TRACE_BYTES = 8192
 
 _READ_BYTES = 65536
 
 _ANSWER_S = 0.5
-"""How long a process that isn't blocked in the kernel needs at most to begin to answer the signal."""
+"""A process that isn't blocked in the kernel begins to answer within this time."""
 
 _UNREAD_MS = 200
-"""How long the trainer's stderr may be full."""
+"""How long to wait for a trainer's stderr that is full."""
 
 _QUIET_MS = 50
-"""A process that writes its stacks doesn't pause so long."""
+"""A process that writes its stacks doesn't pause this long."""
 
 _OURS = f'File "{Path(swift_loader.__file__).parent}/worker/'.encode()
 
 _STATES = {
-    "T": "it is stopped, by SIGSTOP or a debugger",
-    "t": "it is stopped by a debugger",
-    "D": "it waits in the kernel, for a disk or a network file system",
-    "Z": "it has ended",
+    "T": "the process is stopped, by SIGSTOP or a debugger",
+    "t": "the process is stopped by a debugger",
+    "D": "the process waits in the kernel for a disk or a network file system",
+    "Z": "the process has ended",
 }
 
 
 class Witness:
-    """The trainer's ends of a process's stderr and traces."""
+    """The trainer's ends of the pipes for a process's stderr and stacks."""
 
     def __init__(self) -> None:
         self._stderr, their_stderr = new_pipe()
@@ -61,24 +61,24 @@ class Witness:
             raise
         self._traces, self._their_traces = traces.detach(), their_traces.detach()
         self.their_ends = [their_stderr, self._their_traces]
-        """To be passed on; ours to close."""
+        """The process's ends, which it inherits. Open here until `close_their_ends`."""
         for descriptor in (self._stderr, self._traces, self._their_traces):
             os.set_blocking(descriptor, False)
         self._tail: deque[bytes] = deque()
         self._num_kept = 0
 
     def close_their_ends(self) -> None:
-        """Keep only what is ours, once the process has its copies. Idempotent."""
+        """Close the process's ends here, once it has its copies. Idempotent."""
         ends, self.their_ends = self.their_ends, []
         for descriptor in ends:
             os.close(descriptor)
 
     def fileno(self) -> int:
-        """Return what is readable when there is something to forward."""
+        """Return the descriptor that is readable when there is something to forward."""
         return self._stderr
 
     def forward(self) -> bool:
-        """Pass on what the process wrote to stderr; return False at the end of it."""
+        """Forward what the process wrote to stderr. Return False at end of file."""
         while self._stderr >= 0:
             data = _read(self._stderr, _READ_BYTES)
             if not data:
@@ -91,22 +91,25 @@ class Witness:
         return False
 
     def last_lines(self) -> str:
-        """Return the end of what the process wrote to stderr, fit for a message."""
+        """Return the last lines that the process wrote to stderr, as printable text."""
         self.forward()
         return _readable(b"".join(self._tail)[-MAX_KEPT_BYTES:].splitlines()[-MAX_LINES:])
 
     def last_traces(self) -> str:
-        """Return the stacks that were written since the last call: those of a crash, if the process crashed."""
+        """Return the stacks that were written since the last call. After a crash, these are the stacks of the crash."""
         data = _read(self._traces, _READ_BYTES) if self._traces >= 0 else None
         return _readable(_of_the_user((data or b"")[:MAX_TRACE_BYTES].splitlines()))
 
     def ask_for_stacks(self, pid: int, pidfd: int, *, by_force: bool = False) -> str:
-        """Return the Python stacks of all its threads, or why there are none; blocks for half a second at most, or one.
+        """Return the Python stacks of all threads of the process, or the reason why there are none.
+
+        Blocks for half a second at most, with `by_force` for a second.
 
         Args:
-            pid: Of the process.
-            pidfd: Of the process.
-            by_force: Whether system calls of C code may be interrupted, because it is to be killed anyway.
+            pid: The process's id.
+            pidfd: The process's pidfd.
+            by_force: Whether to send a signal if the process doesn't answer. It may interrupt system calls of C code,
+                so it is only for a process that will be killed anyway.
         """
         self.last_traces()
         with contextlib.suppress(OSError):  # it has ended
@@ -117,12 +120,12 @@ class Witness:
                 signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
             collected = self._collect()
         if not collected:
-            silent = "it runs C code that keeps the interpreter's lock" if _state(pid) in ("R", "S") else "it is gone"
+            silent = "C code holds the GIL" if _state(pid) in ("R", "S") else "the process is gone"
             return f"(none: {_STATES.get(_state(pid), silent)})"
         return _readable(_of_the_user(collected.splitlines()))
 
     def _collect(self) -> bytes:
-        """Return what arrives until there is a pause."""
+        """Return all output up to the first pause of `_QUIET_MS`."""
         poll = select.poll()
         poll.register(self._traces, select.POLLIN)
         wait_ms, collected = _ANSWER_S * 1000, b""
@@ -134,7 +137,7 @@ class Witness:
         return collected[:MAX_TRACE_BYTES]
 
     def close(self) -> None:
-        """Pass on the rest, and give up the descriptors. Idempotent."""
+        """Forward the rest of stderr, then close the descriptors. Idempotent."""
         self.forward()
         self.close_their_ends()
         for descriptor in (self._stderr, self._traces):
@@ -147,20 +150,20 @@ class Witness:
 
 
 def _read(descriptor: int, at_most: int) -> bytes | None:
-    """Return what is there, nothing at the end, None if there is nothing yet."""
+    """Return the available bytes; `b""` at end of file, None if there are none yet."""
     try:
         return os.read(descriptor, at_most)
     except BlockingIOError:
         return None
-    except ConnectionResetError:  # it has ended without reading what it was asked
+    except ConnectionResetError:  # the process ended without reading our request
         return b""
 
 
 def _write_all(data: bytes) -> None:
-    """Write to the stderr that this process inherited, as its workers would; also if `sys.stderr` is something else.
+    """Write to this process's inherited stderr, as its workers would, even if `sys.stderr` is something else.
 
-    What nobody reads is dropped: the thread has other things to do. So is all of it if this process began without a
-    stderr: the descriptor is somebody else's then, if it is open at all.
+    If nobody reads it for `_UNREAD_MS`, the rest is dropped, so that the thread can continue. If this process started
+    without a stderr, all of it is dropped: descriptor 2 may be closed, or be something else.
     """
     if sys.__stderr__ is None:
         return
@@ -179,12 +182,12 @@ def _readable(lines: list[bytes]) -> str:
 
 
 def _of_the_user(lines: list[bytes]) -> list[bytes]:
-    """Leave out the frames below the user's code: those of a worker's loop, and of the template that it was."""
+    """Remove the frames below the user's code: those of the worker's loop and of the template."""
     return [line for line in lines if _OURS not in line and not line.startswith(b'  File "<string>"')]
 
 
 def _state(pid: int) -> str:
-    """Return the letter that /proc has for the state of a process; empty if it is gone."""
+    """Return the letter for a process's state in /proc; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]

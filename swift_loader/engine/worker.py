@@ -1,6 +1,6 @@
-"""The trainer's handle on one worker: its channel, its process, and the memory it announced.
+"""The trainer's handle on one worker: its channel, its process and its shared memory.
 
-Messages are taken in by one thread at a time; tasks are sent by whichever thread has the engine's dispatch lock.
+One thread at a time processes its messages. The thread that holds the engine's dispatch lock sends its tasks.
 """
 
 from __future__ import annotations
@@ -46,29 +46,31 @@ from swift_loader.transport.segments import Segment
 __all__ = ["BatchReader", "WorkerHandle"]
 
 MAX_COPIED_BYTES = 1 << 16
-"""A batch that is no larger is copied out at once if it lies in a slot that is far too large for it: a few µs."""
+"""A batch up to this size is copied out at once if its slot is far too large for it. The copy takes a few µs."""
 
 MIN_WASTE = 16
-"""How many times as large as the batch such a slot is."""
+"""A slot is far too large if it is this many times as large as the batch."""
 
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
-"""The worker has ended, or its channel was closed here."""
+"""Errors of a send to a worker that has ended, or whose channel was closed here."""
 
 
 class BatchReader:
-    """Turns what lies in a slot into a batch."""
+    """Decodes the contents of a slot into a batch."""
 
     def __init__(self, definitions: Definitions, batch_decoder: Callable[[bytes], Any] | None) -> None:
         self._definitions = definitions
         self._batch_decoder = batch_decoder
 
     def read(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
-        """Return the batch; its arrays are views of `memory`, unless the user's own decoder made it."""
+        """Return the batch. Its arrays are views of `memory`, unless the user's `batch_decoder` made it."""
         meta = memoryview(batch.meta)
         if batch.meta_nbytes and not meta:
             meta = memory[batch.meta_offset : batch.meta_offset + batch.meta_nbytes].data
             if len(meta) != batch.meta_nbytes:
-                raise ProtocolError(f"a structure of {batch.meta_nbytes} bytes lies outside a slot of {len(memory)}")
+                raise ProtocolError(
+                    f"a structure of {batch.meta_nbytes} bytes lies outside a slot of {len(memory)} bytes"
+                )
         if self._batch_decoder is not None:
             return self._batch_decoder(decode_bytes(meta, memory))
         return decode(meta, batch.num_blocks, memory, self._definitions)
@@ -81,31 +83,31 @@ class WorkerHandle:
         self, place: int, serial: int, channel: Channel, process: WorkerProcess, reader: BatchReader, keep: int
     ) -> None:
         self.place = place
-        """Which of the n workers it is; one that follows it has the same."""
+        """Which of the n workers it is, from 0. Its replacement has the same place."""
         self.serial = serial
-        """Which of all the processes of the pool it is."""
+        """Unique among all workers of the pool."""
         self.process = process
         self.channel = channel
         self._reader = reader
         self._max_segments = keep
-        """Segments that a worker needs at most when the user keeps nothing; more of them are given back."""
+        """How many segments a worker needs if the user keeps no batch. Free ones beyond this number are retired."""
         self._segments: dict[int, Segment] = {}
         self._leases = LeaseBook()
         self._new_plan: NewPlan | None = None
-        """What the worker has to be told before its next task."""
+        """The plan to send before the next task."""
         self._sent_s: deque[float] = deque()
-        """When the tasks were sent that aren't answered yet."""
+        """The times at which the unanswered tasks were sent."""
         self._answered_s = 0.0
         self._num_answered = 0
         self._length_address = UNKNOWN_ADDRESS
         self._board: Board | None = None
         self.suspected: list[int] | None = None
-        """Dataset indices of samples that differ from those of an earlier build, until the worker has said why; None
-        before it is ready. It gets no task meanwhile."""
+        """Dataset indices of samples that differ from those of an earlier build, until the worker has said why. It gets
+        no task until then. None before it has reported its dataset."""
 
     @property
     def busy_since_s(self) -> float:
-        """When it got to the task that it is at, by `time.monotonic`; infinite if it has none."""
+        """When it began its current task, by `time.monotonic`; infinite if it has none."""
         sent_s = self._sent_s
         try:
             return max(sent_s[0], self._answered_s)
@@ -113,13 +115,13 @@ class WorkerHandle:
             return math.inf
 
     def postpone(self, seconds: float) -> None:
-        """Count its tasks as sent so much later: the trainer was stopped, and perhaps the worker, too."""
+        """Treat its tasks as sent this much later, because the trainer was stopped and perhaps the worker too."""
         self._answered_s += seconds
         for _ in range(len(self._sent_s)):
             self._sent_s.append(self._sent_s.popleft() + seconds)
 
     def note_answer(self) -> None:
-        """Take note that it is through with its oldest task."""
+        """Record that it has answered its oldest task."""
         self._answered_s = time.monotonic()
         self._num_answered += 1
         if self._sent_s:
@@ -131,26 +133,26 @@ class WorkerHandle:
         return self.suspected == []
 
     def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
-        """Take note of where it shows how far it is; return what it says of its dataset."""
+        """Attach its board, which shows its progress. Return its report on the dataset."""
         ready = Ready.unpack(frame)
         self._length_address = ready.length_address
         self._board = Board.attach(_only(descriptors, "a board"))
         return ready.report
 
     def ask_to_verify(self, suspected: list[int]) -> None:
-        """Have it find out why these samples may differ from those of another build."""
+        """Ask it why these samples differ from those of another build."""
         self.suspected = suspected
         self._send(Verify().pack())
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has begun its oldest task; true also after its death."""
+        """Whether it has begun its oldest task. Still valid after its death."""
         return self._board is not None and self._board.words[NUM_BEGUN] > self._num_answered
 
     def position_in_batch(self) -> int | None:
-        """Return the place, in the batch as planned, of the sample that it fetches; None if that can't be found out.
+        """Return the place, in the batch as planned, of the sample that it is fetching; None if it is unknown.
 
-        After the last sample, it is the number of samples. Read from the worker's memory, where the kernel allows it.
+        After the last sample, it is the number of samples. It is read from the worker's memory, if the kernel allows.
         """
         num_left_out = -1 if self._board is None else self._board.words[NUM_LEFT_OUT]
         if num_left_out < 0 or self._length_address == UNKNOWN_ADDRESS:
@@ -163,24 +165,24 @@ class WorkerHandle:
         return length + num_left_out
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
-        """Map memory that the worker announced, and return it."""
+        """Map a segment that the worker announced, and return it."""
         made = SegmentMade.unpack(frame)
         segment = self._segments[made.slot] = Segment.attach(_only(descriptors, "a segment"), made.nbytes)
         return segment
 
     def drop_segment(self, frame: Frame) -> None:
-        """Unmap memory that the worker doesn't use any more."""
+        """Unmap a segment that the worker doesn't use any more."""
         slot = SegmentGone.unpack(frame).slot
         if self._segments.pop(slot, None) is None:
-            raise ProtocolError(f"slot {slot} was given up, which is unknown")
+            raise ProtocolError(f"a worker retired slot {slot}, which doesn't exist")
 
     def lend(self, batch: Batch) -> NDArray[np.uint8]:
-        """Return the memory of a batch; its slot is in use for as long as there are views of it."""
+        """Return the memory of a batch. Its slot is in use as long as a view of it exists."""
         if batch.slot == NO_SLOT:
             return np.empty(0, np.uint8)
         segment = self._segments.get(batch.slot)
         if segment is None:
-            raise ProtocolError(f"a batch was announced in slot {batch.slot}, which is unknown")
+            raise ProtocolError(f"a worker announced a batch in slot {batch.slot}, which doesn't exist")
         used = min(batch.used_nbytes, segment.nbytes) or segment.nbytes
         if (used <= MAX_COPIED_BYTES and used * MIN_WASTE <= segment.nbytes) or self._leases.is_full:
             copied: NDArray[np.uint8] = segment.array()[:used].copy()
@@ -189,18 +191,18 @@ class WorkerHandle:
         return self._leases.begin(batch.slot, segment, used)
 
     def decode(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
-        """Return a batch as the user gets it: views of the memory that was lent to it."""
+        """Decode a batch for the user, as views of the memory from `lend`."""
         return self._reader.read(batch, memory)
 
     def discard(self, batch: Batch) -> None:
-        """Give back the slot of a batch that nobody wants."""
+        """Free the slot of a batch that nobody needs any more."""
         if batch.slot != NO_SLOT:
             self._leases.end(batch.slot)
 
     def send(self, assignment: Assignment, kind: Kind = Kind.TASK) -> None:
-        """Send a task, and with it the slots that have become free; a worker that is gone is noticed elsewhere."""
+        """Send a task with the slots that have become free. Does nothing if the worker is gone: `on_end` handles it."""
         released, retired = self._returned_slots()
-        if self._new_plan is not None:  # not before: else seeking often would fill the pipe of a worker that is busy
+        if self._new_plan is not None:  # only now: otherwise frequent seeks would fill the pipe of a busy worker
             self._send(self._new_plan.pack())
             self._new_plan = None
         _, generation, sequence, epoch, step = assignment
@@ -208,14 +210,14 @@ class WorkerHandle:
         self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
 
     def _returned_slots(self) -> tuple[list[int], list[int]]:
-        """Return the slots that the worker gets back, and those that it is to give up as they are given up here."""
+        """Return the slots that the worker may reuse, and those that it must retire because they are retired here."""
         retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
         for slot in retired:
             del self._segments[slot]
         ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
         num_surplus = len(self._segments) - self._max_segments
         if num_surplus > 0:
-            # The smallest ones: the worker can use a large one for any batch.
+            # Retire the smallest ones, because a large slot fits any batch.
             for slot in sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]:
                 ended.remove(slot)
                 retired.append(slot)
@@ -223,7 +225,7 @@ class WorkerHandle:
         return ended, retired
 
     def follow(self, generation: int, plan: PlanSettings) -> None:
-        """Have the tasks from this generation on follow another plan."""
+        """Use another plan for the tasks from this generation on. It is sent with the next task."""
         self._new_plan = NewPlan(generation, plan)
 
     def _send(self, frame: bytes) -> None:
@@ -234,18 +236,18 @@ class WorkerHandle:
                 raise
 
     def ask_for_stacks(self, *, by_force: bool = False) -> str:
-        """Return the Python stacks of all its threads, or why there are none; see `Witness.ask_for_stacks`."""
+        """Return the Python stacks of all its threads, or why there are none. See `Witness.ask_for_stacks`."""
         return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd, by_force=by_force)
 
     def close(self) -> None:
-        """Give everything back; the process must have ended. Batches the user still has stay valid. Idempotent."""
+        """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent."""
         self.channel.close()
         self.process.close()
         self._segments.clear()
         self._board = None
 
     def describe(self, num_workers: int, rank: int) -> str:
-        """Return who this is, for an error."""
+        """Return place, rank and pid of the worker, for messages."""
         return f"worker {self.place} of {num_workers} (rank {rank}, pid {self.process.pid})"
 
     def __repr__(self) -> str:
@@ -253,10 +255,11 @@ class WorkerHandle:
 
 
 def _only(descriptors: list[int], what: str) -> int:
-    """Return the descriptor that came with a message.
+    """Return the one descriptor that came with a message.
 
     Raises:
-        NoDescriptorsLeft: None came: the kernel drops those that the receiver has no room for.
+        NoDescriptorsLeft: None came, because the kernel drops descriptors if the receiver has no room for them.
+        ProtocolError: More than one came.
     """
     if not descriptors:
         raise why_there_are_none()

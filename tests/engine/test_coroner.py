@@ -34,14 +34,14 @@ def test_a_worker_that_is_replaced_is_told_of_with_how_and_where_it_ended() -> N
     ("restarts", "deaths", "reason"),
     [
         (0, 1, "With worker_restarts=0, no worker is replaced"),
-        (3, 2, "The batch has ended two workers, and isn't tried a third time"),
+        (3, 2, "The batch has ended two workers, so it isn't tried a third time"),
     ],
 )
 def test_the_error_says_why_nobody_is_replaced_and_what_to_do(restarts: int, deaths: int, reason: str) -> None:
     coroner = Coroner(restarts)
     error = [coroner.examine(CASE).error for _ in range(deaths)][-1]
     assert isinstance(error, WorkerDied)
-    for part in ("was ended by SIGKILL", "dataset indices 20, 21", "2 batches in its hands lost", reason, "dmesg"):
+    for part in ("was ended by SIGKILL", "dataset indices 20, 21", "2 batches are lost", reason, "dmesg"):
         assert part in str(error)
 
 
