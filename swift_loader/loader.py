@@ -62,11 +62,14 @@ class SwiftLoader:
     Workers start with `start()`, or with the first iteration. They keep working from epoch to epoch until `close()`.
     The `with` statement calls `close()`.
 
-    Batches arrive exactly once and in a fixed order. Their content depends on the dataset, the seed, the epoch and the
-    position, not on the number of workers. If a worker dies, another one rebuilds its batches.
+    By default, batches arrive exactly once and in a fixed order. Their content depends on the dataset, the seed, the
+    epoch and the position, not on the number of workers. If a worker dies, another one rebuilds its batches.
 
     `state_dict()` works after any batch. `load_state_dict()` resumes there, with any number of workers or ranks and any
-    batch size. `start(device=...)` delivers tensors on a device.
+    batch size. `start(device=...)` delivers tensors on a device. With several GPUs, make the same loader in each
+    process; each gets its own part of the dataset.
+
+    `__init__` describes the options, `start` the device and the rank.
     """
 
     def __init__(
@@ -126,10 +129,10 @@ class SwiftLoader:
                 it. All ranks use rank 0's seed if torch.distributed is initialised. `seed_numer`, the old spelling,
                 works too.
             drop_last: True leaves out the last batch if it would be smaller than the others.
-            uneven: What happens to samples that can't be split evenly over consumers. `"pad"` repeats some samples,
-                `"drop"` leaves some out, `"exact"` allows consumers to get different numbers of samples.
+            uneven: What happens to samples that can't be split evenly over consumers. `"pad"` repeats some samples
+                (see `num_padding`), `"drop"` leaves some out, `"exact"` gives consumers different numbers of samples.
             in_order: True delivers batches in a fixed order. False delivers them as soon as they are ready, within an
-                epoch.
+                epoch; `state_dict` then only works between epochs.
             timeout: Seconds that a worker may spend on one batch that the loop waits for. Then the worker is killed and
                 replaced, up to `worker_restarts` times in a row; after that, `WorkerStalled` is raised. None or 0: no
                 limit.
@@ -150,7 +153,7 @@ class SwiftLoader:
                 smaller window reads more locally and mixes less. 0 shuffles the whole dataset uniformly.
             rng: How `random`, `numpy.random` and torch's default generator are seeded. `"sample"` seeds them from
                 (seed, epoch, dataset index) before each sample. `"worker"` seeds them once per worker; then draws
-                differ from run to run, because which worker builds a batch does. None leaves them alone.
+                differ from run to run, because other workers build the batches. None leaves the generators alone.
             on_error: What happens to a sample whose `__getitem__` raises. `"raise"` raises its error, `"skip"` leaves
                 it out of its batch, `"replace"` puts another sample in its place, chosen by (seed, epoch, index) alone.
             max_errors: How many samples may fail in one epoch of this rank. An integer counts samples; a float between
@@ -272,14 +275,15 @@ class SwiftLoader:
         Raises:
             RuntimeError: The loader runs already; or there are several consumers and nothing says which one this is; or
                 there is no such device.
-            ValueError: The ranks have different options or datasets, or `consumer_index` is too large.
+            TypeError: An argument has the wrong type, or `to_device` or `dtype` was given without `device`.
+            ValueError: The ranks have different options or datasets, or `consumer_index` is out of range.
             StateMismatch: The dataset has another length than that of the loaded state.
             LoaderClosed: The loader was closed.
             WorkerDied: A process ended while it started.
             Exception: Whatever building the dataset or the trial batch raised.
         """
         if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         if self._state is LoaderState.STARTED:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
         placement = find_placement(check_rank(consumer_index), self._options.world_size)
@@ -326,7 +330,7 @@ class SwiftLoader:
             EncodeError: The dataset or a function can't be sent to another process.
         """
         if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         if self._state is LoaderState.NEW and self._pool is None and self._options.num_workers:
             pool = self._make_pool()
             try:
@@ -421,8 +425,9 @@ class SwiftLoader:
         """Resume where `state_dict()` was called, with the next pass.
 
         `worker_per_consumer`, `nb_consumer` and `batch_size` may differ from those of the saved run. The loader
-        delivers the rest of the same permutation, then the following epochs of the same seed. An iterator in use raises
-        `RuntimeError` at its next batch. Call it on the loop's thread.
+        delivers the rest of the same permutation, then the following epochs of the same seed. The seed and the window
+        of `nearby_shuffle` come from the state; another value that you gave explicitly raises `StateMismatch`. An
+        iterator in use raises `RuntimeError` at its next batch. Call it on the loop's thread.
 
         Raises:
             LoaderClosed: The loader was closed.
@@ -430,7 +435,7 @@ class SwiftLoader:
             StateMismatch: The state is of another dataset or order. The message names the field and both values.
         """
         if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         self._run.load_state_dict(state)
         self._last_step = None
         self._supersede()
@@ -441,7 +446,7 @@ class SwiftLoader:
     def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
         """Begin the next epoch and return it. Called by the iterator."""
         if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one to go on")
+            raise LoaderClosed("the loader was closed; make a new one")
         if self._session is None:
             self.start()
         assert self._session is not None
