@@ -81,7 +81,7 @@ def _own() -> dict[type, Callable[[Any], Any]]:
 
 def _reduce_queue(simple: queue.SimpleQueue[Any]) -> Reduced:
     if not simple.empty():
-        raise TypeError("a SimpleQueue that isn't empty can't be sent, because its items can't be read; use a Queue")
+        raise TypeError("a SimpleQueue that isn't empty can't be sent: its items can't be read; use queue.Queue")
     return queue.SimpleQueue, ()
 
 
@@ -104,7 +104,7 @@ def _reduce_stream(stream: io.TextIOWrapper) -> Reduced:
     for name in ("stdout", "stderr", "stdin"):
         if stream in (getattr(sys, name), getattr(sys, f"__{name}__")):
             return getattr, (sys, name)
-    raise TypeError(f"the open file {getattr(stream, 'name', '')!r} can't be sent")
+    raise TypeError(f"the open file {getattr(stream, 'name', '')!r} can't be sent; open it in the process that uses it")
 
 
 def _reduce_view(view: memoryview) -> Reduced:

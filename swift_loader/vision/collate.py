@@ -109,7 +109,8 @@ def _as_array(image: Any, number: int) -> NDArray[np.uint8]:
     kind = f"{image.dtype}" if isinstance(image, (np.ndarray, torch.Tensor)) else type(image).__name__
     raise TypeError(
         f"sample {number} of the batch has an image of type {kind}; fast_collate takes arrays and tensors of uint8: "
-        f"return bytes from the dataset's transform, as timm's does with use_prefetcher=True, or pass tensor_collate"
+        f"return bytes from the dataset's transform, as timm's does with use_prefetcher=True, or pass "
+        f"collate_fn=tensor_collate"
     )
 
 

@@ -194,7 +194,9 @@ def _harmless(error: Exception) -> Exception:
     """Return an exception that can be raised from `next` without ending the epoch, so no StopIteration."""
     if not isinstance(error, StopIteration):
         return error
-    wrapped = RuntimeError("the dataset raised StopIteration, which would end the training loop's epoch early")
+    wrapped = RuntimeError(
+        "the dataset raised StopIteration, which would end the training loop's epoch early; raise another exception"
+    )
     wrapped.__cause__ = error
     return wrapped
 

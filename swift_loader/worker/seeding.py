@@ -190,9 +190,9 @@ def sample_rng() -> np.random.Generator:
 
     The generator is keyed by (seed, epoch, dataset index). Its numbers are the same for any number of workers and after
     a resume; they differ from epoch to epoch. A second call for the same sample returns the same generator, which
-    continues its sequence. In a `collate_fn`, and in the `__getitems__` of a dataset without `__getitem__`, the key has
-    the batch's first index. Outside a loader this returns a new, unseeded generator, so a dataset also works on its
-    own. A call takes 15 us.
+    continues its sequence. In a `collate_fn`, and in the `__getitems__` of a dataset without `__getitem__`, the
+    generator is keyed by the batch's first index instead. Outside a loader, this returns a new, unseeded generator, so
+    a dataset also works on its own. A call takes 15 us.
     """
     return np.random.default_rng() if _current is None else _current.generator()
 

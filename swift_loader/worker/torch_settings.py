@@ -1,4 +1,4 @@
-"""Process-wide settings of torch."""
+"""Process-wide settings of torch. Only `set_default_dtype` imports torch; the others use it if it is imported."""
 
 from __future__ import annotations
 
