@@ -81,7 +81,12 @@ class Environment:
         environment = cls(folder)
         (site_packages,) = folder.glob("lib/python*/site-packages")
         # The .pth files in there, such as that of an editable install, are not read.
-        (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        dependencies = folder / "dependencies"
+        dependencies.mkdir()
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if not entry.name.startswith(("swift_loader", "__editable__")):
+                (dependencies / entry.name).symlink_to(entry)
+        (site_packages / "dependencies.pth").write_text(f"{dependencies}\n")
         return environment
 
     def install(self, wheel: Path) -> None:
