@@ -2,25 +2,32 @@
 
     pip install -e '.[examples]'
     python examples/train_digits.py
+    python examples/train_digits.py --plot curves.png
 
 Takes well under a minute on two cores, and uses a GPU if there is one. Ends with status 1 if the model has not learned.
+The last lines say whether data or the model was the limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
+from curves import Curves, check_plot, draw_curves
 from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from swift_loader import SwiftLoader
 
@@ -30,7 +37,16 @@ NUM_HELD_OUT = 360
 IMAGE_SIZE = 8
 MAX_SHIFT = 1
 """In pixels."""
-LEARNING_RATE = 3e-3
+
+PEAK_LEARNING_RATE = 1e-2
+"""Reached after 30 % of the steps. The rate then falls to nearly 0, so the weights settle before the last epoch."""
+LABEL_SMOOTHING = 0.1
+"""Saves about one held-out error in three. With it, the loss can't fall below 0.50."""
+
+MODEL_LIMIT = 0.1
+"""Share of time spent waiting. Below it, the fastest loader could shorten the training by a tenth at most."""
+DATA_LIMIT = 1 / 3
+"""Above it, a fast enough loader would make the training half as fast again, or better."""
 
 
 class Digits:
@@ -86,13 +102,13 @@ def make_loader(arguments: argparse.Namespace, *, train: bool) -> SwiftLoader:
 
 
 def make_model() -> nn.Module:
-    """Return a CNN of 22,000 parameters: `(B, 1, 8, 8)` to the logits `(B, 10)`."""
+    """Return a CNN of 68,000 parameters: `(B, 1, 8, 8)` to the logits `(B, 10)`."""
 
-    def block(num_in: int, num_out: int) -> list[nn.Module]:
-        return [nn.Conv2d(num_in, num_out, 3, padding=1), nn.BatchNorm2d(num_out), nn.ReLU(), nn.MaxPool2d(2)]
+    def layer(num_in: int, num_out: int) -> list[nn.Module]:
+        return [nn.Conv2d(num_in, num_out, 3, padding=1), nn.BatchNorm2d(num_out), nn.ReLU()]
 
-    head = [nn.Flatten(), nn.Dropout(0.25), nn.Linear(64 * (IMAGE_SIZE // 4) ** 2, 10)]
-    return nn.Sequential(*block(1, 32), *block(32, 64), *head)
+    body = [*layer(1, 32), *layer(32, 32), nn.MaxPool2d(2), *layer(32, 64), *layer(64, 64), nn.MaxPool2d(2)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Dropout(0.25), nn.Linear(64 * (IMAGE_SIZE // 4) ** 2, 10))
 
 
 def timed(batches: Iterable[tuple[Tensor, Tensor]], times: Times) -> Iterator[tuple[Tensor, Tensor]]:
@@ -109,7 +125,8 @@ def timed(batches: Iterable[tuple[Tensor, Tensor]], times: Times) -> Iterator[tu
 
 def train_epoch(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
+    schedule: LRScheduler,
     loader: SwiftLoader,
     progress: Progress,
     task: TaskID,
@@ -120,10 +137,11 @@ def train_epoch(
     start = perf_counter()
     num_samples, total_loss = 0, 0.0
     for images, labels in timed(loader, times):
-        loss = functional.cross_entropy(model(images), labels)
+        loss = functional.cross_entropy(model(images), labels, label_smoothing=LABEL_SMOOTHING)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
         num_samples += len(labels)
         total_loss += loss.item() * len(labels)
         progress.update(task, advance=1, loss=total_loss / num_samples)
@@ -149,30 +167,56 @@ def make_progress() -> Progress:
     return Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn())
 
 
+def name_the_limit(waiting_share: float, num_workers: int, num_threads: int, num_cores: int) -> str:
+    """Return in words whether data or the model was the limit, and what would help."""
+    waited = f"the loop waited for data {waiting_share:.1%} of the time"
+    if waiting_share <= MODEL_LIMIT:
+        return f"{waited}: the model was the limit, more workers would not help"
+    limit = "data was the limit" if waiting_share >= DATA_LIMIT else "data and model were about equally fast"
+    if num_workers + num_threads < num_cores:
+        return f"{waited}: {limit}, more workers would help"
+    return f"{waited}: {limit}, more workers would need more than {num_cores} cores"
+
+
+def report(times: Times, total_s: float, arguments: argparse.Namespace) -> None:
+    """Print where the time went."""
+    print(f"total time: {total_s:.1f} s, of which training {times.training_s:.1f} s")
+    print(f"speed: {times.num_samples / times.training_s:,.0f} samples/s")
+    num_cores = len(os.sched_getaffinity(0))
+    print(name_the_limit(times.waiting_s / times.training_s, arguments.workers, arguments.threads, num_cores))
+
+
 def parse_arguments() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return what the command line says; end with status 2 if it can't be done."""
     parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=30, help="passes over the training data, 1 or more")
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=15, help="passes over the training data, 1 or more")
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2, help="processes that build training batches; 0 for none")
+    # Layers this small only lose by more threads, above all where workers want the cores, too.
+    parser.add_argument("--threads", type=int, default=1, help="that torch computes with")
     parser.add_argument("--seed", type=int, default=0, help="base of all randomness but the split")
     parser.add_argument("--required-accuracy", type=float, default=0.97, help="on the held-out digits, at the end")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw loss and accuracy; needs matplotlib")
     arguments = parser.parse_args()
-    if arguments.epochs < 1:
-        parser.error(f"--epochs is {arguments.epochs}; it must be at least 1")
+    for name, least in (("epochs", 1), ("batch_size", 1), ("workers", 0), ("threads", 1)):
+        value = getattr(arguments, name)
+        if value < least:
+            parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    if arguments.plot:
+        try:
+            check_plot(arguments.plot)
+        except ValueError as error:
+            parser.exit(2, f"{error}\n")
     return arguments
 
 
-def main() -> None:
-    """Train, evaluate after each epoch, and say where the time went."""
-    arguments = parse_arguments()
+def train(arguments: argparse.Namespace, times: Times) -> Curves:
+    """Train, evaluate after each epoch, and return the curves; add to `times`."""
     begin = perf_counter()
-    torch.set_num_threads(1)  # layers this small only lose by more, above all where workers want the cores, too
-    torch.manual_seed(arguments.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = make_model().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    times, accuracy = Times(), 0.0
+    optimizer = torch.optim.Adam(model.parameters())
+    curves = Curves()
     with (
         make_loader(arguments, train=True) as training,
         make_loader(arguments, train=False) as held_out,
@@ -182,15 +226,31 @@ def main() -> None:
         held_out.start(0, device)
         print_line = progress.console.print
         print_line(f"started in {perf_counter() - begin:.1f} s: {arguments.workers} workers, device {device}")
-        task = progress.add_task("training", total=arguments.epochs * len(training), loss=float("nan"))
+        num_steps = arguments.epochs * len(training)
+        schedule = OneCycleLR(optimizer, PEAK_LEARNING_RATE, total_steps=num_steps)
+        task = progress.add_task("training", total=num_steps, loss=float("nan"))
         for epoch in range(1, arguments.epochs + 1):
-            loss = train_epoch(model, optimizer, training, progress, task, times)
+            loss = train_epoch(model, optimizer, schedule, training, progress, task, times)
             accuracy = measure_accuracy(model, held_out)
             print_line(f"epoch {epoch:2}: loss {loss:.4f}, held-out accuracy {accuracy:.2%}")
+            curves.losses.append(loss)
+            curves.accuracies.append(accuracy)
+    return curves
 
-    print(f"total time: {perf_counter() - begin:.1f} s, of which training {times.training_s:.1f} s")
-    print(f"speed: {times.num_samples / times.training_s:,.0f} samples/s")
-    print(f"waited for data: {times.waiting_s:.2f} s, {times.waiting_s / times.training_s:.1%} of the training time")
+
+def main() -> None:
+    """Train, draw the curves if asked, and say where the time went."""
+    arguments = parse_arguments()
+    begin = perf_counter()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    times = Times()
+    curves = train(arguments, times)
+    report(times, perf_counter() - begin, arguments)
+    accuracy = curves.accuracies[-1]
+    if arguments.plot:
+        title = f"A small CNN on handwritten digits, seed {arguments.seed}"
+        draw_curves(arguments.plot, curves, title, arguments.required_accuracy)
     if accuracy < arguments.required_accuracy:
         sys.exit(f"held-out accuracy is {accuracy:.2%}, below the {arguments.required_accuracy:.2%} that are required")
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +41,23 @@ for run in runs:
 """Runs several examples one after the other in one process: importing a framework takes longer than any of them."""
 
 
-def run_example(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python(folder, str(EXAMPLES / name), *arguments)
+PLOTTING = ("matplotlib", "PIL")
+
+
+def run_example(
+    folder: Path, name: str, *arguments: str, needs: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    return run_python(folder, str(EXAMPLES / name), *arguments, needs=needs)
+
+
+def run_on_train_digits(
+    folder: Path, code: str, *arguments: str, needs: tuple[str, ...] = (), stream: str = "stdout"
+) -> str:
+    """Return what code prints that uses the module `train_digits`; it finds the arguments in `sys.argv`."""
+    head = f"import json, sys; sys.path.insert(0, {str(EXAMPLES)!r}); import train_digits\n"
+    run = run_python(folder, "-c", head + textwrap.dedent(code), *arguments, needs=needs)
+    assert run.returncode == 0, run.stderr
+    return str(getattr(run, stream))
 
 
 def run_examples(folder: Path, *runs: str, needs: tuple[str, ...]) -> list[str]:
@@ -72,25 +90,123 @@ def run_python(folder: Path, *arguments: str, needs: tuple[str, ...] = ()) -> su
     )
 
 
-def test_digits_are_learned_and_the_times_reported(tmp_path: Path) -> None:
-    run = run_example(tmp_path, "train_digits.py", "--epochs", "4", "--required-accuracy", "0.9")
+def test_digits_are_learned_and_drawn_and_the_limit_is_named(tmp_path: Path) -> None:
+    plot = tmp_path / "curves.png"
+
+    arguments = ["--epochs", "6", "--required-accuracy", "0.9", "--plot", str(plot)]
+    run = run_example(tmp_path, "train_digits.py", *arguments, needs=PLOTTING)
 
     assert run.returncode == 0, run.stderr
     assert "2 workers" in run.stdout
     epoch_line = re.compile(r"^epoch +(\d+): loss \d+\.\d+, held-out accuracy \d+\.\d+%$", re.MULTILINE)
-    assert epoch_line.findall(run.stdout) == ["1", "2", "3", "4"]
-    assert re.search(r"^total time: \d+\.\d s, of which training \d+\.\d s$", run.stdout, re.MULTILINE)
-    assert re.search(r"^speed: [\d,]+ samples/s$", run.stdout, re.MULTILINE)
-    assert re.search(r"^waited for data: \d+\.\d+ s, \d+\.\d% of the training time$", run.stdout, re.MULTILINE)
+    assert epoch_line.findall(run.stdout) == ["1", "2", "3", "4", "5", "6"]
+    total, speed, limit = run.stdout.splitlines()[-3:]
+    assert re.fullmatch(r"total time: \d+\.\d s, of which training \d+\.\d s", total)
+    assert re.fullmatch(r"speed: [\d,]+ samples/s", speed)
+    assert re.fullmatch(r"the loop waited for data \d+\.\d% of the time: .*(the limit|equally fast), .+", limit)
+    pixels = np.asarray(pytest.importorskip("PIL.Image").open(plot).convert("RGB")).reshape(-1, 3)
+    for curve in ((0x1F, 0x6F, 0xB4), (0xD1, 0x60, 0x3D)):
+        assert (pixels == curve).all(axis=1).sum() > 500
 
 
 def test_digits_without_workers_end_with_status_1_if_the_accuracy_is_too_low(tmp_path: Path) -> None:
-    run = run_example(tmp_path, "train_digits.py", "--workers", "0", "--epochs", "1", "--required-accuracy", "1.01")
+    plot = tmp_path / "curves.svg"
+
+    arguments = [
+        "--workers",
+        "0",
+        "--threads",
+        "2",
+        "--epochs",
+        "1",
+        "--required-accuracy",
+        "1.01",
+        "--plot",
+        str(plot),
+    ]
+    run = run_example(tmp_path, "train_digits.py", *arguments, needs=PLOTTING)
 
     assert run.returncode == 1
     assert "0 workers" in run.stdout
     last_line = run.stderr.splitlines()[-1]
     assert re.fullmatch(r"held-out accuracy is \d+\.\d+%, below the 101\.00% that are required", last_line)
+    assert "<svg" in plot.read_text(encoding="utf-8")
+
+
+def test_the_learning_rate_rises_to_its_peak_and_ends_near_zero(tmp_path: Path) -> None:
+    code = """
+    rates = []
+
+    class Recorded(train_digits.OneCycleLR):
+        def step(self):
+            super().step()
+            rates.append(self.get_last_lr()[0])
+
+    train_digits.OneCycleLR = Recorded
+    train_digits.main()
+    print(json.dumps([rates, train_digits.PEAK_LEARNING_RATE]))
+    """
+    options = ["--workers=0", "--epochs=2", "--batch-size=256", "--required-accuracy=0"]
+
+    rates, peak = json.loads(run_on_train_digits(tmp_path, code, *options).splitlines()[-1])
+
+    del rates[-1]  # set after the last step
+    assert len(rates) == 12  # one per step, not per epoch
+    assert 0.9 * peak < max(rates) <= peak
+    assert rates[0] < peak / 20
+    assert 0 < rates[-1] < peak / 1000
+
+
+def test_bad_arguments_end_at_once_with_a_line_that_says_what_to_change(tmp_path: Path) -> None:
+    code = """
+    for options in json.loads(sys.argv[1]):
+        if options == "without matplotlib":
+            sys.modules["matplotlib"] = None
+            options = ["--plot", "curves.png"]
+        sys.argv[1:] = options
+        try:
+            train_digits.main()
+        except SystemExit as error:
+            print(error.code, file=sys.stderr)
+    """
+    missing, folder = tmp_path / "missing" / "curves.png", tmp_path / "folder.png"
+    folder.mkdir()
+    messages = {
+        ("--epochs", "0"): "--epochs is 0; it must be at least 1",
+        ("--batch-size", "0"): "--batch-size is 0; it must be at least 1",
+        ("--workers", "-1"): "--workers is -1; it must be at least 0",
+        ("--threads", "0"): "--threads is 0; it must be at least 1",
+        ("--plot", "curves.jpg"): "--plot is curves.jpg; the name must end in one of .png, .svg, .pdf",
+        ("--plot", str(folder)): f"--plot is {folder}, which is a folder; name a file",
+        ("--plot", str(missing)): f"--plot is {missing}; there is no folder {missing.parent}: create it first",
+        ("--plot", "/proc/curves.png"): "--plot is /proc/curves.png; can't create a file in /proc: ",
+        "without matplotlib": "--plot needs matplotlib, which can't be imported",
+    }
+
+    errors = run_on_train_digits(tmp_path, code, json.dumps(list(messages)), needs=PLOTTING, stream="stderr")
+
+    lines = errors.splitlines()
+    said = [line for line, status in pairwise(lines) if status == "2"]
+    assert len(said) == len(messages), errors
+    for message, line in zip(messages.values(), said, strict=True):
+        assert message in line
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_the_limit_is_named_after_the_share_of_time_spent_waiting(tmp_path: Path) -> None:
+    cases = [(0.012, 2, 8), (0.09, 2, 2), (0.2, 2, 8), (0.5, 2, 8), (0.5, 2, 2), (0.5, 0, 8)]
+    code = "print(json.dumps([train_digits.name_the_limit(s, w, 1, c) for s, w, c in json.loads(sys.argv[1])]))"
+
+    sentences = json.loads(run_on_train_digits(tmp_path, code, json.dumps(cases)))
+
+    assert sentences == [
+        "the loop waited for data 1.2% of the time: the model was the limit, more workers would not help",
+        "the loop waited for data 9.0% of the time: the model was the limit, more workers would not help",
+        "the loop waited for data 20.0% of the time: data and model were about equally fast, more workers would help",
+        "the loop waited for data 50.0% of the time: data was the limit, more workers would help",
+        "the loop waited for data 50.0% of the time: data was the limit, more workers would need more than 2 cores",
+        "the loop waited for data 50.0% of the time: data was the limit, more workers would help",
+    ]
 
 
 def test_frameworks_that_are_stopped_and_resumed_train_the_model_of_an_uninterrupted_plain_loop(tmp_path: Path) -> None:
