@@ -84,11 +84,11 @@ def count_right(model: Any, batch: Mapping[str, Any], num_padding: int) -> tuple
     return int(right[:num_samples].sum()), num_samples
 
 
-def result(model: Any, num_right: float, num_samples: float) -> str:
-    """Return the last line of an example's output. Equal digests mean bit-identical weights."""
+def result(model: Any, num_right: float, num_samples: float, samples: str = "digits") -> str:
+    """Return the last line of an example's output; `samples` names them. Equal digests mean bit-identical weights."""
     digest = hashlib.sha256(b"".join(weights.numpy(force=True).tobytes() for weights in model.parameters()))
     accuracy = num_right / num_samples
-    return f"test accuracy {accuracy:.2%} of {num_samples:.0f} digits, weights {digest.hexdigest()[:16]}"
+    return f"test accuracy {accuracy:.2%} of {num_samples:.0f} {samples}, weights {digest.hexdigest()[:16]}"
 
 
 def checkpoint_path(arguments: argparse.Namespace, num_steps: int, state: Mapping[str, int]) -> Path | None:

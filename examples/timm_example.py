@@ -6,7 +6,8 @@
     python examples/timm_example.py --resume /tmp/digits-timm/epoch-0-sample-640
     python examples/timm_example.py --root /data/imagenette2-320
 
-Without `--root`, the folder is made of scikit-learn's handwritten digits. Uses a GPU if there is one.
+With `--root`, the images are the photos in that folder: the model sees them in grey, 16 by 16 pixels. Without it, they
+are scikit-learn's handwritten digits, written to a temporary folder. Uses a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def main() -> None:
                 for name, part in parts.items():
                     part.load_state_dict(saved[name])
             if train(arguments, model, parts):
-                print(result(model, *evaluate(model, held_out)))
+                samples = "digits" if arguments.root is None else "photos"
+                print(result(model, *evaluate(model, held_out), samples))
 
 
 if __name__ == "__main__":
