@@ -171,7 +171,8 @@ class SwiftLoader:
             validate: True builds the first batch of the first epoch before `start()` returns, and compares a few
                 samples of each build of the dataset. With `on_error="raise"`, a loop that begins with this batch gets
                 it without a second build.
-            multithread: True receives from each worker on its own thread. False uses one thread for all workers.
+            multithread: True receives from each worker on its own thread, on at most 16 threads in all. False uses one
+                thread for all workers.
             max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. Only used
                 with a device.
             pin_memory: True copies batches into page-locked memory, for a loop that moves them to a GPU itself. Numeric

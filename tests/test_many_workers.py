@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from swift_loader.engine.pool import FIRST_WORKERS
+from swift_loader.engine.processes import MAX_RECEIVERS
 from swift_loader.failpoints import VARIABLE
 from tests import datasets
 from tests.helpers import ids_of, make_loader, wait_until
@@ -96,6 +98,19 @@ def test_a_worker_that_dies_while_others_are_being_started_is_replaced(monkeypat
         wait_until(lambda: len(template.children()) == NUM_WORKERS, "all workers are there")
         with pytest.warns(match="is replaced"):
             assert [ids_of(loader) for _ in range(2)] == 2 * [list(range(100))]
+
+
+@pytest.mark.parametrize(("multithread", "num_threads"), [(True, MAX_RECEIVERS), (False, 1)])
+def test_workers_share_the_threads_that_listen_to_them(multithread: bool, num_threads: int) -> None:
+    with make_loader(
+        datasets.Counting, workers=MAX_RECEIVERS + 4, batch_size=1, shuffle=False, multithread=multithread
+    ) as loader:
+        for index, batch in enumerate(loader):
+            assert batch["id"].tolist() == [index]
+            if index % 10 == 0:
+                time.sleep(0.02)  # so that the threads listen now and then
+        names = [thread.name for thread in threading.enumerate()]
+    assert names.count("swift_loader-receiver") == num_threads
 
 
 def test_one_epoch_may_have_fewer_batches_than_there_are_workers() -> None:
