@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Bars", "draw_chart"]
+__all__ = ["COLOURS", "Bars", "draw_chart", "new_pyplot", "save_chart"]
 
-_COLOURS = {"swift_loader": "#1f6fb4", "ideal": "#c4c9d0", "torch": "#d1603d"}
+COLOURS = {"swift_loader": "#1f6fb4", "ideal": "#c4c9d0", "torch": "#d1603d"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _BAR_HEIGHT = 0.36
 _ROW_HEIGHT_INCHES = 0.72
@@ -25,12 +25,7 @@ class Bars:
 
 def draw_chart(path: str | os.PathLike[str], rows: Sequence[Bars], subtitle: str) -> None:
     """Write the chart. The file's suffix chooses the format."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "swift_loader"})
+    plt = new_pyplot()
     figure, axes = plt.subplots(figsize=(9, 1.5 + _ROW_HEIGHT_INCHES * len(rows)), facecolor="white")
     axes.set_axisbelow(True)
     axes.grid(axis="x", color="#e6e8eb", linewidth=0.8)
@@ -41,21 +36,37 @@ def draw_chart(path: str | os.PathLike[str], rows: Sequence[Bars], subtitle: str
         else:
             _draw_bar(axes, place - half, row.swift, "swift_loader")
             _draw_bar(axes, place + half, row.ideal, "ideal")
-    axes.axvline(1, color=_COLOURS["torch"], linewidth=1.5, zorder=3)
+    axes.axvline(1, color=COLOURS["torch"], linewidth=1.5, zorder=3)
     _dress_axes(axes, rows)
     _add_legend(axes)
     axes.set_title(
         "Times torch's DataLoader, two workers each (log scale, more is better)", loc="left", fontsize=12, pad=20
     )
     axes.text(0, 1, subtitle, transform=axes.transAxes, va="bottom", fontsize=8, color="#5b6470")
+    save_chart(figure, path)
+    plt.close(figure)
+
+
+def new_pyplot():
+    """Return pyplot, set up to draw without a screen, and the same file each time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update({"font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "swift_loader"})
+    return plt
+
+
+def save_chart(figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure; the file's ending chooses the format."""
     metadata = {"Date": None} if str(path).endswith(".svg") else None
     figure.savefig(path, bbox_inches="tight", facecolor="white", metadata=metadata)
-    plt.close(figure)
 
 
 def _draw_bar(axes, place: float, ratio: float, system: str) -> None:
     """Draw a bar from 1, which is torch, to the ratio."""
-    axes.barh(place, ratio - 1, left=1, height=_BAR_HEIGHT, color=_COLOURS[system], zorder=2)
+    axes.barh(place, ratio - 1, left=1, height=_BAR_HEIGHT, color=COLOURS[system], zorder=2)
     label = f"{ratio:.{1 if ratio >= 10 else 2}f}{_TIMES}"
     axes.annotate(
         label, (max(ratio, 1), place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, zorder=4
@@ -82,8 +93,8 @@ def _add_legend(axes) -> None:
     from matplotlib.patches import Patch
 
     entries = [
-        Patch(color=_COLOURS["swift_loader"], label="swift_loader"),
-        Patch(color=_COLOURS["ideal"], label="ideal: fetch and collate, nothing sent"),
-        Line2D([], [], color=_COLOURS["torch"], linewidth=1.5, label="torch = 1"),
+        Patch(color=COLOURS["swift_loader"], label="swift_loader"),
+        Patch(color=COLOURS["ideal"], label="ideal: fetch and collate, nothing sent"),
+        Line2D([], [], color=COLOURS["torch"], linewidth=1.5, label="torch = 1"),
     ]
     axes.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, frameon=False, fontsize=9)

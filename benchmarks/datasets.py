@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DictRows", "DrawingRows", "Images", "JpegPhotos", "Rows", "SlowSamples"]
+__all__ = ["DictRows", "DrawingRows", "Images", "JpegPhotos", "Rows", "SleepingSamples", "SlowSamples"]
 
 _IMAGE_SHAPE = (3, 224, 224)
 _PHOTO_SIZE = (224, 224)
@@ -108,6 +108,25 @@ class SlowSamples:
     def __getitem__(self, index: int) -> int:
         time.sleep(self._seconds)
         return index
+
+
+class SleepingSamples:
+    """Rows of `(1024,) float32` that come after a sleep, as from a disk; some, always the same, sleep far longer."""
+
+    SLOW_FACTOR = 50
+    NBYTES = 4096
+
+    def __init__(self, length: int, seconds: float, slow_share: float) -> None:
+        self._row = np.zeros(self.NBYTES // 4, np.float32)
+        is_slow = np.random.default_rng(0).random(length) < slow_share
+        self._seconds = np.where(is_slow, self.SLOW_FACTOR * seconds, seconds).tolist()
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        time.sleep(self._seconds[index])
+        return self._row
 
 
 def _load_photos() -> list[NDArray[np.uint8]]:

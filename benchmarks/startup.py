@@ -6,6 +6,7 @@ Each measurement runs in a fresh process, and the systems take turns. For both, 
 before the clock starts. The clock starts right before the dataset and the loader are made.
 
 - first_batch: time until the first batch of a NumPy-only dataset arrives, with two workers.
+- many_workers: the same with 2 workers and with 64, of swift_loader alone.
 - all_workers: time until each worker has delivered a batch, with one worker and with eight, and the memory
   (proportional set size) of all descendants of the trainer at that moment. The dataset's module imports torch. The
   dataset has 256 MiB of arrays and 200,000 strings. For swift_loader the memory includes the template process.
@@ -32,10 +33,13 @@ _PROBE_SCRIPT = Path(__file__).with_name("startup_probes.py")
 _PROBE_TIMEOUT_S = 400
 _KNOWN_WARNING = "This DataLoader will create"
 """torch warns about more workers than cores, which is intended here."""
-_NUM_WORKERS = {"first_batch": (2,), "all_workers": (1, 8), "waiting": (2,)}
+_NUM_WORKERS = {"first_batch": (2,), "many_workers": (2, 64), "all_workers": (1, 8), "waiting": (2,)}
+_GROWTHS = (("64 workers", "2 workers"), ("8 workers", "1 worker"))
+"""The last column compares the first with the second."""
 _UNITS = {"seconds": "s", "megabytes": "MB", "percent": "% of a core"}
 _TITLES = {
     ("first_batch", "seconds"): "first batch",
+    ("many_workers", "seconds"): "first batch of swift_loader",
     ("all_workers", "seconds"): "all workers ready",
     ("all_workers", "megabytes"): "memory",
     ("waiting", "percent"): "CPU while waiting",
@@ -103,7 +107,8 @@ def _plan(name: str, rounds: int) -> Iterator[Probe]:
     """Yield the measurements. Systems alternate, and each goes first in every other round."""
     for number in range(rounds):
         for num_workers in _NUM_WORKERS[name]:
-            for system in SYSTEMS[:: -1 if number % 2 else 1]:
+            systems = SYSTEMS[:1] if name == "many_workers" else SYSTEMS
+            for system in systems[:: -1 if number % 2 else 1]:
                 yield Probe(name, system, num_workers)
 
 
@@ -113,11 +118,12 @@ def make_table(results: Sequence[Result]) -> str:
     for result in results:
         if rows and rows[-1][0] != result.case:
             rows.append([])
-        against_torch = result.median / medians[result.case, "torch"]
-        one_worker = medians.get((result.case.replace("8 workers", "1 worker"), result.system))
-        growth = f"{format_number(result.median / one_worker)}x" if "8 workers" in result.case and one_worker else "-"
-        rows.append([*result.as_cells(), f"{format_number(against_torch)}x", growth])
-    return format_table(["measure", "system", "median", "min", "max", "unit", "vs torch", "8 : 1"], rows)
+        torch = medians.get((result.case, "torch"))
+        fewer = next((result.case.replace(*pair) for pair in _GROWTHS if pair[0] in result.case), None)
+        fewest = medians.get((fewer, result.system)) if fewer is not None else None
+        ratios = [f"{format_number(result.median / base)}x" if base else "-" for base in (torch, fewest)]
+        rows.append([*result.as_cells(), *ratios])
+    return format_table(["measure", "system", "median", "min", "max", "unit", "vs torch", "vs fewer"], rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PROBES = ("first_batch", "all_workers", "waiting")
+PROBES = ("first_batch", "many_workers", "all_workers", "waiting")
 SYSTEMS = ("swift_loader", "torch")
 
 _SLOW_SAMPLE_S = 0.5
@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("num_workers", type=int)
     arguments = parser.parse_args()
-    probe = {"first_batch": first_batch, "all_workers": all_workers, "waiting": waiting}[arguments.probe]
-    print(json.dumps(probe(loader_maker(arguments.system), arguments.num_workers)))
+    probes = {"first_batch": first_batch, "many_workers": first_batch, "all_workers": all_workers, "waiting": waiting}
+    print(json.dumps(probes[arguments.probe](loader_maker(arguments.system), arguments.num_workers)))
 
 
 def loader_maker(system: str) -> Callable[..., Any]:
