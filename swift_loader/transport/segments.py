@@ -117,12 +117,17 @@ class Segment:
         """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""
         return self._address
 
-    def before_unmapping(self, step: Callable[[], bool]) -> None:
+    def before_unmapping(self, step: Callable[[], bool] | None) -> None:
         """Set a callback for when the last reference is gone. It runs on any thread, and must not raise.
 
-        If it returns False, the memory stays mapped until the process ends.
+        If it returns False, the memory stays mapped until the process ends. None: no callback.
         """
         self._before_unmapping = step
+
+    @property
+    def has_last_step(self) -> bool:
+        """Whether something is to be done before it is unmapped."""
+        return self._before_unmapping is not None
 
     @property
     def memory(self) -> memoryview:
