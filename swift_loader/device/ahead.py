@@ -27,7 +27,13 @@ class DirectSource:
     """Batches as the engine delivers them."""
 
     def __init__(self, pull: Callable[[], Delivery]) -> None:
-        self.take = pull
+        self._pull = pull
+
+    def take(self) -> Delivery:
+        """Return the next batch, which is the user's from here on."""
+        delivery = self._pull()
+        delivery.keep()
+        return delivery
 
 
 class MovingSource:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swift_loader.bad_samples import SampleFailure
+from swift_loader.engine.lease import Loan
 from swift_loader.plan import PlanSettings
 
 __all__ = ["Delivery", "Engine"]
@@ -24,6 +25,13 @@ class Delivery:
     """How many steps of the epoch were delivered before it. None: exactly the steps before its own."""
     error: BaseException | None = None
     """Why there is no batch. The loop raises it, now and at each later `next`."""
+    loan: Loan | None = None
+    """The loan of the slot that the batch lies in. None if it lies in no slot."""
+
+    def keep(self) -> None:
+        """Note that only the user keeps the batch's memory from here on. Any thread."""
+        if self.loan is not None:
+            self.loan.keep()
 
 
 class Engine(Protocol):
@@ -48,7 +56,11 @@ class Engine(Protocol):
         ...
 
     def is_ready(self) -> bool:
-        """Return whether `next_batch` would return without blocking."""
+        """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.
+
+        Raises:
+            Exception: A signal handler raised it meanwhile, see `next_batch`.
+        """
         ...
 
     def next_batch(self) -> Delivery:

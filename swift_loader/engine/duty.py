@@ -43,6 +43,11 @@ class Duty:
         self._left_ns = 0
         self._absence_ns = float(SHORT_ABSENCE_NS)
 
+    @property
+    def loop_listens(self) -> bool:
+        """Whether the loop is on duty: what the workers send stays in their pipes until it listens."""
+        return self._loop_listens
+
     def begin(self) -> None:
         """Start the threads, parked. The loop's thread is on duty."""
         for thread in self._threads:

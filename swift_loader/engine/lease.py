@@ -9,6 +9,8 @@ reference. So its end takes no lock: it only removes from a dict and appends to 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,46 @@ from numpy.typing import NDArray
 from swift_loader.engine.forks import FORKS, Forks
 from swift_loader.transport.segments import Segment
 
-__all__ = ["LeaseBook"]
+__all__ = ["LeaseBook", "Loan", "LoanState"]
 
 MAX_HELD_BYTES = 1 << 30
-"""What the user may keep of one worker's slots before further batches are copied out of them."""
+"""What the user may keep of one worker's slots before further batches are copied out of them. Batches that are ready,
+or that are being copied to a device, don't count: others bound their number."""
 
 MAX_WASTED_BYTES = 1 << 28
 """The same, as bytes of those slots that their batches don't fill."""
 
 MAX_HELD_SLOTS = 512
 """The same, as a count: each slot is a mapping of its own, and a process may have 65,530 of them."""
+
+
+class LoanState(Enum):
+    """READY ─► TAKEN ─► KEPT; it may end in any of them."""
+
+    READY = "ready"
+    """Waits for the loop."""
+    TAKEN = "taken"
+    """A copy to a device reads it."""
+    KEPT = "kept"
+    """Nobody but the user keeps it."""
+
+
+@dataclass(slots=True)
+class Loan:
+    """A slot that a batch is in. Doesn't keep it."""
+
+    nbytes: int
+    num_wasted: int
+    """How many of them the batch doesn't fill."""
+    state: LoanState = LoanState.READY
+
+    def take(self) -> None:
+        """Note that the batch is on its way to the loop."""
+        self.state = LoanState.TAKEN
+
+    def keep(self) -> None:
+        """Note that it is the user's alone."""
+        self.state = LoanState.KEPT
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -57,8 +89,8 @@ class LeaseBook:
     """The slots of one worker that batches are in."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[int, int]] = {}
-        """slot -> its bytes, and how many of them its batch doesn't fill"""
+        self._held: dict[int, Loan] = {}
+        """By slot."""
         self._largest = 0
         """Bytes of the largest slot so far."""
         self._ended: deque[int] = deque()
@@ -74,11 +106,20 @@ class LeaseBook:
             used: How many bytes of it the batch fills; by default all.
         """
         lease = _Lease((segment.nbytes,), np.uint8, buffer=segment.memory)
-        self._held[slot] = segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used)
+        self._held[slot] = Loan(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
         self._largest = max(self._largest, segment.nbytes)
         lease.bind(self, slot, segment)
         memory: NDArray[np.uint8] = lease
         return memory
+
+    def loan(self, slot: int) -> Loan | None:
+        """Return how a slot is in use; None if it isn't."""
+        return self._held.get(slot)
+
+    @property
+    def taken(self) -> set[int]:
+        """The slots in use whose batches the loop has, or a copy for it reads."""
+        return {slot for slot, loan in list(self._held.items()) if loan.state is not LoanState.READY}
 
     def end(self, slot: int, *, is_shared: bool = False) -> None:
         """Note that a slot isn't in use any more; `is_shared` tells that a forked child may have it still."""
@@ -97,11 +138,11 @@ class LeaseBook:
     def is_full(self) -> bool:
         """Whether the user keeps so much that batches should be copied instead."""
         num_held = len(self._held)
-        if num_held * self._largest < min(MAX_WASTED_BYTES, MAX_HELD_BYTES):  # then there is nothing to sum up
-            return num_held >= MAX_HELD_SLOTS
-        held = list(self._held.values())
-        num_bytes, num_wasted = sum(nbytes for nbytes, _ in held), sum(wasted for _, wasted in held)
-        return num_held >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
+        if num_held < MAX_HELD_SLOTS and num_held * self._largest < min(MAX_WASTED_BYTES, MAX_HELD_BYTES):
+            return False  # and there is nothing to sum up
+        kept = [loan for loan in list(self._held.values()) if loan.state is LoanState.KEPT]
+        num_bytes, num_wasted = sum(loan.nbytes for loan in kept), sum(loan.num_wasted for loan in kept)
+        return len(kept) >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
 
     def __repr__(self) -> str:
         return f"<LeaseBook {len(self._held)} slots in use, {len(self._ended)} to give back>"

@@ -37,6 +37,7 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.descriptors import explained
 from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
+from swift_loader.transport.segments import Segment
 from swift_loader.worker.nesting import refuse_nesting
 from swift_loader.worker.setup import WorkerSetup
 
@@ -249,10 +250,13 @@ class WorkerPool:
             # With a limit: if a signal handler closes the loader, its thread may hold a lock that the pool waits for.
             self._thread.join(JOIN_LIMIT_S)
 
-    def close_processes(self) -> None:
-        """Close all handles. The processes must have ended, and no thread may listen to them any more. Idempotent."""
-        for worker in self.workers.values():
-            worker.close()
+    def close_processes(self) -> list[Segment]:
+        """Close all handles. The processes must have ended, and no thread may listen to them any more. Idempotent.
+
+        Returns:
+            The workers' memory, see `WorkerHandle.send`.
+        """
+        given_up = [segment for worker in self.workers.values() for segment in worker.close()]
         for template in self._templates:
             template.close()
         if self._payload is not None:
@@ -262,6 +266,7 @@ class WorkerPool:
             self._launch.close()
             self._launch = None
         self._pump.close()
+        return given_up
 
     def close(self) -> None:
         """Stop all processes and close all handles, if no engine listens to them yet. Idempotent."""

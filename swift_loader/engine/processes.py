@@ -31,6 +31,7 @@ from swift_loader.engine.duty import Duty
 from swift_loader.engine.failures import attached, describe_batch, rebuild, rebuild_samples
 from swift_loader.engine.forks import check_process
 from swift_loader.engine.interrupts import is_interrupt
+from swift_loader.engine.lease import Loan
 from swift_loader.engine.ledger import Assignment, Ledger
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.engine.receiver import Listening
@@ -87,6 +88,7 @@ class _Outcome:
     error: BaseException | None
     failures: tuple[SampleFailure, ...] = ()
     build_s: float = 0.0
+    loan: Loan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class ProcessEngine:
             metrics: Counts the stages.
             log: Writes a line to the log. Any thread calls it.
             notify: Queues a warning for the user. Any thread calls it.
-            on_segment: Gets each segment before the first batch lies in it. Any thread calls it.
+            on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
+                calls it.
         """
         self._pool = pool
         self._setup = pool.setup
@@ -330,18 +333,47 @@ class ProcessEngine:
             delivered = self._ledger.deliver()
             if delivered is not None:
                 sequence, outcome = delivered
-                place = self._ledger.locate(sequence)
-                return num_ready, Delivery(outcome.batch, *place, outcome.failures, num_before, outcome.error)
+                place, loan = self._ledger.locate(sequence), outcome.loan
+                if loan is not None:
+                    loan.take()
+                return num_ready, Delivery(outcome.batch, *place, outcome.failures, num_before, outcome.error, loan)
             return num_ready, None if self._error is None else self._refuse(self._error)
 
     def is_ready(self) -> bool:
-        """Return whether `next_batch` would return without blocking."""
+        """Return whether `next_batch` would return without blocking; see `Engine.is_ready`."""
+        with self._loop_lock:
+            try:
+                self._is_halfway = False
+                return self._has_deliverable() or self._take_in_what_is_here()
+            except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
+                self._break(error)
+                return False
+            except BaseException as interrupt:
+                self._note_interrupt(interrupt)
+                raise
+
+    def _has_deliverable(self) -> bool:
         with self._lock:
             return self._ledger.has_deliverable
+
+    def _take_in_what_is_here(self) -> bool:
+        """Take in messages until the next batch is here, or there are none; return whether it is."""
+        if self._duty is None or not self._duty.loop_listens:  # the threads of ours have taken in what was there
+            return False
+        listening = self._duty.take()
+        while listening.listen(0):
+            self._raise_interrupt()
+            self._is_halfway = True
+            self._dispatch()
+            self._is_halfway = False
+            if self._has_deliverable():
+                return True
+        return False
 
     def _dispatch(self) -> None:
         """Send all tasks for which there is room."""
         dropped = None
+        given_up: list[Segment] = []
         with self._dispatch_lock:
             with self._lock:
                 assignments = self._ledger.assign() if self._state is EngineState.RUNNING else []
@@ -351,8 +383,8 @@ class ProcessEngine:
             workers = self._pool.workers
             for assignment in assignments:
                 if assignment.worker in workers:  # else the worker is gone, and its tasks will be lost in the ledger
-                    workers[assignment.worker].send(assignment)
-        del dropped  # outside the locks: the user's objects may have finalisers
+                    given_up += workers[assignment.worker].send(assignment)
+        del dropped, given_up  # outside the locks: the user's objects may have finalisers, and unmapping takes a while
 
     def _use_trial(self, trial: _Outcome, assignments: list[Assignment]) -> list[Assignment]:
         """Use the trial batch for the first task if it is the same. Return the tasks to send. The caller locks."""
@@ -385,6 +417,10 @@ class ProcessEngine:
             if is_quiet and self._note_stop(watch) >= watch.check_at_s and not listening.listen(0):
                 self._look_for_stall(watch)
             watch.expect(now_s := time.monotonic(), now_s)
+        self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        """Raise what a signal's handler raised while a batch was taken in."""
         if self._interrupt is not None:
             interrupt, self._interrupt = self._interrupt, None
             raise interrupt
@@ -537,15 +573,18 @@ class ProcessEngine:
         self, worker: WorkerHandle, batch: Batch, failures: tuple[SampleFailure, ...], build_s: float
     ) -> _Outcome:
         """Return the batch, or the error of decoding it, which `next` raises in the batch's place."""
-        memory = worker.lend(batch)
+        segment = worker.segment_of(batch)
+        if segment is not None and self._on_segment is not None:
+            self._on_segment(segment)
+        memory, loan = worker.lend(batch)
         try:
-            return _Outcome(worker.decode(batch, memory), None, failures, build_s)
+            return _Outcome(worker.decode(batch, memory), None, failures, build_s, loan)
         except Exception as error:
             if not is_interrupt(error):
                 return _Outcome(None, error)
             self._interrupt = error
         try:
-            return _Outcome(worker.decode(batch, memory), None, failures, build_s)
+            return _Outcome(worker.decode(batch, memory), None, failures, build_s, loan)
         except Exception as error:
             return _Outcome(None, error)
 
@@ -671,8 +710,9 @@ class ProcessEngine:
         assert self._duty is not None
         self._duty.forget(worker)
         with self._dispatch_lock:  # so that no thread is sending it a task
-            worker.close()
+            given_up = worker.close()
         del self._left_at[worker.serial]
+        del given_up  # outside the lock: unmapping takes a while
 
     def _break(self, error: BaseException) -> None:
         with self._lock:
@@ -713,12 +753,12 @@ class ProcessEngine:
             if self._duty is not None:
                 self._duty.stop()  # without the dispatch lock, which a receiver thread may be waiting for
         with self._dispatch_lock:
-            self._pool.close_processes()
+            given_up = self._pool.close_processes()
             os.close(self._wake)
         with self._lock:
             ledger, self._ledger = self._ledger, Ledger(self._settings.limits)
             probed, self._probed = self._probed, None
-        del ledger, probed  # drops the ready batches outside the lock: the user's objects may have finalisers
+        del ledger, probed, given_up  # outside the locks: the user's objects may have finalisers
 
     def __repr__(self) -> str:
         return f"<ProcessEngine {self._state.value}, {self._ledger!r}>"

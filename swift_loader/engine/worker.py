@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.engine.lease import LeaseBook
+from swift_loader.engine.lease import LeaseBook, Loan
 from swift_loader.engine.ledger import Assignment
 from swift_loader.engine.template import WorkerProcess
 from swift_loader.errors import ProtocolError
@@ -176,19 +176,27 @@ class WorkerHandle:
         if self._segments.pop(slot, None) is None:
             raise ProtocolError(f"a worker retired slot {slot}, which doesn't exist")
 
-    def lend(self, batch: Batch) -> NDArray[np.uint8]:
-        """Return the memory of a batch. Its slot is in use as long as a view of it exists."""
+    def segment_of(self, batch: Batch) -> Segment | None:
+        """Return the memory of a batch. None if the batch is so small that it is in the message."""
         if batch.slot == NO_SLOT:
-            return np.empty(0, np.uint8)
+            return None
         segment = self._segments.get(batch.slot)
         if segment is None:
             raise ProtocolError(f"a worker announced a batch in slot {batch.slot}, which doesn't exist")
+        return segment
+
+    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Loan | None]:
+        """Return the memory of a batch, and the loan of its slot. It lasts as long as a view of the memory exists."""
+        segment = self.segment_of(batch)
+        if segment is None:
+            return np.empty(0, np.uint8), None
         used = min(batch.used_nbytes, segment.nbytes) or segment.nbytes
         if (used <= MAX_COPIED_BYTES and used * MIN_WASTE <= segment.nbytes) or self._leases.is_full:
             copied: NDArray[np.uint8] = segment.array()[:used].copy()
             self._leases.end(batch.slot)
-            return copied
-        return self._leases.begin(batch.slot, segment, used)
+            return copied, None
+        memory = self._leases.begin(batch.slot, segment, used)
+        return memory, self._leases.loan(batch.slot)
 
     def decode(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
         """Decode a batch for the user, as views of the memory from `lend`."""
@@ -199,30 +207,45 @@ class WorkerHandle:
         if batch.slot != NO_SLOT:
             self._leases.end(batch.slot)
 
-    def send(self, assignment: Assignment, kind: Kind = Kind.TASK) -> None:
-        """Send a task with the slots that have become free. Does nothing if the worker is gone: `on_end` handles it."""
-        released, retired = self._returned_slots()
+    def send(self, assignment: Assignment, kind: Kind = Kind.TASK) -> list[Segment]:
+        """Send a task with the slots that have become free. Does nothing if the worker is gone: `on_end` handles it.
+
+        Returns:
+            The memory of retired slots. Unlocking and unmapping it takes a while, so drop it where nobody waits.
+        """
+        released, retired, given_up = self._returned_slots()
         if self._new_plan is not None:  # only now: otherwise frequent seeks would fill the pipe of a busy worker
             self._send(self._new_plan.pack())
             self._new_plan = None
         _, generation, sequence, epoch, step = assignment
         self._sent_s.append(time.monotonic())
         self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
+        return given_up
 
-    def _returned_slots(self) -> tuple[list[int], list[int]]:
-        """Return the slots that the worker may reuse, and those that it must retire because they are retired here."""
+    def _returned_slots(self) -> tuple[list[int], list[int], list[Segment]]:
+        """Return the slots that the worker may reuse, those that it must retire, and the memory of the latter."""
         retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
-        for slot in retired:
-            del self._segments[slot]
+        given_up = [self._segments.pop(slot) for slot in retired]
         ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
-        num_surplus = len(self._segments) - self._max_segments
-        if num_surplus > 0:
-            # Retire the smallest ones, because a large slot fits any batch.
-            for slot in sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]:
-                ended.remove(slot)
-                retired.append(slot)
-                del self._segments[slot]
-        return ended, retired
+        for slot in self._surplus_of(ended) if len(self._segments) > self._max_segments else ():
+            ended.remove(slot)
+            retired.append(slot)
+            given_up.append(self._segments.pop(slot))
+        return ended, retired, given_up
+
+    def _surplus_of(self, ended: list[int]) -> list[int]:
+        """Return the slots to retire, of those that have come back.
+
+        Retire the smallest ones, because a large slot fits any batch. Compare with all slots, because few come back
+        together, often one. Slots that the loop holds don't count: in their place, the worker needs others.
+        """
+        taken = self._leases.taken
+        num_surplus = len(self._segments) - len(taken) - self._max_segments
+        if num_surplus <= 0:
+            return []
+        sizes = sorted(segment.nbytes for slot, segment in list(self._segments.items()) if slot not in taken)
+        smallest = sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]
+        return [slot for slot in smallest if self._segments[slot].nbytes <= sizes[num_surplus - 1]]
 
     def follow(self, generation: int, plan: PlanSettings) -> None:
         """Use another plan for the tasks from this generation on. It is sent with the next task."""
@@ -239,12 +262,17 @@ class WorkerHandle:
         """Return the Python stacks of all its threads, or why there are none. See `Witness.ask_for_stacks`."""
         return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd, by_force=by_force)
 
-    def close(self) -> None:
-        """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent."""
+    def close(self) -> list[Segment]:
+        """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent.
+
+        Returns:
+            The worker's memory, see `send`.
+        """
         self.channel.close()
         self.process.close()
-        self._segments.clear()
+        given_up, self._segments = list(self._segments.values()), {}
         self._board = None
+        return given_up
 
     def describe(self, num_workers: int, rank: int) -> str:
         """Return place, rank and pid of the worker, for messages."""

@@ -163,12 +163,19 @@ def test_ended_slots_come_oldest_first_and_no_more_than_asked_for() -> None:
     assert book.take_ended(2) == [4]
 
 
+def keep(book: LeaseBook, slot: int) -> None:
+    loan = book.loan(slot)
+    assert loan is not None
+    loan.keep()
+
+
 def test_a_book_is_full_when_too_many_slots_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "MAX_HELD_SLOTS", 3)
     book = LeaseBook()
     held, fullness = [], []
     for slot in range(3):
         held.append(book.begin(slot, segment_of()))
+        keep(book, slot)
         fullness.append(book.is_full)
     held.pop()
     fullness.append(book.is_full)
@@ -181,6 +188,7 @@ def test_a_book_is_full_when_too_many_bytes_are_held(monkeypatch: pytest.MonkeyP
     held, fullness = [], []
     for slot in range(3):
         held.append(book.begin(slot, segment_of()))
+        keep(book, slot)
         fullness.append(book.is_full)
     assert fullness == [False, False, True]
     assert repr(book) == "<LeaseBook 3 slots in use, 0 to give back>"
@@ -192,6 +200,7 @@ def test_a_book_is_full_when_batches_leave_too_much_of_their_slots_empty(monkeyp
     held, fullness = [], []
     for slot in range(4):
         held.append(book.begin(slot, segment_of(), 4096 if slot % 2 else 96))
+        keep(book, slot)
         fullness.append(book.is_full)
     assert fullness == [False, False, True, True]
     del held[2:]
