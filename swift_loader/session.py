@@ -21,6 +21,7 @@ from swift_loader.device.ahead import DirectSource, MovingSource
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Destination
 from swift_loader.device.keys import keyed_by
+from swift_loader.device.transfer import Transfer
 from swift_loader.engine.base import Delivery, Engine
 from swift_loader.engine.inline import InlineEngine
 from swift_loader.engine.pool import WorkerPool
@@ -125,7 +126,7 @@ class Session:
         if self._destination is None:
             return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull), owner_pid)
         if self._copies is None:
-            self._copies = Copies(self._destination.make_stream())
+            self._copies = Copies(self._destination.make_stream(), self._options.max_on_device)
         self._copies.catch_up()
         num_left, depth = num_batches - first_step, self._options.max_on_device
         moving = MovingSource(self._pull, self.engine.is_ready, self._move, self._copies, depth, num_left)
@@ -166,10 +167,10 @@ class Session:
             self.tell()  # the warnings that led to the error
         return delivery
 
-    def _move(self, delivery: Delivery) -> Any:
+    def _move(self, delivery: Delivery, transfer: Transfer) -> Any:
         assert self._destination is not None
         with keyed_by(partial(self._key, delivery.epoch, delivery.step)):
-            return self._destination.move(delivery.batch)
+            return self._destination.move(delivery.batch, transfer)
 
     def _key(self, epoch: int, step: int) -> int:
         settings, position = self.plan.settings, self.plan.position_after(epoch, step)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, batch_key
 from swift_loader.device.destination import Destination
 from swift_loader.device.pinning import PageLock
-from tests.datasets import Blocks
+from swift_loader.device.transfer import Transfer
+from swift_loader.engine import duty, lease
+from swift_loader.engine.processes import ProcessEngine
+from swift_loader.transport.board import NUM_BEGUN
+from tests.datasets import Blocks, Counting
 from tests.device.fake import FakeDevice
 from tests.device.test_pinning import Registry
-from tests.helpers import make_loader
+from tests.helpers import make_loader, wait_until
 
 NBYTES, NUM_SAMPLES = Blocks.NBYTES, Blocks.NUM_SAMPLES
 BATCH_SIZE = 4
@@ -42,7 +49,12 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         def page_lock(notify: Callable[[str], None]) -> PageLock:
             return PageLock(registry or Registry(), notify)
 
-        destination = Destination(move or device.copy, lambda: device, page_lock)
+        def to_device(batch: Any, transfer: Transfer) -> Any:
+            moved = (move or device.copy)(batch)
+            transfer.parts.append(moved)
+            return moved
+
+        destination = Destination(to_device, lambda: device, page_lock)
         monkeypatch.setattr("swift_loader.loader.find_destination", lambda *_, **__: destination)
         loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
         started.append(loader)
@@ -123,7 +135,7 @@ def test_a_device_that_fails_while_it_is_closed_keeps_no_step_of_closing_from_be
     start_on: Start, tmp_path: Path
 ) -> None:
     class Broken(FakeDevice):
-        def advance(self) -> None:
+        def _advance_side(self) -> None:
             raise RuntimeError("the device is gone")
 
     report = tmp_path / "report.json"
@@ -180,6 +192,189 @@ def test_without_page_locking_there_is_one_warning_and_the_same_batches(start_on
     device.run()
     assert len(told) == 1
     check(batches)
+
+
+def engine_of(loader: SwiftLoader) -> ProcessEngine:
+    assert loader._session is not None
+    engine = loader._session.engine
+    assert isinstance(engine, ProcessEngine)
+    return engine
+
+
+def wait_for_ready(loader: SwiftLoader, count: int) -> None:
+    """Wait until so many batches are ready; receiver threads are to be on duty, as after the first batch."""
+    engine = engine_of(loader)
+    wait_until(lambda: engine._ledger.num_ready >= count, f"{count} batches are ready")
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_loop_that_never_waits_for_the_device_needs_no_more_of_its_memory_with_time(
+    start_on: Start, depth: int
+) -> None:
+    device, seen = FakeDevice(lag=1), list[set[int]]()
+    loader = start_on(device, max_nb_batch_on_device=depth)
+    for _ in range(42):
+        for batch in loader:
+            device.use(batch, seen)
+    device.run()
+    assert len(seen) == 42 * 24 >= 1000
+    assert seen == 42 * [{*range(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)} for step in range(24)]
+    steps = max(2, depth)
+    assert device.num_blocks <= depth + steps + 3, "one in use, one that is asked for, and one that is being freed"
+
+
+def test_a_loop_that_waits_for_each_step_needs_memory_for_what_is_ahead_only(start_on: Start) -> None:
+    device, seen = FakeDevice(), list[set[int]]()
+    loader = start_on(device, max_nb_batch_on_device=1)
+    for batch in loader:
+        device.use(batch, seen)
+        device.run()
+        del batch
+    assert len(seen) == 24
+    assert device.num_blocks <= 3
+
+
+def is_in(batch: Any, segments: dict[int, int]) -> bool:
+    return any(first <= batch.ctypes.data < first + nbytes for first, nbytes in segments.items())
+
+
+def test_batches_that_are_ready_do_not_count_as_kept(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "MAX_HELD_BYTES", 3 * BATCH_SIZE * NBYTES)
+    device, registry = FakeDevice(lag=1), Registry()
+
+    def move(batch: Any) -> Any:
+        assert is_in(batch, registry.locked), "a batch was copied to where nothing is page-locked"
+        return device.copy(batch)
+
+    loader = start_on(device, move=move, registry=registry, data_queue_size=10, workers=1)
+    batches = iter(loader)
+    next(batches)
+    wait_for_ready(loader, 8)
+    assert len(list(batches)) == 23
+
+
+def test_batches_that_are_being_copied_do_not_count_as_kept(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "MAX_HELD_BYTES", 2 * BATCH_SIZE * NBYTES)
+    device, registry = FakeDevice(lag=9), Registry()
+
+    def move(batch: Any) -> Any:
+        assert is_in(batch, registry.locked), "a batch was copied to where nothing is page-locked"
+        return device.copy(batch)
+
+    loader = start_on(device, move=move, registry=registry, data_queue_size=4, workers=1, max_nb_batch_on_device=9)
+    assert len(list(loader)) == 24
+
+
+def test_what_a_move_keeps_of_the_host_s_memory_counts(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "MAX_HELD_SLOTS", 5)
+    device, kept = FakeDevice(), list[Any]()
+
+    def move(batch: Any) -> Any:
+        kept.append(batch)
+        return device.copy(batch)
+
+    loader = start_on(device, move=move, data_queue_size=4, workers=1)
+    assert len(list(loader)) == 24
+    (worker,) = engine_of(loader)._pool.workers.values()
+    assert 5 <= len(worker._leases._held) <= 5 + 4 + 2
+    check(kept)
+
+
+def test_a_slot_that_could_not_be_page_locked_is_when_it_is_used_next(start_on: Start) -> None:
+    registry = Registry(*[None] * 3)
+    device, were_locked = FakeDevice(), list[bool]()
+
+    def move(batch: Any) -> Any:
+        were_locked.append(is_in(batch, registry.locked))
+        return device.copy(batch)
+
+    loader = start_on(device, move=move, registry=registry, data_queue_size=1, workers=1)
+    for _ in range(2):
+        list(loader)
+    assert all(were_locked[24:]), "slots stay as they were at the first attempt"
+
+
+class Watching(Registry):
+    """Notes what the thread holds that takes the page-locking back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: ProcessEngine | None = None
+        self.held: list[bool] = []
+
+    def unregister(self, address: int) -> bool:
+        if self.engine is not None:
+            locks: list[Any] = [self.engine._dispatch_lock, self.engine._lock]
+            self.held.append(any(lock._is_owned() for lock in locks))
+        return super().unregister(address)
+
+
+def test_a_dead_worker_s_memory_is_unlocked_and_unmapped_without_a_lock(start_on: Start) -> None:
+    registry = Watching()
+    loader = start_on(FakeDevice(), registry=registry, workers=1, data_queue_size=4)
+    list(loader)
+    registry.engine = engine_of(loader)
+    (worker,) = registry.engine._pool.workers.values()
+    os.kill(worker.process.pid, signal.SIGKILL)
+    with pytest.warns(SwiftLoaderWarning, match="SIGKILL"):
+        assert len(list(loader)) == 24
+    registry.engine = None
+    assert registry.held
+    assert not any(registry.held), "tasks can't be sent meanwhile"
+
+
+def test_slots_that_are_too_many_are_unlocked_and_unmapped_without_a_lock(start_on: Start) -> None:
+    device, registry, kept = FakeDevice(), Watching(), list[Any]()
+
+    def move(batch: Any) -> Any:
+        kept.append(batch)
+        return device.copy(batch)
+
+    loader = start_on(device, move=move, registry=registry, workers=1, data_queue_size=1)
+    list(loader)
+    registry.engine = engine_of(loader)
+    kept.clear()
+    for _ in loader:
+        kept.clear()
+    registry.engine = None
+    assert registry.held
+    assert not any(registry.held), "tasks can't be sent meanwhile"
+
+
+def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
+    start_on: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duty, "SHORT_ABSENCE_NS", 10**15)  # the loop counts as quick, and goes on listening itself
+    device, depth = FakeDevice(lag=99), 3
+    loader = start_on(device, data_queue_size=10, workers=3, max_nb_batch_on_device=depth, validate=False)
+    batches = iter(loader)
+    next(batches)
+    assert engine_of(loader)._duty.loop_listens  # type: ignore[union-attr]
+    workers = list(engine_of(loader)._pool.workers.values())
+    wait_until(lambda: all(map(_is_through, workers)), "all that the workers were told to build is in the pipes")
+    next(batches)
+    num_moved = len([entry for entry in device.log if entry.startswith("copy")])
+    assert num_moved == 2 + depth, "the batches in the pipes weren't looked at"
+
+
+def _is_through(worker: Any) -> bool:
+    """Return whether a worker has announced all that it was told to build, which nobody has taken in."""
+    has_begun_all: bool = worker._board.words[NUM_BEGUN] - worker._num_answered == len(worker._sent_s)
+    return has_begun_all and psutil.Process(worker.process.pid).status() == psutil.STATUS_SLEEPING
+
+
+def test_a_batch_that_is_moved_ahead_in_inference_mode_is_one_that_autograd_takes() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    with make_loader(Counting, workers=1, max_nb_batch_on_device=3) as loader:
+        loader.start(0, "cpu")
+        batches = iter(loader)
+        with torch.inference_mode():
+            next(batches)
+            wait_for_ready(loader, 3)
+            next(batches)
+        for batch in itertools.islice(batches, 4):
+            (batch["x"] * weight).sum().backward()
+    assert weight.grad is not None
 
 
 def keys_of(loader: SwiftLoader, device: str = "cpu") -> list[list[int]]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from swift_loader.device.copies import Copies
-from swift_loader.device.streams import Event
+from swift_loader.device.copies import Copies, Issued
+from swift_loader.device.transfer import Transfer
 from swift_loader.engine.base import Delivery
 from swift_loader.engine.interrupts import is_interrupt
 
@@ -43,7 +43,7 @@ class MovingSource:
         self,
         pull: Callable[[], Delivery],
         is_ready: Callable[[], bool],
-        move: Callable[[Delivery], Any],
+        move: Callable[[Delivery, Transfer], Any],
         copies: Copies,
         depth: int,
         num_batches: int,
@@ -66,20 +66,20 @@ class MovingSource:
         self._num_left = num_batches
         self._pulled: Delivery | None = None
         """What an interrupt kept from being moved."""
-        self._ahead: deque[tuple[Delivery, Event | None]] = deque()
-        """Without an event: why there is no batch, which is the last entry."""
+        self._ahead: deque[tuple[Delivery, Issued | None]] = deque()
+        """Without copies: why there is no batch, which is the last entry."""
 
     def take(self) -> Delivery:
         """Return the next batch, on the device; an error comes where its batch would have come."""
-        self._copies.let_go()
+        self._copies.begin_step()
         if not self._ahead:
             self._fetch()
         while len(self._ahead) <= self._depth and self._can_fetch():
             self._fetch()
-        delivery, event = self._ahead[0]
-        if event is None:
+        delivery, issued = self._ahead[0]
+        if issued is None:
             return delivery
-        self._copies.hand_over(delivery.batch, event)
+        self._copies.hand_over(issued)
         self._ahead.popleft()  # last: a Ctrl-C before it loses nothing
         return delivery
 
@@ -93,8 +93,8 @@ class MovingSource:
         pulled = self._pulled
         if pulled.error is None:
             try:
-                moved, event = self._copies.issue(self._move, pulled)
-                self._ahead.append((replace(pulled, batch=moved), event))
+                issued = self._copies.issue(self._move, pulled, pulled.keep)
+                self._ahead.append((replace(pulled, batch=issued.batch), issued))
             except Exception as error:
                 if is_interrupt(error):
                     raise

@@ -7,23 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.device.move import as_tensors, pin, to_device
+from swift_loader.device.move import as_tensors, move_to, owned, pin, to_device
 from swift_loader.device.pinning import PageLock, cuda_page_lock
 from swift_loader.device.streams import STREAMING, CopyStream, NoStream, copy_stream
+from swift_loader.device.transfer import Transfer
 from swift_loader.notices import warn
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Destination", "default_device", "device_of", "find_destination", "mover"]
+__all__ = ["Destination", "Move", "default_device", "device_of", "find_destination", "mover"]
+
+Move = Callable[[Any, Transfer], Any]
+"""Takes a batch on the host, and notes what of it gets on the device; runs once per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where batches go, and how."""
 
-    move: Callable[[Any], Any]
-    """Takes a batch on the host; runs once per batch."""
+    move: Move
     make_stream: Callable[[], CopyStream] = NoStream
     """Returns what the copies run on."""
     make_page_lock: Callable[[Callable[[str], None]], PageLock] | None = None
@@ -52,8 +55,8 @@ def find_destination(
             "pin_memory=True makes tensors of arrays, but page-locks nothing: there is no CUDA device that could read "
             "page-locked memory"
         )
-        return Destination(as_tensors)
-    return Destination(pin)
+        return Destination(functools.partial(_stay, as_tensors))
+    return Destination(functools.partial(_stay, pin))
 
 
 def _on_device(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.dtype | None) -> Destination:
@@ -99,7 +102,7 @@ def default_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def mover(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.dtype | None) -> Callable[[Any], Any]:
+def mover(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.dtype | None) -> Move:
     """Return what moves a batch to a device, by `custom(batch, device)` if given.
 
     Raises:
@@ -110,13 +113,27 @@ def mover(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.
             raise TypeError(f"to_device is a {type(custom).__name__}, which can't be called; give a function, or None")
         if dtype is not None:
             raise TypeError("to_device and dtype were both given; give one: to_device converts by itself")
-        return functools.partial(_call, custom, device)
+        return functools.partial(_call if device.type in STREAMING else _call_there, custom, device)
     import torch
 
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype={dtype!r} is no floating-point dtype of torch, as torch.bfloat16 is")
-    return functools.partial(to_device, device=device, dtype=dtype)
+    if device.type in STREAMING:
+        return functools.partial(move_to, device=device, dtype=dtype)
+    return functools.partial(_stay, functools.partial(to_device, device=device, dtype=dtype))
 
 
-def _call(move: Callable[[Any, Any], Any], device: Any, batch: Any) -> Any:
-    return move(batch, device)
+def _stay(convert: Callable[[Any], Any], batch: Any, transfer: Transfer) -> Any:  # noqa: ARG001
+    """Move a batch to where nothing is to be noted."""
+    return convert(batch)
+
+
+def _call_there(custom: Callable[[Any, Any], Any], device: Any, batch: Any, transfer: Transfer) -> Any:  # noqa: ARG001
+    return custom(batch, device)
+
+
+def _call(custom: Callable[[Any, Any], Any], device: Any, batch: Any, transfer: Transfer) -> Any:
+    """Move a batch by a function that may do anything: its batch and its result are searched."""
+    moved = custom(owned(batch, transfer, device), device)
+    transfer.note(moved, device.type)
+    return moved

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from swift_loader.device.copies import Copies
-from swift_loader.device.streams import Event
+from swift_loader.device.copies import Copies, Issued
+from swift_loader.device.transfer import Transfer
 
 __all__ = ["End", "Lookahead", "Moved"]
 
@@ -18,8 +18,7 @@ __all__ = ["End", "Lookahead", "Moved"]
 class Moved:
     """A batch on the device."""
 
-    batch: Any
-    event: Event
+    issued: Issued
     state: Any
     """Of the source, after it."""
 
@@ -41,9 +40,8 @@ class Lookahead:
     def __init__(
         self,
         batches: Iterator[Any],
-        move: Callable[[int, Any], Any],
+        move: Callable[[int, Any, Transfer], Any],
         snapshot: Callable[[], Any],
-        own: Callable[[Any], Any],
         copies: Copies,
         depth: int,
     ) -> None:
@@ -51,16 +49,15 @@ class Lookahead:
 
         Args:
             batches: The source's iterator.
-            move: Takes the batch's number in the pass, and the batch; returns that on the device.
+            move: Takes the batch's number in the pass, and the batch; returns that on the device, with no part in
+                memory of the source.
             snapshot: Returns the source's state.
-            own: Returns a batch of which no part is on the device in memory of the source.
             copies: Those under way, of all passes.
             depth: How many batches may be on the device ahead of the loop.
         """
         self._batches = batches
         self._move = move
         self._snapshot = snapshot
-        self._own = own
         self._copies = copies
         self._depth = depth
         self._num_pulled = 0
@@ -75,14 +72,14 @@ class Lookahead:
 
     def take(self) -> Moved | End:
         """Return the next batch, or that there is none; an error comes where its batch would have come."""
-        self._copies.let_go()
+        self._copies.begin_step()
         while len(self._queue) <= self._depth and (not self._queue or isinstance(self._queue[-1], Moved)):
             self._queue.append(self._fetch())
         first = self._queue[0]
         if isinstance(first, Exception):
             raise first
         if isinstance(first, Moved):
-            self._copies.hand_over(first.batch, first.event)
+            self._copies.hand_over(first.issued)
             self._queue.popleft()  # last: a Ctrl-C before it loses nothing
         return first
 
@@ -99,11 +96,11 @@ class Lookahead:
                     batch = next(self._batches)
                 except StopIteration:
                     return End(self._snapshot())
-                self._pulled = self._own(batch), self._snapshot()
+                self._pulled = batch, self._snapshot()
                 self._num_pulled += 1
             batch, state = self._pulled
-            moved, event = self._copies.issue(partial(self._move, self._num_pulled - 1), batch)
-            fetched: Moved | Exception = Moved(moved, event, state)
+            issued = self._copies.issue(partial(self._move, self._num_pulled - 1), batch)
+            fetched: Moved | Exception = Moved(issued, state)
         except StopIteration as stop:
             fetched = RuntimeError("to_device raised StopIteration, which would end the pass early")
             fetched.__cause__ = stop

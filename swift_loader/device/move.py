@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 
 from swift_loader.collate import refill_mapping
 from swift_loader.device.streams import STREAMING
+from swift_loader.device.transfer import Transfer
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_tensors", "copy_on_device", "pin", "to_device"]
+__all__ = ["as_tensors", "move_to", "owned", "pin", "to_device"]
 
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
+
+_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
+"""What most leaves are that can't move; lists of these are passed over without a call per item."""
 
 
 def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype | None = None) -> Any:
@@ -36,15 +40,39 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
     import torch
 
     target = torch.device(device)
-    # Not to MPS, and not from a GPU to the CPU: there, nothing tells when such a copy is over.
-    is_streaming = target.type in STREAMING
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        moved = tensor.to(target, non_blocking=is_streaming)
-        # In two steps: in one, the conversion would run on the CPU, before the copy.
-        return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+        return _move_tensor(tensor, target, dtype)
 
     return _convert(batch, move, lambda movable: movable.to(target), "to")
+
+
+def move_to(batch: Any, transfer: Transfer, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Return what `to_device` does of the batch; tensors that are there already are copied. One walk does it all."""
+    import torch
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = _move_tensor(transfer.own(tensor) if tensor.device.type == device.type else tensor, device, dtype)
+        if moved.layout is torch.strided:
+            transfer.note_tensor(moved)
+        else:
+            transfer.note(moved, device.type)
+        return moved
+
+    def move_object(movable: Any) -> Any:
+        transfer.wait_for(movable, device.type)
+        moved = movable.to(device)
+        transfer.note(moved, device.type)
+        return moved
+
+    return _convert(batch, move, move_object, "to")
+
+
+def _move_tensor(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+    # Not to MPS, and not from a GPU to the CPU: there, nothing tells when such a copy is over.
+    moved = tensor.to(device, non_blocking=device.type in STREAMING)
+    # In two steps: in one, the conversion would run on the CPU, before the copy.
+    return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
 
 
 def pin(batch: Any) -> Any:
@@ -61,15 +89,15 @@ def as_tensors(batch: Any) -> Any:
     return _convert(batch, lambda tensor: tensor, lambda pinnable: pinnable, "pin_memory")
 
 
-def copy_on_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with those tensors copied, on the current stream, that are on this kind of device already."""
+def owned(batch: Any, transfer: Transfer, device: torch.device) -> Any:
+    """Return the batch with those tensors copied that are on this kind of device already."""
 
-    def copy_there(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if tensor.device.type == device.type else tensor
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        return transfer.own(tensor) if tensor.device.type == device.type else tensor
 
-    if device.type not in STREAMING:
+    if not transfer.wait_for(batch, device.type):
         return batch
-    return _convert(batch, copy_there, lambda movable: movable, "to", with_arrays=False)
+    return _convert(batch, own, lambda movable: movable, "to", with_arrays=False)
 
 
 def _convert(
@@ -84,38 +112,39 @@ def _convert(
     import torch
 
     def convert(part: Any) -> Any:
-        if type(part) in (np.ndarray, np.memmap):
-            if (
-                not with_arrays
-                or part.dtype.kind not in _TENSOR_KINDS
-                or not part.dtype.isnative
-                or part.dtype.char in "gG"
-            ):
-                return part  # "gG": long doubles
-            return on_tensor(torch.from_numpy(_plain(part)))
+        kind = type(part)
+        if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, part))):
+            return part
+        if kind is list and _ATOMS.issuperset(map(type, part)):
+            return part.copy()
+        if kind in (np.ndarray, np.memmap):
+            return on_tensor(torch.from_numpy(_plain(part))) if with_arrays and _fits_torch(part) else part
         if isinstance(part, torch.Tensor):
             return on_tensor(part)
-        if isinstance(part, type):
-            return part
-        if callable(getattr(part, method, None)):
+        if not isinstance(part, type) and callable(getattr(part, method, None)):
             return on_object(part)
-        if isinstance(part, Mapping):
-            return refill_mapping(part, {key: convert(value) for key, value in part.items()})
-        if isinstance(part, tuple) and hasattr(part, "_fields"):
-            return type(part)(*map(convert, part))
-        if isinstance(part, (list, tuple)):
-            return type(part)(map(convert, part))
-        if dataclasses.is_dataclass(part):
-            result = copy.copy(part)
-            for field in dataclasses.fields(part):
-                object.__setattr__(result, field.name, convert(getattr(part, field.name)))
-            return result
-        return part
+        return _rebuilt(part, convert)
 
     return convert(batch)
 
 
-def _is_torch_s(array: NDArray[Any]) -> bool:
+def _rebuilt(part: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return a container of the same type with its items converted; anything else as it is."""
+    if isinstance(part, Mapping):
+        return refill_mapping(part, {key: convert(value) for key, value in part.items()})
+    if isinstance(part, tuple) and hasattr(part, "_fields"):
+        return type(part)(*map(convert, part))
+    if isinstance(part, (list, tuple)):
+        return type(part)(map(convert, part))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        result = copy.copy(part)
+        for field in dataclasses.fields(part):
+            object.__setattr__(result, field.name, convert(getattr(part, field.name)))
+        return result
+    return part
+
+
+def _fits_torch(array: NDArray[Any]) -> bool:
     """Return whether torch has this dtype; it has no long doubles ("g", "G")."""
     return array.dtype.kind in _TENSOR_KINDS and array.dtype.isnative and array.dtype.char not in "gG"
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.config import check_integer
 from swift_loader.device.copies import Copies
-from swift_loader.device.destination import default_device, device_of, mover
+from swift_loader.device.destination import Move, default_device, device_of, mover
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.lookahead import End, Lookahead
-from swift_loader.device.move import copy_on_device
 from swift_loader.device.streams import copy_stream
+from swift_loader.device.transfer import Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.placement import expected_placement
@@ -190,13 +190,12 @@ class DevicePrefetcher:
         if is_its_own and self._kept is not None and not self._kept.is_over:
             return self._kept
         if self._copies is None:
-            self._copies = Copies(copy_stream(self.device))
+            self._copies = Copies(copy_stream(self.device), self._depth)
             self._close_copies = weakref.finalize(self, self._copies.close)
         self._copies.catch_up()
         self._state = _snapshot(self._source) or None
         move = partial(_move_keyed, self._move, self._make_key(self._next_epoch))
-        own = partial(copy_on_device, device=self.device)
-        ahead = Lookahead(batches, move, partial(_snapshot, self._source), own, self._copies, self._depth)
+        ahead = Lookahead(batches, move, partial(_snapshot, self._source), self._copies, self._depth)
         self._current, self._kept = weakref.ref(ahead), ahead if is_its_own else None
         self._next_epoch += 1
         return ahead
@@ -247,9 +246,9 @@ def _nothing() -> None:
     """Stand for a reference to what isn't there."""
 
 
-def _move_keyed(move: Callable[[Any], Any], key: Callable[[int], int], step: int, batch: Any) -> Any:
+def _move_keyed(move: Move, key: Callable[[int], int], step: int, batch: Any, transfer: Transfer) -> Any:
     with keyed_by(partial(key, step)):
-        return move(batch)
+        return move(batch, transfer)
 
 
 class _Pass:
@@ -269,4 +268,4 @@ class _Pass:
         self._owner.note_state(self._ahead, taken.state)
         if isinstance(taken, End):
             raise StopIteration
-        return taken.batch
+        return taken.issued.batch

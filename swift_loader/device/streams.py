@@ -2,6 +2,7 @@
 
     copying ──► record ──► an event ──query, synchronize──► the copy is over: its host memory may be written again
                               └──hand_over──► the loop's stream waits for the copy, and its memory is the loop's
+    mark ──► an event ──synchronize──► the device has done what the loop had queued by then
 
 CUDA and XPU have streams; to other devices (CPU, MPS) batches are moved by copies that wait, and there is nothing to
 keep in order.
@@ -9,11 +10,9 @@ keep in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
-
-from swift_loader.device.tensors import tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -37,22 +36,33 @@ class Event(Protocol):
 
 
 class CopyStream(Protocol):
-    """Where copies run. Used by one thread at a time."""
+    """Where copies run. Used by one thread at a time.
 
-    def copying(self, batch: Any) -> Any:
-        """Return a context in which the copies of this batch that are issued run beside the loop's work."""
+    The loop's stream is the current one of the thread that calls, outside of `copying`.
+    """
+
+    def copying(self) -> Any:
+        """Return a context in which the copies that are issued run beside the loop's work."""
         ...
 
     def catch_up(self) -> None:
-        """Have the copies from now on come after what the loop's current stream has been told so far."""
+        """Have the copies from now on come after what the loop's stream has been told so far."""
+        ...
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy, made on the loop's stream, of a tensor on the device; copies from now on come after it."""
         ...
 
     def record(self) -> Event:
         """Return the event that passes when all copies issued so far are over."""
         ...
 
-    def hand_over(self, batch: Any, event: Event) -> None:
-        """Let the loop's current stream use what was copied before the event, and give it the memory."""
+    def mark(self) -> Event:
+        """Return the event that passes when the loop's stream has done what it was told so far."""
+        ...
+
+    def hand_over(self, parts: Sequence[Any], event: Event) -> None:
+        """Let the loop's stream use what was copied before the event, and give it the memory."""
         ...
 
 
@@ -60,18 +70,26 @@ class NoStream:
     """Of devices where a move is over when it returns."""
 
     @contextmanager
-    def copying(self, batch: Any) -> Iterator[None]:  # noqa: ARG002
+    def copying(self) -> Iterator[None]:
         """Return a context that changes nothing."""
         yield
 
     def catch_up(self) -> None:
         """Do nothing."""
 
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor: nothing is moved ahead of its use on these devices without waiting."""
+        return tensor
+
     def record(self) -> Event:
         """Return an event that has passed."""
         return _PASSED
 
-    def hand_over(self, batch: Any, event: Event) -> None:
+    def mark(self) -> Event:
+        """Return an event that has passed."""
+        return _PASSED
+
+    def hand_over(self, parts: Sequence[Any], event: Event) -> None:
         """Do nothing."""
 
 
@@ -96,37 +114,58 @@ class AcceleratorStream:
         index = self._api.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, index)
         self._side = self._api.Stream(device=self._device)
+        self._loop: Any = None
+        """The loop's stream, while the side stream is the current one; after that, of no use."""
+        # The loop's thread sleeps until such an event, and leaves its core to the workers. XPU events can't do that.
+        self._mark_options = {"blocking": True} if device.type == "cuda" else {}
 
     @contextmanager
-    def copying(self, batch: Any) -> Iterator[None]:
-        """Return a context whose current stream is the side stream.
-
-        A batch of another loader may have parts that are on the device already, and that the current stream is still
-        making: the side stream waits for those.
-        """
-        if any(_is_on(part, self._device.type) for part in tensors_in(batch)):
-            self.catch_up()
+    def copying(self) -> Iterator[None]:
+        """Return a context whose current stream is the side stream."""
+        self._loop = self._api.current_stream(self._device)
         with self._api.stream(self._side):
             yield
 
     def catch_up(self) -> None:
-        """Have the side stream wait for the current one.
+        """Have the side stream wait for the loop's.
 
         At the beginning of a pass, for what the user's move may read (a mean, a look-up table). Not at each batch: then
         a copy would wait for the steps that are queued before it, instead of running beside them.
         """
-        self._side.wait_stream(self._api.current_stream(self._device))
+        self._side.wait_stream(self._loop_stream())
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor on the device. It belongs to the loop's stream: keep it until the event."""
+        loop = self._loop_stream()
+        with self._api.stream(loop):
+            copied = tensor.clone()
+        self._side.wait_stream(loop)
+        return copied
 
     def record(self) -> Event:
         """Return an event on the side stream."""
         event: Event = self._side.record_event(self._api.Event())
         return event
 
-    def hand_over(self, batch: Any, event: Any) -> None:
-        """Have the current stream wait for the event, and the allocator keep the memory until that stream is done."""
+    def mark(self) -> Event:
+        """Return an event on the loop's stream."""
+        event: Event = self._loop_stream().record_event(self._api.Event(**self._mark_options))
+        return event
+
+    def hand_over(self, parts: Sequence[Any], event: Any) -> None:
+        """Have the loop's stream wait for the event, and the allocator keep the memory until that stream is done.
+
+        The memory was allocated on the side stream. Without `record_stream`, what the loop drops could be written by
+        the next copy while kernels that the loop has queued still read it.
+        """
+        loop = self._loop_stream()
+        loop.wait_event(event)
+        for part in parts:
+            part.record_stream(loop)
+
+    def _loop_stream(self) -> Any:
         current = self._api.current_stream(self._device)
-        current.wait_event(event)
-        record_stream(batch, current, self._device.type)
+        return self._loop if current == self._side else current
 
     def __repr__(self) -> str:
         return f"<AcceleratorStream on {self._device}>"
@@ -135,21 +174,3 @@ class AcceleratorStream:
 def copy_stream(device: torch.device) -> CopyStream:
     """Return what copies to a device run on."""
     return AcceleratorStream(device) if device.type in STREAMING else NoStream()
-
-
-def record_stream(batch: Any, stream: Any, device_type: str) -> None:
-    """Tell the allocator that a stream uses a batch's memory, which was allocated on another stream.
-
-    Without it, the memory of a tensor that the loop drops could be written by the next copy while kernels that the loop
-    has queued still read it.
-    """
-    for part in tensors_in(batch):
-        if _is_on(part, device_type):
-            part.record_stream(stream)
-
-
-def _is_on(part: Any, device_type: str) -> bool:
-    """Return whether something that can be recorded is on a kind of device; of what is no tensor, it may be."""
-    import torch
-
-    return not isinstance(part, torch.Tensor) or part.device.type == device_type

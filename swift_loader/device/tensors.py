@@ -13,6 +13,12 @@ __all__ = ["tensors_in"]
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
+_PLAIN = (list, tuple)
+"""Those of them that have no attributes."""
+
+_LEAVES = frozenset({str, bytes, int, float, complex, bool, type(None), np.ndarray})
+"""What most parts of a batch are that aren't tensors; lists of these are passed over without a call per item."""
+
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *_CODE)
 """What has no tensors in it that are part of the batch."""
@@ -24,34 +30,37 @@ def tensors_in(batch: Any) -> Iterator[Any]:
     Looks into containers and Mappings, and into the attributes of all objects, at any depth. A sparse tensor is yielded
     as the tensors it consists of.
     """
-    yield from _tensors_in(batch, set())
-
-
-def _tensors_in(batch: Any, seen: set[int]) -> Iterator[Any]:
     import torch
 
-    if batch is None or isinstance(batch, _ATOMS) or id(batch) in seen:
-        return
-    seen.add(id(batch))
-    if isinstance(batch, torch.Tensor):
-        yield from _parts(batch)
-        return
-    if callable(getattr(batch, "record_stream", None)):
-        yield batch
-        return
-    for part in _children(batch):
-        yield from _tensors_in(part, seen)
+    seen: dict[int, Any] = {}  # what an id stands for must live on, or another object may get it
+    to_see = [batch]
+    while to_see:
+        part = to_see.pop()
+        if id(part) in seen or isinstance(part, _ATOMS):
+            continue
+        seen[id(part)] = part
+        if isinstance(part, torch.Tensor):
+            yield from _parts(part)
+        elif callable(getattr(part, "record_stream", None)):
+            yield part
+        else:
+            to_see += reversed(_children(part))
 
 
-def _children(batch: Any) -> Iterator[Any]:
+def _children(batch: Any) -> list[Any]:
+    """Return what may have tensors in it of what an object consists of."""
+    children: list[Any] = []
     if isinstance(batch, Mapping):
-        yield from batch.values()
+        children += batch.values()
     elif isinstance(batch, _CONTAINERS):
-        yield from batch
-    yield from getattr(batch, "__dict__", {}).values()
+        if type(batch) in _PLAIN and _LEAVES.issuperset(map(type, batch)):
+            return children
+        children += batch
+    children += getattr(batch, "__dict__", {}).values()
     for kind in type(batch).__mro__:
         slots = vars(kind).get("__slots__", ())
-        yield from (getattr(batch, name, None) for name in ([slots] if isinstance(slots, str) else slots))
+        children += (getattr(batch, name, None) for name in ([slots] if isinstance(slots, str) else slots))
+    return [child for child in children if type(child) not in _LEAVES]
 
 
 def _parts(tensor: Any) -> Iterator[Any]:

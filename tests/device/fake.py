@@ -1,96 +1,215 @@
-"""A device whose copies are made as late as it likes, as a GPU's may be, and that remembers what it was told when."""
+"""A device whose copies are made as late as it likes, as a GPU's may be, and that remembers what it was told when.
+
+Its two streams do their work in order, and only when somebody waits for it, or when too much of it is queued. Memory
+is handed out as by torch's caching allocator: a block that is freed is used again by the next copy, as that comes after
+the copies before it. If the block was recorded on the loop's stream, it is used again only once that stream has done
+what it was told until the block was freed.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.device.transfer import Transfer
+
 Array = NDArray[Any]
 
 
 class FakeEvent:
-    def __init__(self, device: FakeDevice, number: int) -> None:
+    """A point in the work of one of the streams."""
+
+    def __init__(self, device: FakeDevice, advance: Callable[[], None], name: str) -> None:
         self._device = device
-        self.number = number
+        self._advance = advance
+        self.name = name
+        self.has_passed = False
+
+    @property
+    def number(self) -> int:
+        return int(self.name)
 
     def query(self) -> bool:
-        return self._device.num_passed > self.number
+        return self.has_passed
 
     def synchronize(self) -> None:
-        self._device.log.append(f"wait for {self.number}")
-        while not self.query():
-            self._device.advance()
+        self._device.log.append(f"wait for {self.name}")
+        self.reach()
+
+    def reach(self) -> None:
+        """Have the stream do its work up to here."""
+        while not self.has_passed:
+            self._advance()
+
+
+class Block:
+    """A piece of the device's memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.data = bytearray(nbytes)
+        self.is_recorded = False
+        """Whether the loop's stream uses it."""
 
 
 class FakeDevice:
     """A `CopyStream`, and what moves batches; until its event has passed, a moved array is something else."""
 
-    def __init__(self, lag: int = 0) -> None:
+    def __init__(self, lag: int = 0, max_queued: int = 1024) -> None:
+        """Make a device.
+
+        Args:
+            lag: How many copies may be behind before the oldest one is made by itself.
+            max_queued: How much work the loop's stream takes before the loop has to wait, as CUDA has a limit.
+        """
         self.log: list[str] = []
         self.num_passed = 0
-        """Events that have passed."""
+        """Copies' events that have passed."""
+        self.num_blocks = 0
+        """Blocks of memory that were ever needed at a time."""
         self._lag = lag
-        """How many events may be behind before the oldest one passes by itself."""
+        self._max_queued = max_queued
         self._num_recorded = 0
+        self._num_marks = 0
         self._is_copying = False
-        self._queue: deque[tuple[int, Array] | FakeEvent] = deque()
-        """Copies, each of an address to an array, and events."""
+        self._side: deque[Callable[[], None]] = deque()
+        self._loop: deque[Callable[[], None]] = deque()
+        self._blocks: dict[int, Block] = {}
+        """By id of the array that it is the memory of."""
+        self._free: list[Block] = []
+
+    # What the loader calls --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def copying(self, batch: Any) -> Iterator[None]:
+    def copying(self) -> Iterator[None]:
         self._is_copying = True
         try:
             yield
         finally:
             self._is_copying = False
 
+    def catch_up(self) -> None:
+        self.log.append("catch up")
+        mark = self.mark()
+        self._side.append(mark.reach)
+
+    def own(self, tensor: Any) -> Any:
+        self.log.append("own")
+        self.catch_up()
+        return tensor.clone()
+
+    def record(self) -> FakeEvent:
+        assert not self._is_copying
+        event = FakeEvent(self, self._advance_side, str(self._num_recorded))
+        self._num_recorded += 1
+        self.log.append(f"event {event.number}")
+        self._side.append(lambda: self._pass(event))
+        while self._num_recorded - self.num_passed > self._lag:
+            self.advance()
+        return event
+
+    def mark(self) -> FakeEvent:
+        event = FakeEvent(self, self._advance_loop, f"step {self._num_marks}")
+        self._num_marks += 1
+        self._launch(lambda: setattr(event, "has_passed", True))
+        return event
+
+    def hand_over(self, parts: Sequence[Any], event: Any) -> None:
+        """What the loop does with the batch comes after the event, some time: nobody waits."""
+        self.log.append(f"hand over {event.number}")
+        self._launch(event.reach)
+        for part in parts:
+            self._blocks[id(part)].is_recorded = True
+
+    # What a move and a loop call --------------------------------------------------------------------------------------
+
+    def move(self, host: Array, transfer: Transfer) -> Array:
+        """Copy an array, as a loader's move."""
+        there = self.copy(host)
+        transfer.parts.append(there)
+        return there
+
     def copy(self, host: Array) -> Array:
         """Return what an array will be on the device."""
         assert self._is_copying, "a copy was issued outside of the side stream"
         self.log.append(f"copy {self._num_recorded}")
         assert host.flags.c_contiguous
-        there = np.full(host.shape, 255, np.uint8) if host.dtype == np.uint8 else np.full(host.shape, -1, host.dtype)
-        self._queue.append((host.ctypes.data, there))
+        there, block = self._allocate(host)
+        address = host.ctypes.data
+        self._side.append(lambda: _copy(address, block))
         return there
 
-    def catch_up(self) -> None:
-        self.log.append("catch up")
+    def use(self, batch: Array, results: list[set[int]]) -> None:
+        """Queue a step on a batch; when it runs, it adds the values of the batch's bytes to the results."""
+        block = self._blocks[id(batch)]
+        self._launch(lambda: results.append(set(block.data)))
 
-    def record(self) -> FakeEvent:
-        assert not self._is_copying
-        event = FakeEvent(self, self._num_recorded)
-        self._num_recorded += 1
-        self.log.append(f"event {event.number}")
-        self._queue.append(event)
-        while self._num_recorded - self.num_passed > self._lag:
-            self.advance()
-        return event
-
-    def hand_over(self, batch: Any, event: Any) -> None:
-        """What the loop does with the batch comes after the event, some time: nobody waits."""
-        self.log.append(f"hand over {event.number}")
+    # Its work ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Do all there is to do; then the loop may look at what it was handed."""
-        while self.num_passed < self._num_recorded:
-            self.advance()
+        while self._side:
+            self._advance_side()
+        while self._loop:
+            self._advance_loop()
 
     def advance(self) -> None:
         """Make the copies up to the next event."""
-        while not isinstance(work := self._queue.popleft(), FakeEvent):
-            address, there = work
-            # By address, as hardware does: it keeps nothing alive. From /proc, where unmapped memory is an error.
-            with open("/proc/self/mem", "rb", buffering=0) as memory:
-                memory.seek(address)
-                there.reshape(-1).view(np.uint8)[:] = np.frombuffer(memory.read(there.nbytes), np.uint8)
-        self.num_passed += 1
+        num_passed = self.num_passed
+        while self.num_passed == num_passed:
+            self._advance_side()
 
     def watch(self, host: Any, number: int) -> None:
         """Remember when the host's batch is let go."""
         weakref.finalize(host, self.log.append, f"release {number}")
+
+    def _advance_side(self) -> None:
+        self._side.popleft()()
+
+    def _advance_loop(self) -> None:
+        self._loop.popleft()()
+
+    def _pass(self, event: FakeEvent) -> None:
+        event.has_passed = True
+        self.num_passed += 1
+
+    def _launch(self, work: Callable[[], None]) -> None:
+        while len(self._loop) >= self._max_queued:
+            self._advance_loop()
+        self._loop.append(work)
+
+    # Its memory -------------------------------------------------------------------------------------------------------
+
+    def _allocate(self, host: Array) -> tuple[Array, Block]:
+        fitting = [block for block in self._free if len(block.data) == host.nbytes]
+        if fitting:
+            block = fitting[0]
+            self._free.remove(block)
+        else:
+            block = Block(host.nbytes)
+            self.num_blocks += 1
+        block.is_recorded = False
+        there = np.ndarray(host.shape, host.dtype, block.data)
+        there[...] = 255 if host.dtype == np.uint8 else -1
+        self._blocks[id(there)] = block
+        weakref.finalize(there, self._forget, id(there), block).atexit = False
+        return there, block
+
+    def _forget(self, number: int, block: Block) -> None:
+        del self._blocks[number]
+        if block.is_recorded:
+            self._loop.append(lambda: self._free.append(block))
+        else:
+            self._free.append(block)
+
+
+def _copy(address: int, block: Block) -> None:
+    # By address, as hardware does: it keeps nothing alive. From /proc, where unmapped memory is an error.
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        block.data[:] = memory.read(len(block.data))

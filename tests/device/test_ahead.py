@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from swift_loader.device.ahead import MovingSource
 from swift_loader.device.copies import Copies
 from swift_loader.device.streams import NoStream
+from swift_loader.device.transfer import Transfer
 from swift_loader.engine.base import Delivery
 from swift_loader.errors import LoaderClosed
 
@@ -27,7 +29,7 @@ class Engine:
 
 
 def move_with(outcomes: deque[BaseException | None]) -> Any:
-    def move(delivery: Delivery) -> Any:
+    def move(delivery: Delivery, transfer: Transfer) -> Any:
         outcome = outcomes.popleft() if outcomes else None
         if outcome is not None:
             raise outcome
@@ -84,7 +86,7 @@ def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
     class Interrupted(NoStream):
         num_tries = 0
 
-        def hand_over(self, batch: Any, event: Any) -> None:
+        def hand_over(self, parts: Sequence[Any], event: Any) -> None:
             self.num_tries += 1
             if self.num_tries % 3 == 2:
                 raise KeyboardInterrupt
@@ -108,7 +110,7 @@ def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         raise ValueError("of the handler")
 
-    def move(delivery: Delivery) -> Any:
+    def move(delivery: Delivery, transfer: Transfer) -> Any:
         if delivery.batch == 2 and len(moved) == 2:
             moved.append("interrupted")
             signal.raise_signal(signal.SIGUSR1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.device.move import copy_on_device, to_device
+from swift_loader.device.move import to_device
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -177,12 +177,3 @@ def test_only_copies_whose_end_an_event_tells_are_not_waited_for(device: str, do
     tensor.told = []
     to_device([tensor], torch.device(device))
     assert tensor.told == [does_not_wait]
-
-
-def test_what_is_there_already_is_copied_there_and_the_rest_is_left() -> None:
-    array, here = np.ones(2), torch.ones(2)
-    batch = {"array": array, "here": here}
-    assert copy_on_device(batch, CPU) is batch
-    copied = copy_on_device(batch, torch.device("cuda"))
-    assert copied["array"] is array
-    assert copied["here"] is here

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from swift_loader import DevicePrefetcher, StateMismatch, SwiftLoader, batch_key
 from swift_loader.device.streams import Event, NoStream
+from swift_loader.device.transfer import Transfer
 from tests.datasets import Counting
 from tests.device.fake import FakeDevice
 from tests.helpers import make_loader
@@ -86,7 +87,7 @@ class InterruptedStream(NoStream):
     def __init__(self) -> None:
         self.num_tries = 0
 
-    def hand_over(self, batch: Any, event: Event) -> None:
+    def hand_over(self, parts: Sequence[Any], event: Event) -> None:
         self.num_tries += 1
         if self.num_tries % 3 == 2:
             raise KeyboardInterrupt
@@ -134,7 +135,8 @@ def test_the_source_is_asked_for_so_many_ahead_and_for_none_before_the_first(dep
 def test_copies_are_issued_recorded_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice(lag=2)
     monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
-    prefetcher = DevicePrefetcher(arrays(), "cpu", lambda batch, _: device.copy(batch))
+    monkeypatch.setattr("swift_loader.device.prefetcher.mover", lambda *_: device.move)
+    prefetcher = DevicePrefetcher(arrays(), "cpu")
     moved = list(prefetcher)
     device.run()
     assert [int(batch[0]) for batch in moved] == list(range(NUM_BATCHES))
@@ -148,11 +150,12 @@ def late_prefetcher(monkeypatch: pytest.MonkeyPatch, source: Any) -> tuple[Devic
     device, moved = FakeDevice(lag=9), list[Any]()
     monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
 
-    def move(batch: Any, _: Any) -> Any:
-        moved.append(device.copy(batch))
+    def move(batch: Any, transfer: Transfer) -> Any:
+        moved.append(device.move(batch, transfer))
         return moved[-1]
 
-    return DevicePrefetcher(source, "cpu", move), device, moved
+    monkeypatch.setattr("swift_loader.device.prefetcher.mover", lambda *_: move)
+    return DevicePrefetcher(source, "cpu"), device, moved
 
 
 def test_a_source_is_not_asked_again_before_the_copies_of_its_last_batch_are_over(
@@ -168,6 +171,29 @@ def test_a_source_is_not_asked_again_before_the_copies_of_its_last_batch_are_ove
     moved = list(prefetcher)
     device.run()
     assert [set(batch.tolist()) for batch in moved] == [{number} for number in range(NUM_BATCHES)]
+
+
+def test_a_loop_that_never_waits_for_the_device_needs_no_more_of_its_memory_with_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, seen = FakeDevice(lag=1), list[set[int]]()
+    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
+    monkeypatch.setattr("swift_loader.device.prefetcher.mover", lambda *_: device.move)
+    for batch in DevicePrefetcher([np.full(100, number % 251, np.uint8) for number in range(1000)], "cpu"):
+        device.use(batch, seen)
+    device.run()
+    assert seen == [{number % 251} for number in range(1000)]
+    assert device.num_blocks <= 1 + 2 + 3
+
+
+def test_batches_that_are_moved_ahead_in_inference_mode_are_such_that_autograd_takes() -> None:
+    batches = iter(DevicePrefetcher([np.ones(3, np.float32)] * 3, "cpu"))
+    with torch.inference_mode():
+        next(batches)
+    weight = torch.ones(3, requires_grad=True)
+    for batch in batches:
+        (batch * weight).sum().backward()
+    assert weight.grad is not None
 
 
 @pytest.mark.parametrize("deed", ["dropped", "closed"])
@@ -199,7 +225,8 @@ def test_each_pass_comes_after_what_the_loop_had_queued(monkeypatch: pytest.Monk
     list(prefetcher)
     list(prefetcher)
     first, second = (place for place, entry in enumerate(device.log) if entry == "catch up")
-    assert (first, device.log[second + 1]) == (0, f"copy {NUM_BATCHES}")
+    first_after = next(entry for entry in device.log[second:] if entry.startswith("copy"))
+    assert (first, first_after) == (0, f"copy {NUM_BATCHES}")
 
 
 def test_an_iterator_that_its_source_uses_again_begins_anew() -> None:

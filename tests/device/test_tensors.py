@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.device.streams import record_stream
 from swift_loader.device.tensors import tensors_in
 
 
@@ -118,20 +117,3 @@ def test_a_sparse_tensor_is_the_dense_ones_that_it_consists_of() -> None:
         parts = list(tensors_in(sparse))
         assert len(parts) == count
         assert all(part.layout is torch.strided for part in parts)
-
-
-def test_memory_is_recorded_on_the_device_that_has_a_stream_and_nowhere_else() -> None:
-    class Spy(torch.Tensor):
-        streams: list[Any]
-
-        def record_stream(self, stream: Any) -> None:
-            self.streams.append(stream)
-
-    def spy(device: str) -> Spy:
-        made = torch.empty(2, device=device).as_subclass(Spy)
-        made.streams = []
-        return made
-
-    there, here, recording = spy("meta"), spy("cpu"), Recording()
-    record_stream([there, {"a": here}, recording], "the stream", "meta")
-    assert (there.streams, here.streams, recording.streams) == (["the stream"], [], ["the stream"])

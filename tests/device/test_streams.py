@@ -1,0 +1,167 @@
+"""What a side stream is told, by a fake of torch's module for a device; and how often a batch is searched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from swift_loader.device import destination, move, streams
+from swift_loader.device.copies import Copies
+from swift_loader.device.destination import mover
+from swift_loader.device.streams import AcceleratorStream
+
+THERE = torch.device("meta", 0)
+
+
+class FakeStream:
+    def __init__(self, api: Api, name: str) -> None:
+        self._api = api
+        self.name = name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._api.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self._api.log.append(f"{self.name} waits for the event")
+
+    def record_event(self, event: FakeEvent) -> FakeEvent:
+        self._api.log.append(f"event on {self.name}")
+        return event
+
+
+class FakeEvent:
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+
+class Api:
+    """What torch.cuda is for CUDA: here for the device without memory, which stands for a GPU."""
+
+    Event = FakeEvent
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._current = FakeStream(self, "loop")
+
+    def Stream(self, device: torch.device) -> FakeStream:  # noqa: N802
+        return FakeStream(self, "side")
+
+    def current_device(self) -> int:
+        return 0
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return self._current
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    fake = Api()
+    monkeypatch.setattr(torch, "meta", fake, raising=False)
+    for module in (move, destination, streams):
+        monkeypatch.setattr(module, "STREAMING", ("meta",))
+
+    def record_stream(tensor: torch.Tensor, stream: FakeStream) -> None:
+        fake.log.append(f"{tuple(tensor.shape)} kept for {stream.name}")
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+    return fake
+
+
+def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for_it(api: Api) -> None:
+    copies = Copies(AcceleratorStream(THERE))
+    issued = copies.issue(mover(THERE, None, None), {"x": torch.ones(2), "y": [torch.ones(3), "text"]})
+    assert api.log == ["event on side"]
+    copies.hand_over(issued)
+    assert api.log[1:] == ["loop waits for the event", "(2,) kept for loop", "(3,) kept for loop"]
+
+
+def test_what_is_on_the_device_already_is_copied_on_the_loops_stream_before_the_copies(api: Api) -> None:
+    copies = Copies(AcceleratorStream(THERE))
+    there = torch.empty(4, device=THERE)
+    issued = copies.issue(mover(THERE, None, None), [there, torch.ones(2)])
+    assert api.log == ["side waits for loop", "event on side"]
+    assert issued.batch[0].device.type == "meta"
+    assert issued.batch[0] is not there, "the source may write it again"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_function_of_ones_own_comes_after_what_its_batch_has_on_the_device(api: Api, is_there: bool) -> None:
+    def to_device(batch: Any, device: torch.device) -> Any:
+        api.log.append("moved")
+        return [tensor.to(device) for tensor in batch]
+
+    batch = [torch.ones(2), torch.empty(4, device=THERE if is_there else "cpu")]
+    copies = Copies(AcceleratorStream(THERE))
+    copies.hand_over(copies.issue(mover(THERE, to_device, None), batch))
+    waits = [entry for entry in api.log[: api.log.index("moved")] if entry == "side waits for loop"]
+    assert bool(waits) is is_there
+    assert api.log[-2:] == ["(2,) kept for loop", "(4,) kept for loop"]
+
+
+def test_steps_are_marked_on_the_loops_stream(api: Api) -> None:
+    copies = Copies(AcceleratorStream(THERE))
+    copies.begin_step()
+    assert api.log == ["event on loop"]
+
+
+class Watched(list[Any]):
+    """Counts how often it is searched."""
+
+    num_searches = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        type(self).num_searches += 1
+        return super().__iter__()
+
+
+def test_a_batch_is_searched_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "num_searches", 0)
+    copies = Copies(AcceleratorStream(THERE))
+    issued = copies.issue(mover(THERE, None, None), [torch.ones(2), Watched([torch.ones(3)])])
+    copies.hand_over(issued)
+    assert api.log[-1] == "(3,) kept for loop"
+    assert Watched.num_searches == 1
+
+
+def num_calls_of(batch: Any, custom: Any = None) -> int:
+    """Return how many functions are called to bring a batch to the device."""
+    copies, calls = Copies(AcceleratorStream(THERE)), 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        issued = copies.issue(mover(THERE, custom, None), batch)
+        copies.hand_over(issued)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("custom", [None, lambda batch, device: batch])
+def test_what_cannot_move_costs_no_call_per_item(api: Api, kind: Any, custom: Any) -> None:
+    def batch_of(size: int) -> Any:
+        return {"path": kind(f"{number}.jpg" for number in range(size)), "label": kind(range(size))}
+
+    num_calls_of(batch_of(10), custom)  # what is imported when it is needed first
+    assert num_calls_of(batch_of(10_000), custom) < num_calls_of(batch_of(10), custom) + 1000
