@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from swift_loader import DevicePrefetcher, SwiftLoader, SwiftLoaderWarning
 from swift_loader.device.pinning import CudaRegistry, PageLock
+from swift_loader.engine import lease
 from swift_loader.transport.segments import Segment
 from tests import datasets
 from tests.helpers import make_loader, run_script
@@ -126,21 +129,83 @@ def test_a_segment_is_page_locked_until_it_is_unmapped() -> None:
     assert notices == []
 
 
-@pytest.mark.parametrize("deed", ["the same memory twice", "memory that is nobody's"])
-def test_page_locking_that_fails_says_why_and_does_not_poison_the_next_operation(deed: str) -> None:
+def test_page_locking_that_fails_says_why_and_does_not_poison_the_next_operation() -> None:
+    assert CudaRegistry(CUDA).register(mmap.PAGESIZE, mmap.PAGESIZE)
+    assert torch.ones(2, device=CUDA).sum().item() == 2
+
+
+def test_memory_that_is_page_locked_already_is_page_locked_anew() -> None:
     registry, segment = CudaRegistry(CUDA), make_segment()
-    address = segment.address
-    if deed == "the same memory twice":
-        assert registry.register(address, segment.nbytes) == ""
-    else:
-        address = mmap.PAGESIZE
-    message = registry.register(address, mmap.PAGESIZE)
-    assert message
+    assert registry.register(segment.address, mmap.PAGESIZE) == ""
+    assert registry.register(segment.address, segment.nbytes) == ""
     assert torch.ones(2, device=CUDA).sum().item() == 2
-    if deed == "the same memory twice":
-        assert torch.from_numpy(segment.array()).is_pinned()
-        registry.unregister(address)
+    assert torch.from_numpy(segment.array()[-mmap.PAGESIZE :]).is_pinned()
+    assert registry.unregister(segment.address)
+    assert registry.unregister(segment.address), "it isn't page-locked, as was wanted"
     assert torch.ones(2, device=CUDA).sum().item() == 2
+
+
+def test_a_ctrl_c_right_after_page_locking_leaves_nothing_page_locked_that_is_unmapped() -> None:
+    class Interrupted(CudaRegistry):
+        def register(self, address: int, nbytes: int) -> str | None:
+            assert super().register(address, nbytes) == ""
+            raise KeyboardInterrupt
+
+    for number in range(3):  # as a rule, at the same address
+        segment = make_segment()
+        with pytest.raises(KeyboardInterrupt):
+            PageLock(Interrupted(CUDA), print).lock(segment)
+        segment.array()[:] = number
+        assert torch.from_numpy(segment.array()).to(CUDA, non_blocking=True).eq(number).all().item()
+        address = segment.address
+        del segment
+        assert int(CudaRegistry(CUDA)._cudart.cudaHostUnregister(address)), "it was page-locked still"
+        with suppress(RuntimeError):
+            torch.ones(2, device=CUDA)  # is told of that error
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_page_locking_does_not_end_the_capture_of_another_thread(mode: str) -> None:
+    registry, segment, told = CudaRegistry(CUDA), make_segment(), list[Any]()
+    values, graph = torch.zeros(8, device=CUDA), cuda.CUDAGraph()
+
+    def lock_and_unlock() -> None:
+        told.append(registry.register(segment.address, segment.nbytes))
+        told.append(registry.unregister(segment.address))
+        told.append(registry.register(segment.address, segment.nbytes))
+
+    thread = threading.Thread(target=lock_and_unlock)
+    torch.cuda.synchronize()
+    with cuda.graph(graph, capture_error_mode=mode):
+        values.add_(1)
+        thread.start()
+        thread.join()
+        values.add_(1)
+    assert told == ["", True, ""]
+    assert torch.from_numpy(segment.array()).is_pinned()
+    graph.replay()
+    assert values.tolist() == [2] * 8
+    assert registry.unregister(segment.address)
+
+
+def test_the_limit_of_locked_memory_does_not_hold_for_the_driver() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, limits[1]))
+    try:
+        registry, segment = CudaRegistry(CUDA), make_segment(1 << 26)
+        assert registry.register(segment.address, segment.nbytes) == ""
+        assert registry.unregister(segment.address)
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
+
+
+def test_large_batches_that_are_ready_stay_in_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "MAX_HELD_BYTES", 3 * BATCH_SIZE * 3 * SIDE * SIDE)
+    move = LateMove(MILLISECOND // 5)
+    with image_loader(300, data_queue_size=10) as loader:
+        loader.start(device=CUDA, to_device=move)
+        check_all(loader, 300, MILLISECOND // 5)
+    assert all(move.were_pinned)
 
 
 def test_batches_arrive_also_if_their_memory_cannot_be_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +275,39 @@ def test_no_memory_is_written_before_it_was_read(lagging: str) -> None:
     with image_loader(num_batches, data_queue_size=4) as loader, context:
         loader.start(device=CUDA, to_device=to_device)
         check_all(loader, num_batches, cycles if "loop" in lagging else 0)
+
+
+def test_a_loop_that_never_waits_for_the_device_needs_no_more_of_its_memory_with_time() -> None:
+    nbytes, num_steps = 1 << 22, 1000  # above 1 MB, torch's allocator doesn't share a block among tensors
+    sums = torch.zeros(num_steps, dtype=torch.int64, device=CUDA)
+
+    def sources() -> Iterator[torch.Tensor]:
+        page_locked = torch.empty(nbytes, dtype=torch.uint8).pin_memory()
+        for number in range(num_steps):
+            page_locked.fill_(number % 251)
+            yield page_locked
+
+    peaks: list[int] = []
+    cuda.empty_cache()
+    before = cuda.memory_reserved(CUDA)
+    for step, batch in enumerate(DevicePrefetcher(sources(), CUDA)):
+        stall(MILLISECOND)
+        sums[step] = batch[0].long() + batch[-1].long()
+        peaks.append(cuda.memory_reserved(CUDA) - before)
+    assert sums.tolist() == [2 * (number % 251) for number in range(num_steps)]
+    assert peaks[-1] == peaks[100], "it grows"
+    assert max(peaks) <= 10 * nbytes + (64 << 20)  # and what the sums need
+
+
+def test_a_batch_that_is_moved_ahead_in_inference_mode_is_one_that_autograd_takes() -> None:
+    weight = torch.ones(4, device=CUDA, requires_grad=True)
+    batches = iter(DevicePrefetcher([torch.ones(4)] * 5, CUDA, max_nb_batch_on_device=3))
+    with torch.inference_mode():
+        next(batches)
+    for batch in batches:
+        (batch * weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [4.0] * 4
 
 
 def test_a_function_of_ones_own_runs_on_a_side_stream_with_page_locked_memory() -> None:
