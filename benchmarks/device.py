@@ -3,11 +3,13 @@
     python benchmarks/device.py [--device cuda] [--quick] [--only PART ...] [--json FILE]
 
 - rate: GB/s from the host to the device, by the kind of memory.
-- step: time of a training step on batches that are there already, and on those of each loader.
-- integrity: checksums of 10,000 batches (`--quick`: 1,000), twice; a mismatch makes the exit status 1.
+- step: time of a training step on batches that are there already, and on those of each loader; the loop waits for each
+  step, or never.
+- integrity: checksums of 10,000 batches (`--quick`: 1,000), three times. A mismatch makes the exit status 1, and so
+  does a control, wrong on purpose, that isn't seen.
 - images: normalised images per second on the device, side by side.
 
-Needs torch and NumPy only; no network. Takes some 4 minutes, with `--quick` 1 to 2. Systems take turns; tables give
+Needs torch and NumPy only; no network. Takes some 5 minutes, with `--quick` 2. Systems take turns; tables give
 medians over the rounds with their extremes. `--device cpu` runs all parts on the CPU with tiny sizes, to try out the
 machinery itself. Without a GPU, the exit status is 2.
 """
@@ -26,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from device_accelerator import Accelerator, CpuStandIn, Gpu
-from device_images import measure_images
-from device_integrity import check_integrity
-from device_outcome import Outcome
-from device_rate import measure_rate
-from device_scale import FULL, QUICK, TINY, Scale
-from device_step import measure_step
+from gpu.accelerator import Accelerator, CpuStandIn, Gpu
+from gpu.images import measure_images
+from gpu.integrity import check_integrity
+from gpu.outcome import Outcome
+from gpu.rate import measure_rate
+from gpu.scale import FULL, QUICK, TINY, Scale
+from gpu.step import measure_step
 from report import Result, describe_machine, format_machine, write_json
 
 _PARTS: dict[str, Callable[[Accelerator, Scale], Outcome]] = {

@@ -7,15 +7,22 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
+from swift_loader.device.destination import Destination
+from swift_loader.device.transfer import Transfer
+from tests.device.fake import FakeDevice
 from tests.helpers import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -51,13 +58,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType
     before = set(sys.modules)
     yield import_module
     for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == BENCHMARKS:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").is_relative_to(BENCHMARKS):
             del sys.modules[name]
 
 
 @pytest.fixture
 def checksums(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("device_checksums")
+    return load("gpu.checksums")
 
 
 def test_all_parts_run_on_the_cpu_and_every_byte_arrives(tmp_path: Path) -> None:
@@ -66,13 +73,17 @@ def test_all_parts_run_on_the_cpu_and_every_byte_arrives(tmp_path: Path) -> None
     assert run.returncode == 0, run.stderr
     expected = {(size, memory) for size in ("0.1 MB", "0.4 MB") for memory in ("pinned", "segments", "pageable")}
     expected |= {
-        (f"{load} CPU", system) for load in ("idle", "busy") for system in ("resident", "swift_loader", "torch")
+        (f"{load}/{loop}", system)
+        for load in ("idle", "busy")
+        for loop in ("async", "sync")
+        for system in ("resident", "swift_loader", "torch")
     }
     expected |= {("images", system) for system in ("torch", "swift_loader")}
-    expected |= {(case, "swift_loader") for case in ("plain", "lagging")}
+    expected |= {(case, "swift_loader") for case in ("plain", "lagging", "late")}
     assert expected <= rows_of(run.stdout), run.stdout
-    assert len(re.findall(r"^(?:plain|lagging) +swift_loader +100 +0 +", run.stdout, re.MULTILINE)) == 2
-    assert "0 mismatches in 200 batches" in run.stdout
+    assert len(re.findall(r"^(?:plain|lagging|late) +swift_loader +100 +0 +", run.stdout, re.MULTILINE)) == 3
+    assert "0 mismatches in 300 batches" in run.stdout
+    assert "no control" in run.stdout
     assert "cpu, not a measurement of a GPU" in run.stdout
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert {(result["case"], result["system"]) for result in figures["results"]} >= expected
@@ -85,6 +96,77 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert run.stdout == ""
     (line,) = run.stderr.splitlines()
     assert "torch sees no such GPU" in line
+
+
+class FakeGpu:
+    """Stands for a GPU in the integrity check; its copies are as late as a fake device's, or not late at all."""
+
+    is_gpu = True
+    device = torch.device("cpu")
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+
+    def describe(self) -> str:
+        return "fake"
+
+    def synchronize(self) -> None: ...
+
+    def stall(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def copy_aside(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy at once, or so late that the readers see what was there before."""
+        if not self._lag:
+            target.copy_(source)
+
+    def find_destination(self, *_: Any, **__: Any) -> Destination:
+        """Return where a loader's batches go, whatever it was told."""
+
+        class Device(FakeDevice):
+            """The loop's stream does its work at once: the sums are made by the CPU."""
+
+            def hand_over(self, parts: Sequence[Any], event: Any) -> None:
+                super().hand_over(parts, event)
+                event.reach()
+
+        device = Device(self._lag)
+
+        def move(batch: Any, transfer: Transfer) -> torch.Tensor:
+            return torch.from_numpy(device.move(batch, transfer))
+
+        return Destination(move, lambda: device)
+
+
+@pytest.fixture
+def check_on(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeGpu], Any]:
+    """Return what runs the integrity check on a fake GPU."""
+
+    def check(gpu: FakeGpu) -> Any:
+        monkeypatch.setattr("swift_loader.loader.find_destination", gpu.find_destination)
+        scale = replace(load("gpu.scale").TINY, num_checked=300, stall_s=0.002)
+        return load("gpu.integrity").check_integrity(gpu, scale)
+
+    return check
+
+
+def test_copies_that_are_late_arrive_whole_and_a_release_too_early_is_caught(
+    check_on: Callable[[FakeGpu], Any],
+) -> None:
+    outcome = check_on(FakeGpu(lag=9))
+    assert outcome.is_right, outcome.text
+    assert "0 mismatches in 900 batches" in outcome.text
+    assert len(re.findall(r"^(?:lagging|late) +control +\d+ +[1-9]\d* ", outcome.text, re.MULTILINE)) == 2
+
+
+def test_a_check_that_does_not_see_a_release_too_early_is_no_success(check_on: Callable[[FakeGpu], Any]) -> None:
+    outcome = check_on(FakeGpu(lag=0))
+    assert "0 mismatches in 900 batches" in outcome.text
+    assert outcome.text.count("the control was NOT seen, so the check is blind") == 2
+    assert not outcome.is_right
 
 
 def test_checksums_tell_any_change_of_a_batch(checksums: ModuleType) -> None:
@@ -112,7 +194,7 @@ def test_a_corrupted_checksum_and_a_missing_batch_are_found(checksums: ModuleTyp
 
 
 def test_blocks_follow_from_their_index_and_no_two_are_the_same(load: Callable[[str], ModuleType]) -> None:
-    blocks = load("device_datasets").Blocks
+    blocks = load("gpu.datasets").Blocks
     first, second = blocks(2000, 100), blocks(2000, 100)
     assert len({first[index].tobytes() for index in range(2000)}) == 2000
     assert all((first[index] == second[index]).all() for index in range(0, 2000, 97))
@@ -120,7 +202,7 @@ def test_blocks_follow_from_their_index_and_no_two_are_the_same(load: Callable[[
 
 def test_the_load_ends_with_the_context_whatever_ends_that(load: Callable[[str], ModuleType]) -> None:
     def interrupted() -> None:
-        with load("device_load").busy_cores():
+        with load("gpu.load").busy_cores():
             counting.extend(psutil.Process().children())
             raise KeyboardInterrupt
 

@@ -40,6 +40,10 @@ class Accelerator(Protocol):
         """Keep the current stream busy for about so long; returns at once."""
         ...
 
+    def copy_aside(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy from the host on a stream of its own; the current stream goes on after it."""
+        ...
+
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return `(nbytes,) uint8` in memory that torch has page-locked."""
         ...
@@ -58,6 +62,7 @@ class Gpu:
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.set_device(index)
         self.device = torch.device("cuda", index)
+        self._side = torch.cuda.Stream()
         # Cards before Ampere have no bfloat16 arithmetic; float16 is as fast on all that have tensor cores.
         self.dtype = torch.bfloat16 if torch.cuda.get_device_capability(index) >= (8, 0) else torch.float16
         for _ in range(2):  # the first time, the clock isn't up yet
@@ -87,6 +92,12 @@ class Gpu:
         """Queue a kernel that only counts cycles."""
         if seconds:
             _busy(int(seconds * self._cycles_per_s))
+
+    def copy_aside(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy beside what the current stream has queued; that waits for the copy."""
+        with torch.cuda.stream(self._side):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.current_stream().wait_event(self._side.record_event())
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return memory of torch's own page-locking allocator."""
@@ -121,6 +132,10 @@ class CpuStandIn:
 
     def stall(self, seconds: float) -> None:
         """Do nothing."""
+
+    def copy_aside(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy at once."""
+        target.copy_(source)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Return ordinary memory."""

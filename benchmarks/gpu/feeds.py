@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from device_accelerator import Accelerator
 
+from gpu.accelerator import Accelerator
 from swift_loader import SwiftLoader
 
 __all__ = ["Feed", "resident_feed", "swift_feed", "swift_loader_of", "torch_feed", "torch_loader_of"]

@@ -18,13 +18,13 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from device_accelerator import Accelerator
-from device_datasets import LabelledImages
-from device_feeds import Feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
-from device_outcome import Outcome, measure_in_turns, table_with_ratios
-from device_scale import Scale
 
 import swift_loader
+from gpu.accelerator import Accelerator
+from gpu.datasets import LabelledImages
+from gpu.feeds import Feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
+from gpu.outcome import Outcome, measure_in_turns, table_with_ratios
+from gpu.scale import Scale
 
 __all__ = ["measure_images"]
 

@@ -1,69 +1,132 @@
 """Whether every byte arrives: checksums of thousands of batches, made on the device, on the loop's stream.
 
 The loop does nothing but queue the checksum and drop the batch, and few batches are in flight, so that slots of shared
-memory and the device's memory are used again as soon as they may be. `lagging` keeps the device busy before each
-checksum: the copies are far ahead of the loop's stream then, and memory that was given back too early would be written
-before it is read. `control` is wrong on purpose, in that way, without a loader; it shows that the check sees such a
-thing, and must find mismatches.
+memory and the device's memory are used again as soon as they may be.
+
+- plain: nothing is held up.
+- lagging: the loop's stream is busy before each checksum. The copies are far ahead of it, and memory of the device that
+  was given back too early would be written before it is read.
+- late: the copies' stream is busy before each copy. A slot that was given back too early would be written before it is
+  read.
+
+Two controls are wrong on purpose, each in one of these two ways. The check must find mismatches in both: if it doesn't,
+it is blind, and the outcome isn't right. They need a device that works beside the host, so the CPU has none.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from device_accelerator import Accelerator
-from device_checksums import expected_checksums, make_weights, mismatches
-from device_datasets import Blocks
-from device_outcome import Outcome
-from device_scale import Scale
 from numpy.typing import NDArray
 from report import Result, format_number, format_table
 
+import swift_loader
+from gpu.accelerator import Accelerator
+from gpu.checksums import expected_checksums, make_weights, mismatches
+from gpu.datasets import Blocks
+from gpu.outcome import Outcome
+from gpu.scale import Scale
 from swift_loader import SwiftLoader
+from swift_loader.device.copies import Copies
 
 __all__ = ["check_integrity"]
 
 _BATCH_SIZE = 4
 _IN_FLIGHT = 4
-_NUM_CONTROLLED = 200
+_LATE_DEPTH = 4
+"""Batches ahead of the loop where copies are late: so many of them are under way."""
+_NUM_CONTROLLED = 2000
 _HEADERS = ["case", "system", "batches", "mismatches", "batches/s"]
 _MAX_NAMED = 10
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What is held up."""
+
+    name: str
+    loop_s: float = 0.0
+    """For how long, per batch, the loop's stream is."""
+    copy_s: float | None = None
+    """The same, for the copies' stream; None: the loader's own move."""
+    depth: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the sums are checked against."""
+
+    make_dataset: partial[Blocks]
+    weights: torch.Tensor
+    """On the device."""
+    sums: NDArray[np.int64]
+
+
 def check_integrity(accelerator: Accelerator, scale: Scale) -> Outcome:
-    """Return how many batches were checked, and how many were wrong: none, or the outcome isn't right."""
-    make_dataset = partial(Blocks, length=scale.num_checked * _BATCH_SIZE, nbytes=scale.block_nbytes)
-    weights = make_weights(_BATCH_SIZE * scale.block_nbytes)
-    expected = expected_checksums(make_dataset(), scale.num_checked, _BATCH_SIZE, weights)
-    device_weights = torch.from_numpy(weights).to(accelerator.device)
+    """Return how many batches were checked, and how many were wrong.
+
+    The outcome isn't right if any was, or if a control wasn't seen.
+    """
+    known = _make_known(accelerator, scale)
     rows, results, notes = [], [], []
     num_wrong = 0
-    for case, stall_s in (("plain", 0.0), ("lagging", scale.stall_s)):
-        with _make_loader(make_dataset, scale.num_workers) as loader:
-            loader.start(device=accelerator.device)
-            begin = time.perf_counter()
-            found = _checksums(accelerator, loader, device_weights, scale.num_checked, stall_s)
-            rate = len(found) / (time.perf_counter() - begin)
-        wrong = mismatches(found, expected)
+    for way in (
+        _Way("plain"),
+        _Way("lagging", loop_s=scale.stall_s),
+        _Way("late", copy_s=scale.stall_s, depth=_LATE_DEPTH),
+    ):
+        begin = time.perf_counter()
+        wrong = _run(accelerator, scale, known, way, scale.num_checked)
+        rate = scale.num_checked / (time.perf_counter() - begin)
         num_wrong += len(wrong)
-        rows.append([case, "swift_loader", f"{len(found):,}", str(len(wrong)), format_number(rate)])
-        results.append(Result(case, "swift_loader", "mismatches", [float(len(wrong))]))
+        rows.append([way.name, "swift_loader", f"{scale.num_checked:,}", str(len(wrong)), format_number(rate)])
+        results.append(Result(way.name, "swift_loader", "mismatches", [float(len(wrong))]))
         if wrong:
-            notes.append(f"{case}: MISMATCHES in the batches {wrong[:_MAX_NAMED]} ...")
-    if accelerator.is_gpu:
-        num_seen = _control(accelerator, scale, make_dataset(), device_weights, expected)
-        rows.append(["lagging", "control", f"{min(_NUM_CONTROLLED, scale.num_checked):,}", str(num_seen), "-"])
-        notes.append("the control was seen" if num_seen else "the control was NOT seen: the check is blind here")
-    verdict = f"{num_wrong} mismatches in {sum(scale.num_checked for _ in results):,} batches"
-    return Outcome("\n".join([format_table(_HEADERS, rows), verdict, *notes]), results, is_right=not num_wrong)
+            notes.append(f"{way.name}: MISMATCHES in the batches {wrong[:_MAX_NAMED]} ...")
+    num_controlled = min(_NUM_CONTROLLED, scale.num_checked)
+    is_blind = False
+    for name, control in _CONTROLS.items() if accelerator.is_gpu else ():
+        num_seen = len(control(accelerator, scale, known, num_controlled))
+        rows.append([name, "control", f"{num_controlled:,}", str(num_seen), "-"])
+        if not num_seen:
+            is_blind = True
+            notes.append(f"{name}: the control was NOT seen, so the check is blind and its result means nothing")
+    if not accelerator.is_gpu:
+        notes.append(f"{accelerator.describe()}: no control, as copies there are over at once")
+    verdict = f"{num_wrong} mismatches in {len(results) * scale.num_checked:,} batches"
+    text = "\n".join([format_table(_HEADERS, rows), verdict, *notes])
+    return Outcome(text, results, is_right=not num_wrong and not is_blind)
 
 
-def _make_loader(make_dataset: partial[Blocks], num_workers: int) -> SwiftLoader:
+def _make_known(accelerator: Accelerator, scale: Scale) -> _Known:
+    make_dataset = partial(Blocks, length=scale.num_checked * _BATCH_SIZE, nbytes=scale.block_nbytes)
+    weights = make_weights(_BATCH_SIZE * scale.block_nbytes)
+    sums = expected_checksums(make_dataset(), scale.num_checked, _BATCH_SIZE, weights)
+    return _Known(make_dataset, torch.from_numpy(weights).to(accelerator.device), sums)
+
+
+def _run(accelerator: Accelerator, scale: Scale, known: _Known, way: _Way, num_batches: int) -> list[int]:
+    """Return which of so many batches that a loader brings to the device are wrong."""
+
+    def late(batch: Any, device: torch.device) -> Any:
+        accelerator.stall(way.copy_s or 0.0)
+        return swift_loader.to_device(batch, device)
+
+    make_dataset = partial(Blocks, length=num_batches * _BATCH_SIZE, nbytes=scale.block_nbytes)
+    with _make_loader(make_dataset, scale.num_workers, way.depth) as loader:
+        loader.start(device=accelerator.device, to_device=None if way.copy_s is None else late)
+        found = _checksums(accelerator, loader, known.weights, num_batches, way.loop_s)
+    return mismatches(found, known.sums[:num_batches])
+
+
+def _make_loader(make_dataset: partial[Blocks], num_workers: int, depth: int) -> SwiftLoader:
     return SwiftLoader(
         make_dataset.func,
         make_dataset.keywords,
@@ -72,6 +135,7 @@ def _make_loader(make_dataset: partial[Blocks], num_workers: int) -> SwiftLoader
         worker_per_consumer=num_workers,
         shuffle=False,
         data_queue_size=_IN_FLIGHT,
+        max_nb_batch_on_device=depth,
     )
 
 
@@ -96,28 +160,50 @@ def _checksum(batch: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (batch.flatten() * weights).sum()
 
 
-def _control(
-    accelerator: Accelerator,
-    scale: Scale,
-    dataset: Blocks,
-    weights: torch.Tensor,
-    expected: NDArray[np.int64],
-) -> int:
-    """Return the number of mismatches if all batches are copied to the same memory, without waiting for its readers."""
-    num_batches = min(_NUM_CONTROLLED, scale.num_checked)
-    hosts = [
-        torch.from_numpy(np.stack([dataset[step * _BATCH_SIZE + place] for place in range(_BATCH_SIZE)])).pin_memory()
-        for step in range(num_batches)
-    ]
-    shared = torch.empty(hosts[0].shape, dtype=torch.uint8, device=accelerator.device)
+def _control_device(accelerator: Accelerator, scale: Scale, known: _Known, num_batches: int) -> list[int]:
+    """Return the mismatches if all batches are copied to the same memory, without waiting for its readers."""
+    num_batches = min(num_batches, 200)
+    dataset = known.make_dataset()
+    hosts = []
+    for step in range(num_batches):
+        host = accelerator.pinned(_BATCH_SIZE * scale.block_nbytes)
+        host.numpy()[:] = np.concatenate([dataset[step * _BATCH_SIZE + place] for place in range(_BATCH_SIZE)])
+        hosts.append(host)
+    shared = torch.empty_like(hosts[0], device=accelerator.device)
     sums = torch.zeros(num_batches, dtype=torch.int64, device=accelerator.device)
-    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     accelerator.synchronize()
     for step, host in enumerate(hosts):
-        with torch.cuda.stream(side):
-            shared.copy_(host, non_blocking=True)
-        current.wait_event(side.record_event())
+        accelerator.copy_aside(shared, host)
         accelerator.stall(scale.stall_s)
-        sums[step] = _checksum(shared, weights)
+        sums[step] = _checksum(shared, known.weights)
     accelerator.synchronize()
-    return len(mismatches(sums.cpu().numpy(), expected[:num_batches]))
+    return mismatches(sums.cpu().numpy(), known.sums[:num_batches])
+
+
+def _control_host(accelerator: Accelerator, scale: Scale, known: _Known, num_batches: int) -> list[int]:
+    """Return the mismatches if slots are given back while their copies are under way."""
+    way = _Way("early", loop_s=scale.stall_s, copy_s=scale.stall_s, depth=_LATE_DEPTH)
+    with _early_release():
+        return _run(accelerator, scale, known, way, num_batches)
+
+
+@contextmanager
+def _early_release() -> Iterator[None]:
+    """Have the loader keep no batch on the host until its copy is over."""
+
+    def let_go(self: Copies) -> None:
+        self._under_way.clear()
+
+    proper = Copies.let_go
+    Copies.let_go = let_go  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Copies.let_go = proper  # type: ignore[method-assign]
+
+
+_CONTROLS: dict[str, Callable[[Accelerator, Scale, _Known, int], list[int]]] = {
+    "lagging": _control_device,
+    "late": _control_host,
+}
+"""By the way of holding up that each is for."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from device_accelerator import Accelerator
 from report import Result, format_number, format_table
 
-__all__ = ["Outcome", "Target", "measure_in_turns", "table_with_ratios"]
+from gpu.accelerator import Accelerator
+
+__all__ = ["Outcome", "Target", "measure_in_turns", "paired_ratios", "table_with_ratios"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,14 @@ class Target:
     at_least: float | None = None
     at_most: float | None = None
 
-    def judge(self, ratio: float, accelerator: Accelerator) -> str:
-        """Return a line about a ratio."""
+    def judge(self, ratios: Sequence[float], accelerator: Accelerator) -> str:
+        """Return a line about the median of some ratios."""
+        ratio = statistics.median(ratios)
         limit = f"at least {self.at_least}" if self.at_least is not None else f"at most {self.at_most}"
         met = (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
         verdict = ("met" if met else "MISSED") if accelerator.is_gpu else accelerator.describe()
-        return f"{self.name}: {ratio:.3f} (target: {limit}): {verdict}"
+        span = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        return f"{self.name}, in pairs: {ratio:.3f}, {span} (target: {limit}): {verdict}"
 
 
 def measure_in_turns(case: str, unit: str, systems: dict[str, Callable[[], float]], rounds: int) -> list[Result]:
@@ -49,6 +53,12 @@ def measure_in_turns(case: str, unit: str, systems: dict[str, Callable[[], float
         for name in names[shift:] + names[:shift]:
             results[name].samples.append(systems[name]())
     return list(results.values())
+
+
+def paired_ratios(results: Sequence[Result], case: str, system: str, reference: str) -> list[float]:
+    """Return the ratios of a system to another one, each within one round: what else the machine does weighs less."""
+    samples = {result.system: result.samples for result in results if result.case == case}
+    return [ours / theirs for ours, theirs in zip(samples[system], samples[reference], strict=True)]
 
 
 def table_with_ratios(results: Sequence[Result], reference: str) -> str:

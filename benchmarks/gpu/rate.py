@@ -1,26 +1,28 @@
 """How fast bytes get to the device: from torch's page-locked memory, from page-locked segments, from ordinary memory.
 
-A segment is made and page-locked as the trainer does it. Target: at least 0.9 of the rate of torch's own memory.
+Segments are made and page-locked as the trainer does it, and as many of each kind of memory are copied in turn as a
+worker has slots. Ratios are made within each round. Target: at least 0.95 of the rate of torch's own memory.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from device_accelerator import Accelerator
-from device_outcome import Outcome, Target, measure_in_turns, table_with_ratios
-from device_scale import Scale
 from report import Result
 
+from gpu.accelerator import Accelerator
+from gpu.outcome import Outcome, Target, measure_in_turns, paired_ratios, table_with_ratios
+from gpu.scale import Scale
 from swift_loader.device.pinning import PageLock
 from swift_loader.transport.segments import Segment, capacity_for
 
 __all__ = ["measure_rate"]
 
-_TARGET = Target("segments / pinned", at_least=0.9)
+_TARGET = Target("segments / pinned", at_least=0.95)
+_NUM_TARGETS = 2
 
 
 def measure_rate(accelerator: Accelerator, scale: Scale) -> Outcome:
@@ -29,35 +31,35 @@ def measure_rate(accelerator: Accelerator, scale: Scale) -> Outcome:
     notes: list[str] = []
     for nbytes in scale.copy_sizes:
         results += _measure_size(accelerator, scale, nbytes, notes)
-    medians = {(result.case, result.system): result.median for result in results}
     verdicts = [
-        f"{case}, {_TARGET.judge(medians[case, 'segments'] / medians[case, 'pinned'], accelerator)}"
+        f"{case}, {_TARGET.judge(paired_ratios(results, case, 'segments', 'pinned'), accelerator)}"
         for case in dict.fromkeys(result.case for result in results)
     ]
     return Outcome("\n".join([table_with_ratios(results, "pinned"), *verdicts, *notes]), results)
 
 
 def _measure_size(accelerator: Accelerator, scale: Scale, nbytes: int, notes: list[str]) -> list[Result]:
-    segment = _make_segment(accelerator, nbytes, notes)
+    segments = [_make_segment(accelerator, nbytes, notes) for _ in range(scale.num_slots)]
     sources = {
-        "pinned": accelerator.pinned(nbytes),
-        # A view of the mapping, which doesn't keep it: `segment` lives until all copies are over.
-        "segments": torch.from_numpy(segment.array()[:nbytes]),
-        "pageable": torch.empty(nbytes, dtype=torch.uint8),
+        "pinned": [accelerator.pinned(nbytes) for _ in segments],
+        # Views of the mappings, which don't keep them: `segments` lives until all copies are over.
+        "segments": [torch.from_numpy(segment.array()[:nbytes]) for segment in segments],
+        "pageable": [torch.empty(nbytes, dtype=torch.uint8) for _ in segments],
     }
-    target = torch.empty(nbytes, dtype=torch.uint8, device=accelerator.device)
+    targets = [torch.empty(nbytes, dtype=torch.uint8, device=accelerator.device) for _ in range(_NUM_TARGETS)]
     systems: dict[str, Callable[[], float]] = {}
-    for number, (name, source) in enumerate(sources.items(), 1):
-        source.fill_(number)
-        systems[name] = partial(_copy_rate, accelerator, target, source, scale.num_copies)
-    if accelerator.is_gpu and not sources["segments"].is_pinned():
-        notes.append(f"{_megabytes(nbytes)}: the segment does NOT count as page-locked")
+    for number, (name, buffers) in enumerate(sources.items()):
+        for place, buffer in enumerate(buffers):
+            buffer.fill_(number * scale.num_slots + place)
+        systems[name] = partial(_copy_rate, accelerator, targets, buffers, scale.num_copies)
+    if accelerator.is_gpu and not all(buffer.is_pinned() for buffer in sources["segments"]):
+        notes.append(f"{_megabytes(nbytes)}: a segment does NOT count as page-locked")
     try:
-        return measure_in_turns(_megabytes(nbytes), "GB/s", systems, scale.rounds)
+        return measure_in_turns(_megabytes(nbytes), "GB/s", systems, scale.num_pairs)
     finally:
         accelerator.synchronize()
-        del sources, systems
-        del segment
+        del sources, systems, buffers, buffer
+        del segments
 
 
 def _make_segment(accelerator: Accelerator, nbytes: int, notes: list[str]) -> Segment:
@@ -67,15 +69,18 @@ def _make_segment(accelerator: Accelerator, nbytes: int, notes: list[str]) -> Se
     return segment
 
 
-def _copy_rate(accelerator: Accelerator, target: torch.Tensor, source: torch.Tensor, num_copies: int) -> float:
+def _copy_rate(
+    accelerator: Accelerator, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], num_copies: int
+) -> float:
     def copy() -> None:
-        for _ in range(num_copies):
-            target.copy_(source, non_blocking=True)
+        for number in range(num_copies):
+            targets[number % len(targets)].copy_(sources[number % len(sources)], non_blocking=True)
 
     seconds = accelerator.seconds_of(copy)
-    if int(target[-1]) != int(source[-1]):
-        raise AssertionError("the device has other bytes than the host")
-    return num_copies * source.numel() / seconds / 1e9
+    for number in range(num_copies - len(targets), num_copies):
+        if int(targets[number % len(targets)][-1]) != int(sources[number % len(sources)][-1]):
+            raise AssertionError("the device has other bytes than the host")
+    return num_copies * sources[0].numel() / seconds / 1e9
 
 
 def _megabytes(nbytes: int) -> str:

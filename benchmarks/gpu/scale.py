@@ -17,8 +17,12 @@ class Scale:
     max_workers: int
     copy_sizes: tuple[int, ...]
     """Bytes of the buffers that are copied to the device."""
+    num_slots: int
+    """Buffers of each kind that are copied in turn: the slots that a worker has at most with ten batches in flight."""
     num_copies: int
     """Per turn."""
+    num_pairs: int
+    """Turns of each kind of memory, whose ratios are made turn by turn."""
     batch_size: int
     """Images of (3, 224, 224) uint8."""
     num_distinct: int
@@ -36,7 +40,7 @@ class Scale:
     block_nbytes: int
     """Of a sample there; a batch has four."""
     stall_s: float
-    """How long the device is kept busy before each checksum, where the loop's stream is to lag behind the copies."""
+    """How long a stream is kept busy before each checksum, or before each copy, where it is to be held up."""
     turn_s: float
     """Length of a turn where rates are measured."""
 
@@ -50,7 +54,9 @@ FULL = Scale(
     rounds=5,
     max_workers=8,
     copy_sizes=(64 * 3 * 224 * 224, 256 * 3 * 224 * 224),
-    num_copies=100,
+    num_slots=18,
+    num_copies=90,
+    num_pairs=15,
     batch_size=64,
     num_distinct=64,
     model_width=1024,
@@ -64,20 +70,22 @@ FULL = Scale(
     turn_s=2.0,
 )
 
-QUICK = replace(FULL, rounds=3, num_copies=50, num_steps=30, num_checked=1_000, turn_s=1.0)
+QUICK = replace(FULL, rounds=3, num_copies=54, num_pairs=7, num_steps=30, num_checked=1_000, turn_s=1.0)
 
 TINY = Scale(
     rounds=2,
     max_workers=1,
     copy_sizes=(100_000, 400_000),
-    num_copies=3,
+    num_slots=3,
+    num_copies=6,
+    num_pairs=2,
     batch_size=2,
     num_distinct=2,
     model_width=16,
     max_model_depth=1,
     step_s=0.0,
     num_uncounted_steps=1,
-    num_steps=3,
+    num_steps=2,
     num_checked=100,
     block_nbytes=1_000,
     stall_s=0.0,

@@ -1,9 +1,12 @@
 """Whether copies hide behind a training step: time per step, on batches that are there already and on loaded ones.
 
 The model is a chain of matrix products, deep enough that a step takes much longer than the copy of a batch, trained by
-gradient descent. What is timed begins and ends with an idle device. Once more with a busy process for each core, which
-the loaders' processes and the loop's own thread must share the machine with. Target: at most 1.02 of a step on resident
-batches.
+gradient descent. What is timed begins and ends with an idle device. There are four cases:
+
+- idle/async: the loop never waits for the device. Target: at most 1.01 of a step on resident batches.
+- idle/sync: the loop waits for each step, `loss.item()`, as many do. Target: at most 1.02.
+- busy/async, busy/sync: the same with a busy process for each core, which the loaders' processes and the loop's own
+  thread must share the machine with.
 """
 
 from __future__ import annotations
@@ -15,17 +18,22 @@ from functools import partial
 
 import torch
 from datasets import Images
-from device_accelerator import Accelerator
-from device_feeds import Feed, resident_feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
-from device_load import busy_cores
-from device_outcome import Outcome, Target, measure_in_turns, table_with_ratios
-from device_scale import Scale
 from report import Result
 from torch import nn
 
+from gpu.accelerator import Accelerator
+from gpu.feeds import Feed, resident_feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
+from gpu.load import busy_cores
+from gpu.outcome import Outcome, Target, measure_in_turns, paired_ratios, table_with_ratios
+from gpu.scale import Scale
+
 __all__ = ["measure_step"]
 
-_TARGET = Target("swift_loader / resident", at_most=1.02)
+_TARGETS = {
+    "async": Target("swift_loader / resident", at_most=1.01),
+    "sync": Target("swift_loader / resident", at_most=1.02),
+}
+_LOADS = {"idle": nullcontext, "busy": busy_cores}
 _PATCH = 16
 _NUM_BATCHES = 500
 """Per epoch, so that the ends of epochs hardly show."""
@@ -36,26 +44,27 @@ _NUM_TRIED = 5
 
 
 def measure_step(accelerator: Accelerator, scale: Scale) -> Outcome:
-    """Return milliseconds per step for each loader, on an idle machine and on a busy one."""
+    """Return milliseconds per step for each loader, waiting for each step or not, on an idle machine and a busy one."""
     step = _step_of_length(accelerator, scale)
     feeds: dict[str, Feed] = {}
     results: list[Result] = []
     try:
         _start_feeds(feeds, accelerator, scale)
-        systems: dict[str, Callable[[], float]] = {
-            name: partial(_time_step, accelerator, scale, step, feed) for name, feed in feeds.items()
-        }
-        for case, load in (("idle CPU", nullcontext), ("busy CPU", busy_cores)):
-            with load():
-                results += measure_in_turns(case, "ms/step", systems, scale.rounds)
+        for load, context in _LOADS.items():
+            with context():
+                for loop in _TARGETS:
+                    systems: dict[str, Callable[[], float]] = {
+                        name: partial(_time_step, accelerator, scale, step, feed, waits=loop == "sync")
+                        for name, feed in feeds.items()
+                    }
+                    results += measure_in_turns(f"{load}/{loop}", "ms/step", systems, scale.rounds)
     finally:
         for feed in feeds.values():
             feed.close()
-    medians = {(result.case, result.system): result.median for result in results}
-    verdicts = [
-        f"{case}, {_TARGET.judge(medians[case, 'swift_loader'] / medians[case, 'resident'], accelerator)}"
-        for case in ("idle CPU", "busy CPU")
-    ]
+    verdicts = []
+    for case in dict.fromkeys(result.case for result in results):
+        ratios = paired_ratios(results, case, "swift_loader", "resident")
+        verdicts.append(f"{case}, {_TARGETS[case.partition('/')[2]].judge(ratios, accelerator)}")
     title = f"{step.depth} layers of width {scale.model_width} in {accelerator.dtype}, {scale.num_workers} workers"
     return Outcome("\n".join([title, table_with_ratios(results, "resident"), *verdicts]), results)
 
@@ -71,8 +80,8 @@ class TrainingStep:
             layers += [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
         self._model = nn.Sequential(*layers).to(accelerator.device, accelerator.dtype)
 
-    def __call__(self, images: torch.Tensor) -> None:
-        """Queue a step on `(B, 3, H, W) uint8`; doesn't wait for it."""
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Queue a step on `(B, 3, H, W) uint8`, without waiting for it; return the loss."""
         loss = self._model(images.to(self._dtype) / 255).float().square().mean()
         loss.backward()
         with torch.no_grad():  # torch.optim imports torch's compiler, which takes seconds
@@ -80,6 +89,7 @@ class TrainingStep:
                 assert parameter.grad is not None
                 parameter.sub_(parameter.grad, alpha=_LEARNING_RATE)
                 parameter.grad = None
+        return loss.detach()
 
 
 class _Transposed(nn.Module):
@@ -123,11 +133,13 @@ def _resident_images(accelerator: Accelerator, scale: Scale, count: int) -> list
     return [torch.randint(0, 256, shape, dtype=torch.uint8, device=accelerator.device) for _ in range(count)]
 
 
-def _time_step(accelerator: Accelerator, scale: Scale, step: TrainingStep, feed: Feed) -> float:
+def _time_step(accelerator: Accelerator, scale: Scale, step: TrainingStep, feed: Feed, *, waits: bool) -> float:
     """Return milliseconds per step, when what was ready before the turn is used up."""
 
     def take_step() -> None:
-        step(feed.take())
+        loss = step(feed.take())
+        if waits:
+            loss.item()
 
     _seconds(accelerator, take_step, scale.num_uncounted_steps)
     return _seconds(accelerator, take_step, scale.num_steps) / scale.num_steps * 1000
