@@ -573,8 +573,7 @@ class ProcessEngine:
         self, worker: WorkerHandle, batch: Batch, failures: tuple[SampleFailure, ...], build_s: float
     ) -> _Outcome:
         """Return the batch, or the error of decoding it, which `next` raises in the batch's place."""
-        segment = worker.segment_of(batch)
-        if segment is not None and self._on_segment is not None:
+        if self._on_segment is not None and (segment := worker.segment_of(batch)) is not None:
             self._on_segment(segment)
         memory, loan = worker.lend(batch)
         try:
