@@ -347,10 +347,11 @@ def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
     monkeypatch.setattr(duty, "SHORT_ABSENCE_NS", 10**15)  # the loop counts as quick, and goes on listening itself
     device, depth = FakeDevice(lag=99), 3
     loader = start_on(device, data_queue_size=10, workers=3, max_nb_batch_on_device=depth, validate=False)
+    workers = list(engine_of(loader)._pool.workers.values())
+    wait_until(lambda: all(worker.is_ready for worker in workers), "the workers are ready")
+    engine_of(loader)._duty.take()  # type: ignore[union-attr]
     batches = iter(loader)
     next(batches)
-    assert engine_of(loader)._duty.loop_listens  # type: ignore[union-attr]
-    workers = list(engine_of(loader)._pool.workers.values())
     wait_until(lambda: all(map(_is_through, workers)), "all that the workers were told to build is in the pipes")
     next(batches)
     num_moved = len([entry for entry in device.log if entry.startswith("copy")])
