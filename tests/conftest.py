@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.helpers import allowed_s
+
 _GRACE_S = 2.0
 """A process that was told to end may still be on its way."""
 
@@ -37,6 +39,7 @@ def _shared_memory_names() -> set[str]:
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a descriptor, a shared-memory name or a temporary file behind."""
     gc.collect()
+    gc.freeze()  # what is here stays: the collection after the test needn't look at it
     threads = set(threading.enumerate())
     descriptors = _descriptors()
     children = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -47,7 +50,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     yield
     gc.collect()
     new_children = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
-    _, alive = psutil.wait_procs(new_children, timeout=_GRACE_S)
+    _, alive = psutil.wait_procs(new_children, timeout=allowed_s(_GRACE_S))
     assert not alive, f"processes left behind: {alive}"
     left_threads = [thread for thread in threading.enumerate() if thread not in threads]
     assert not left_threads, f"threads left behind: {left_threads}"
@@ -65,5 +68,3 @@ def torch_is_warm() -> None:
     import torch
 
     (torch.ones(2) + torch.rand(2)).sum().item()
-    gc.collect()
-    gc.freeze()  # the tests collect often, and torch's objects needn't be looked at each time

@@ -7,15 +7,28 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from swift_loader import SwiftLoader
 
 ROOT = Path(__file__).parent.parent
+
+_Case = TypeVar("_Case")
+
+
+def slow(*values: object) -> Any:
+    """Return a case of a parametrised test that is marked slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def slow_unless(quick: Container[_Case], cases: Iterable[_Case]) -> list[Any]:
+    """Return the cases of a parametrised test; those that aren't quick are marked slow."""
+    return [case if case in quick else slow(case) for case in cases]
 
 
 def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
@@ -28,6 +41,11 @@ def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **
 def ids_of(batches: Iterable[Any]) -> list[int]:
     """Return the ids of all samples, in the order of arrival."""
     return [int(number) for batch in batches for number in batch["id"]]
+
+
+def allowed_s(limit_s: float) -> float:
+    """Return how long something may take here that may take so long on a machine with nothing else to do."""
+    return limit_s * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:

@@ -25,9 +25,11 @@ from swift_loader import (
 from swift_loader.bad_samples import MAX_KEPT_FAILURES
 from swift_loader.testing import assert_resume_exact
 from tests import datasets
-from tests.helpers import ids_of, make_loader
+from tests.helpers import ids_of, make_loader, slow
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
+SLOW_WITH_WORKERS = pytest.mark.parametrize("workers", [0, slow(2)])
+"""For what happens in the trainer, or is shown by `test_the_number_of_workers_does_not_show_in_the_bytes`."""
 POLICIES = pytest.mark.parametrize("on_error", ["skip", "replace"])
 
 
@@ -166,7 +168,7 @@ def test_a_batch_of_which_nothing_is_left_is_an_error_that_names_its_samples(wor
         assert loader.failures == []
 
 
-@POLICIES
+@pytest.mark.parametrize("on_error", [slow("skip"), "replace"])
 @pytest.mark.usefixtures("quiet")
 def test_the_number_of_workers_does_not_show_in_the_bytes(on_error: str) -> None:
     found = []
@@ -181,7 +183,7 @@ def test_the_number_of_workers_does_not_show_in_the_bytes(on_error: str) -> None
     assert len(found[0][1]) == 18
 
 
-@WORKERS
+@SLOW_WITH_WORKERS
 @POLICIES
 @pytest.mark.usefixtures("quiet")
 def test_after_a_resume_the_same_samples_fail(workers: int, on_error: str) -> None:
@@ -231,7 +233,7 @@ def test_ranks_keep_equal_steps_when_one_of_them_skips() -> None:
     assert states[0] == states[1]
 
 
-@WORKERS
+@SLOW_WITH_WORKERS
 @POLICIES
 @pytest.mark.usefixtures("quiet")
 def test_indices_and_padding_are_those_of_the_batch_as_delivered(workers: int, on_error: str) -> None:
@@ -394,7 +396,7 @@ def test_warnings_that_are_errors_do_no_harm(workers: int) -> None:
 # When it is too much -------------------------------------------------------------------------------------------------
 
 
-@WORKERS
+@SLOW_WITH_WORKERS
 @POLICIES
 @pytest.mark.parametrize("max_errors", [2, 0.05])
 def test_more_failures_than_allowed_are_an_error_at_their_batch(workers: int, on_error: str, max_errors: float) -> None:

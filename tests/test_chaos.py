@@ -11,8 +11,10 @@ import pytest
 from swift_loader import ProtocolError, WorkerStalled
 from swift_loader.engine.ledger import Ledger
 from tests.chaos import Case, run_case
+from tests.helpers import slow
 from tests.killer import Aim
 
+QUICK = Case(seed=7, workers=2, in_order=True, num_kills=6, num_templates=1, is_narrow=True)
 CASES = [
     Case(seed=1, workers=2, in_order=True, num_kills=26),
     Case(seed=2, workers=3, in_order=False, num_kills=26, is_narrow=True),
@@ -25,6 +27,11 @@ CASES = [
 kills: Counter[Aim] = Counter()
 
 
+def test_a_few_killed_workers_never_show_in_the_data() -> None:
+    assert run_case(QUICK).kills.total() >= 5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[f"seed {case.seed}" for case in CASES])
 def test_killed_workers_and_templates_never_show_in_the_data(case: Case) -> None:
     done = run_case(case).kills
@@ -32,6 +39,7 @@ def test_killed_workers_and_templates_never_show_in_the_data(case: Case) -> None
     kills.update(done)
 
 
+@pytest.mark.slow
 def test_these_were_a_hundred_kills_of_all_kinds() -> None:
     if not kills:
         pytest.skip("it counts those of the tests before, which didn't run")
@@ -40,7 +48,7 @@ def test_these_were_a_hundred_kills_of_all_kinds() -> None:
     assert kills[Aim.SLOT_WRITE] + kills[Aim.SENDING] >= 0.4 * kills.total()
 
 
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("in_order", [True, slow(False)])
 def test_an_engine_that_forgets_what_a_dead_worker_had_is_caught(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +61,7 @@ def test_an_engine_that_forgets_what_a_dead_worker_had_is_caught(
         run_case(Case(seed=1, workers=2, in_order=in_order, num_kills=10, timeout_s=1.5))
 
 
+@pytest.mark.slow
 def test_an_engine_that_builds_again_what_is_here_already_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """In completion order; in order the second copy of a batch is never looked at."""
     real = Ledger.remove_worker

@@ -67,6 +67,7 @@ def checksums(load: Callable[[str], ModuleType]) -> ModuleType:
     return load("gpu.checksums")
 
 
+@pytest.mark.slow
 def test_all_parts_run_on_the_cpu_and_every_byte_arrives(tmp_path: Path) -> None:
     run = run_benchmark(tmp_path, "--device", "cpu", "--quick", "--json", str(tmp_path / "figures.json"))
 

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-TIMEOUT_S = 90
+TIMEOUT_S = 180
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
 
@@ -209,6 +209,7 @@ def test_the_limit_is_named_after_the_share_of_time_spent_waiting(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_frameworks_that_are_stopped_and_resumed_train_the_model_of_an_uninterrupted_plain_loop(tmp_path: Path) -> None:
     stopped = f"{TINY} --save-every 7 --stop-after 16 --save {tmp_path}"
 
@@ -229,6 +230,7 @@ def test_frameworks_that_are_stopped_and_resumed_train_the_model_of_an_uninterru
     assert results == results[:1] * 5
 
 
+@pytest.mark.slow
 def test_a_hugging_face_trainer_that_is_stopped_and_resumed_trains_the_same_model(tmp_path: Path) -> None:
     results = run_examples(
         tmp_path,
@@ -241,6 +243,7 @@ def test_a_hugging_face_trainer_that_is_stopped_and_resumed_trains_the_same_mode
     assert results == results[:1] * 2
 
 
+@pytest.mark.slow
 def test_two_ranks_evaluate_each_held_out_digit_once(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
     run = run_python(tmp_path, *torchrun, str(EXAMPLES / "torchrun_example.py"), *TINY.split())
@@ -250,6 +253,7 @@ def test_two_ranks_evaluate_each_held_out_digit_once(tmp_path: Path) -> None:
     assert "of 359 digits" in result
 
 
+@pytest.mark.slow
 def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) -> None:
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)

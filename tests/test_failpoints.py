@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swift_loader import WorkerDied, failpoints
 from swift_loader.failpoints import VARIABLE, Action, Failpoint, FailpointSpec, parse_failpoints
 from tests import datasets
-from tests.helpers import ROOT, make_loader
+from tests.helpers import ROOT, make_loader, slow_unless
 
 specs = st.builds(
     FailpointSpec,
@@ -229,7 +229,14 @@ print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)))
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("point", [point for point in Failpoint if point is not Failpoint.GETITEM])
+@pytest.mark.parametrize(
+    "point",
+    slow_unless(
+        # of the others, the matrix tells
+        {Failpoint.TEMPLATE_REAPED},
+        [point for point in Failpoint if point is not Failpoint.GETITEM],
+    ),
+)
 def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processes of a loader that takes one epoch; what comes of it is another matter."""
     marker = tmp_path / "marker"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import run_script
+from tests.helpers import run_script, slow, slow_unless
 
 PROGRAM = """
 import atexit, gc, multiprocessing, os, sys, warnings
@@ -65,16 +65,17 @@ DEEDS = {
         "assert process.exitcode == 0"
     ),
 }
+QUICK = {"closes", "drops it and ends by os._exit", "is a pool of processes"}
 
 
-@pytest.mark.parametrize("multithread", [True, False])
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("multithread", [True, slow(False)])
+@pytest.mark.parametrize("deed", slow_unless(QUICK, DEEDS))
 def test_a_fork_that_does_this_leaves_the_loader_alone(deed: str, multithread: bool, tmp_path: Path) -> None:
     code = PROGRAM.format(body=DEEDS[deed], multithread=multithread)
     assert run_script(code, via="-c", folder=tmp_path) == "all\n"
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
 def test_a_fork_that_holds_copies_of_the_pipes_does_not_delay_close(start_method: str, tmp_path: Path) -> None:
     code = """
         import os, sys, warnings
@@ -149,8 +150,8 @@ KEEPS_A_BATCH = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
-@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("device", [None, slow("cpu")])
 def test_a_batch_that_a_fork_keeps_stays_as_it_was(start_method: str, device: str | None, tmp_path: Path) -> None:
     code = KEEPS_A_BATCH.format(device=device)
     assert run_script(code, start_method, via="-c", folder=tmp_path) == "right\n"
@@ -194,6 +195,7 @@ def test_a_batch_that_was_got_while_another_thread_forked_stays_as_it_was_in_the
     assert run_script(code, via="-c", folder=tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_forks_in_a_row_do_not_make_memory_grow(tmp_path: Path) -> None:
     code = """
         import os, warnings
@@ -273,9 +275,9 @@ GOES_ON_IN_THE_CHILD = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", "spawn"])
-@pytest.mark.parametrize("multithread", ["True", "False"])
-@pytest.mark.parametrize("device", ["None", "cpu"])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("multithread", ["True", slow("False")])
+@pytest.mark.parametrize("device", ["None", slow("cpu")])
 def test_a_fork_that_goes_on_with_the_iterator_is_refused(
     start_method: str, multithread: str, device: str, tmp_path: Path
 ) -> None:

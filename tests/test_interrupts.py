@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import datasets
-from tests.helpers import make_loader, run_script
+from tests.helpers import make_loader, run_script, slow
 
 
 class Alarm(Exception):
@@ -85,7 +85,7 @@ AT_ANY_TIME = """
     sys.unraisablehook = lambda unraisable: None  # what a handler raises in a finaliser, Python reports, and drops
     rng, loader = random.Random(int(sys.argv[3])), new_loader()
     had_alarm = False  # an alarm that met a batch of the next epoch is told in that epoch
-    for _ in range(20):
+    for _ in range(int(sys.argv[4])):
         try:
             got, error = go_through(iter(loader))
         except Alarm:  # between two calls
@@ -106,10 +106,21 @@ AT_ANY_TIME = """
 """
 
 
-@pytest.mark.parametrize("device", ["None", "cpu"])
-@pytest.mark.parametrize("multithread", ["True", "False"])
-def test_an_alarm_at_any_time_loses_no_batch_and_is_raised_once(device: str, multithread: str, tmp_path: Path) -> None:
-    assert run_script(AT_ANY_TIME, multithread, device, "3", via="-c", folder=tmp_path, timeout_s=55) == "right\n"
+@pytest.mark.parametrize(
+    ("device", "multithread", "num_passes"),
+    [
+        ("cpu", "True", "4"),
+        slow("None", "True", "20"),
+        slow("None", "False", "20"),
+        slow("cpu", "True", "20"),
+        slow("cpu", "False", "20"),
+    ],
+)
+def test_an_alarm_at_any_time_loses_no_batch_and_is_raised_once(
+    device: str, multithread: str, num_passes: str, tmp_path: Path
+) -> None:
+    arguments = (multithread, device, "3", num_passes)
+    assert run_script(AT_ANY_TIME, *arguments, via="-c", folder=tmp_path, timeout_s=55) == "right\n"
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

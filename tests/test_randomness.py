@@ -39,6 +39,7 @@ def test_the_number_of_workers_does_not_show_in_the_bytes() -> None:
     assert found[0][0] != found[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["template", "spawn"])
 def test_pythonhashseed_does_not_show_in_the_bytes(start_method: str, tmp_path: Path) -> None:
     code = f"""

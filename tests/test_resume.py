@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from swift_loader import LoaderClosed, StateMismatch, SwiftLoader
 from swift_loader.order import Order, OrderSettings
 from tests import datasets
-from tests.helpers import ids_of, make_loader
+from tests.helpers import ids_of, make_loader, slow, slow_unless
 
 
 def through_json(state: dict[str, int]) -> dict[str, int]:
@@ -172,7 +172,7 @@ def test_a_chain_of_stopped_runs_sees_what_one_run_sees(
     check_chain(num_samples, chain, **order)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_unless({0}, range(4)))
 def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_processes(seed: int) -> None:
     generator = np.random.default_rng(seed)
     chain = [
@@ -189,8 +189,8 @@ def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_processes(seed: int
     check_chain(203, chain, shuffle=True, nearby_shuffle=int(generator.choice([0, 30])), seed=seed)
 
 
-@pytest.mark.parametrize(("world_size", "batch_size"), [(2, 16), (3, 5)])
-@pytest.mark.parametrize("num_steps", [1, 7, 12])
+@pytest.mark.parametrize(("world_size", "batch_size"), [slow(2, 16), (3, 5)])
+@pytest.mark.parametrize("num_steps", [slow(1), 7, slow(12)])
 def test_four_ranks_of_8_go_on_as_two_of_16_or_three_of_5(num_steps: int, world_size: int, batch_size: int) -> None:
     options: dict[str, Any] = {"shuffle": True, "nearby_shuffle": 100, "seed": 5}
     with ExitStack() as stack:
@@ -219,8 +219,7 @@ def samples_of(batch: Any) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("batch_size", [8, 5])
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), (0, 5), slow(1, 8), slow(1, 5), slow(2, 8), (2, 5)])
 def test_augmentations_are_the_same_bytes_after_a_resume(workers: int, batch_size: int) -> None:
     with make_loader(datasets.AugmentingWithAll, workers=0) as loader:
         reference = [sample for _ in range(3) for batch in loader for sample in samples_of(batch)]
@@ -304,7 +303,7 @@ def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next_one(chosen: int 
 
 
 @pytest.mark.parametrize("when", ["before load", "after load", "after iter"])
-@pytest.mark.parametrize("chosen", [0, 2])
+@pytest.mark.parametrize("chosen", [0, slow(2)])
 def test_a_restored_position_counts_in_its_own_epoch_only(when: str, chosen: int) -> None:
     with make_loader(datasets.Counting) as loader:
         epochs = [ids_of(loader) for _ in range(4)]

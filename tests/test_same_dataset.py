@@ -18,9 +18,9 @@ import pytest
 
 from swift_loader import DatasetMismatch, SwiftLoader
 from tests import datasets
-from tests.helpers import ROOT, ids_of, make_loader, run_script, wait_until
+from tests.helpers import ROOT, ids_of, make_loader, run_script, slow, wait_until
 
-METHODS = ["template", "spawn"]
+METHODS = ["template", slow("spawn")]
 
 pytestmark = pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")  # of the replacements
 
@@ -58,7 +58,7 @@ class Folder(datasets.Counting):
         self.file = Path(__file__).open() if keeps_open else None
 
 
-@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize("validate", [True, slow(False)])
 @pytest.mark.parametrize("start_method", METHODS)
 def test_a_folder_that_grows_between_two_builds_is_an_error_that_names_both_lengths(
     start_method: str, validate: bool, tmp_path: Path
@@ -108,8 +108,8 @@ def test_a_set_of_strings_is_in_one_order_in_all_processes(start_method: str, de
     assert sorted(labels.values()) == list(range(24))
 
 
-@pytest.mark.parametrize("seed", [None, "", "random", "0", "77"])
-@pytest.mark.parametrize("isolation", [(), ("-E",), ("-I",)])
+@pytest.mark.parametrize("seed", [None, slow(""), "random", slow("0"), "77"])
+@pytest.mark.parametrize("isolation", [(), slow(("-E",)), slow(("-I",))])
 def test_the_hash_seed_is_the_trainers_if_it_has_one(seed: str | None, isolation: tuple[str, ...]) -> None:
     code = f"""
         import sys
@@ -307,7 +307,7 @@ class OnlyOnce:
         return self.file.read(1)[0]
 
 
-@pytest.mark.parametrize("keeps_open", [False, True])
+@pytest.mark.parametrize("keeps_open", [slow(False), True])
 @pytest.mark.parametrize("options", [{}, {"start_method": "spawn"}, {"dataset_per_worker": True}])
 def test_a_constructor_runs_once_in_each_process(
     options: dict[str, Any], keeps_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import run_script
+from tests.helpers import run_script, slow_unless
 from tests.script_definitions import DEFINITIONS, as_script
 
+QUICK = set(list(DEFINITIONS)[::13])
 OPTIONAL = ("attrs", "matplotlib", "PIL", "pydantic", "torchvision")
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
+@pytest.mark.parametrize("name", slow_unless(QUICK, DEFINITIONS))
 def test_a_definition_gives_the_same_batches_without_workers_with_a_template_and_with_spawn(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, run_script
+from tests.helpers import ROOT, run_script, slow
 
 DATASET = """
     from dataclasses import dataclass
@@ -38,7 +38,7 @@ def unguarded(body: str) -> str:
     return textwrap.dedent(DATASET) + textwrap.dedent(body)
 
 
-@pytest.mark.parametrize("via", ["file", "-c", "stdin"])
+@pytest.mark.parametrize("via", ["file", slow("-c"), "stdin"])
 def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(via: str, tmp_path: Path) -> None:
     body = """
     factor = 2
@@ -68,7 +68,14 @@ def test_a_dataset_inside_a_function_and_an_instance_work(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "ending", ["pass", "raise SystemExit(0)", "del loader, iterator", "import sys; sys.exit()", "loader.close()"]
+    "ending",
+    [
+        "pass",
+        slow("raise SystemExit(0)"),
+        slow("del loader, iterator"),
+        "import sys; sys.exit()",
+        slow("loader.close()"),
+    ],
 )
 def test_a_script_that_just_ends_exits_cleanly(ending: str, tmp_path: Path) -> None:
     body = f"""

@@ -13,6 +13,7 @@ import pytest
 
 from swift_loader import SwiftLoader
 from tests import storm_loop, storm_run, storm_trainer
+from tests.helpers import slow
 from tests.storm import Storm
 from tests.storm_case import TRAITS, Case, Deed, Event, Leg, Pass, draw_case
 from tests.storm_datasets import KINDS
@@ -30,18 +31,18 @@ from tests.storm_trainer import Surroundings
 
 SEEDS = [
     ("arrays", 2),
-    ("augments", 20),
-    ("augments", 21),
-    ("cached open", 43),
-    ("draws in constructor", 100),
-    ("environment", 125),
-    ("environment", 127),
-    ("grows", 142),
+    slow("augments", 20),
+    slow("augments", 21),
+    slow("cached open", 43),
+    slow("draws in constructor", 100),
+    slow("environment", 125),
+    slow("environment", 127),
+    slow("grows", 142),
     ("kept open", 221),
-    ("open by import", 242),
-    ("opened late", 262),
-    ("opened late", 266),
-    ("relative, kept open", 300),
+    slow("open by import", 242),
+    slow("opened late", 262),
+    slow("opened late", 266),
+    slow("relative, kept open", 300),
     ("relative, opened late", 327),
 ]
 """Loaders of all kinds, kills, forks, changes of the trainer, data that grow: about a second each."""

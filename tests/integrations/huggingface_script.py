@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from swift_loader.integrations.huggingface import LoaderStateCallback
 from tests.integrations.ranks import run_rank
 from tests.integrations.training import NUM_EPOCHS, Seen, loss_of, make_loader, make_model, observe, weights_of
 
-NUM_RANKS = int(os.environ["WORLD_SIZE"])
+NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+NUM_ARGUMENTS = 3
+"""What `run_ranks` gives to all scripts."""
 
 PLACES = {
     "mid-epoch": ("steps", "checkpoint-7"),
@@ -58,7 +61,7 @@ def run(folder: Path, *, save_strategy: str, checkpoint: Path | None = None) -> 
         # Makes a new callback of each that has a state; the loader's has to stand that.
         restore_callback_states_from_checkpoint=save_strategy == "epoch",
         use_cpu=True,
-        ddp_backend="gloo",
+        ddp_backend="gloo" if NUM_RANKS > 1 else None,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
@@ -90,7 +93,16 @@ def refusals() -> dict[str, str]:
 
 
 def study(folder: Path) -> dict[str, Any]:
-    """Return the uninterrupted run, the resumed ones by place, and what is refused."""
+    """Return the uninterrupted run, the resumed ones by place, and what is refused.
+
+    A place as a further argument: only this one.
+    """
+    if len(sys.argv) > NUM_ARGUMENTS:
+        (place,) = sys.argv[NUM_ARGUMENTS:]
+        strategy, checkpoint = PLACES[place]
+        whole = run(folder / strategy, save_strategy=strategy)
+        resumed = run(folder / "resumed", save_strategy=strategy, checkpoint=folder / strategy / checkpoint)
+        return {"uninterrupted": whole, place: resumed, "refusals": refusals()}
     by_strategy = {name: run(folder / name, save_strategy=name) for name in ("steps", "epoch")}
     assert by_strategy["steps"] == by_strategy["epoch"]
     torch.distributed.barrier()

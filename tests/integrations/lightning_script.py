@@ -6,7 +6,8 @@ Run as `python lightning_script.py FOLDER`, or by torchrun for DDP.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from tests.integrations.training import (
 )
 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+NUM_ARGUMENTS = 3
+"""What `run_ranks` gives to all scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,13 @@ def fit(case: Case, folder: Path, *, checkpoint: Path | None = None) -> dict[str
 
 
 def study(folder: Path) -> dict[str, Any]:
-    """Return of each case the uninterrupted run, and the resumed ones: what they saw, after how many steps."""
+    """Return of each case the uninterrupted run, and the resumed ones: what they saw, after how many steps.
+
+    A name and a number as further arguments: only this case, resumed after so many steps.
+    """
+    if len(sys.argv) > NUM_ARGUMENTS:
+        name, num_steps = sys.argv[NUM_ARGUMENTS:]
+        return {name: study_case(replace(CASES[name], resumed_after=range(int(num_steps), int(num_steps) + 1)), folder)}
     return {name: study_case(case, folder / name.replace(" ", "-")) for name, case in CASES.items()}
 
 

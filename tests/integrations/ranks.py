@@ -23,13 +23,16 @@ GRACE_S = 15
 """For ranks that have to end, and torchrun, which looks after them."""
 
 
-def run_ranks(script: str, num_ranks: int, folder: Path, *, timeout_s: float, needs: str = "torch") -> list[Any]:
+def run_ranks(
+    script: str, num_ranks: int, folder: Path, *arguments: str, timeout_s: float, needs: str = "torch"
+) -> list[Any]:
     """Run a script of this folder as so many ranks of torchrun, or without it if 0; return their reports by rank.
 
     Args:
         script: Its name; it has to call `run_rank`.
         num_ranks: How many.
         folder: Where it may write.
+        arguments: What the script takes besides.
         timeout_s: After this, each rank ends itself and shows the stacks of its threads.
         needs: The framework, without which the test is skipped.
     """
@@ -46,6 +49,7 @@ def run_ranks(script: str, num_ranks: int, folder: Path, *, timeout_s: float, ne
         str(folder),
     ]
     command = [sys.executable, *(torchrun if num_ranks else []), str(FOLDER / script), str(folder), str(timeout_s)]
+    command += arguments
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),

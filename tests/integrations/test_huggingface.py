@@ -4,16 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.checks import assert_resumed_exactly
+from tests.integrations.checks import assert_complete, assert_resumed_exactly
 from tests.integrations.ranks import run_ranks
+from tests.integrations.training import SAVED_AFTER
 
 
-@pytest.mark.timeout(75)
-def test_a_run_resumes_exactly_from_what_the_trainer_saved_and_says_what_it_needs(tmp_path: Path) -> None:
-    ranks = run_ranks("huggingface_script.py", 2, tmp_path, timeout_s=50, needs="transformers")
+@pytest.mark.slow
+@pytest.mark.timeout(125)
+def test_a_run_of_two_ranks_resumes_exactly_from_what_the_trainer_saved(tmp_path: Path) -> None:
+    assert_resumed_exactly(run_ranks("huggingface_script.py", 2, tmp_path, timeout_s=100, needs="transformers"))
 
-    assert_resumed_exactly(ranks)
-    refusals = ranks[0]["refusals"]
+
+@pytest.mark.timeout(125)
+def test_a_run_resumes_exactly_in_the_midst_of_an_epoch_and_says_what_it_needs(tmp_path: Path) -> None:
+    (rank,) = run_ranks("huggingface_script.py", 0, tmp_path, "mid-epoch", timeout_s=100, needs="transformers")
+
+    whole, resumed = rank["uninterrupted"], rank["mid-epoch"]
+    assert_complete([whole["seen"]])
+    assert resumed["seen"] == whole["seen"][SAVED_AFTER["mid-epoch"] :]
+    assert resumed["weights"] == whole["weights"]
+    refusals = rank["refusals"]
     assert refusals["no SwiftLoader"].startswith(
         "TypeError: the Trainer's train loader is a list, which has no load_state_dict"
     )

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers import slow
 from tests.integrations.checks import assert_resumed_exactly
 from tests.integrations.ranks import run_ranks
+from tests.integrations.training import SAVED_AFTER
 from tests.integrations.uneven import BATCH_SIZE, NUM_EPOCHS, NUM_RANKS, metric
 
 SHARES = {
@@ -21,14 +23,18 @@ SHARES = {
 """How many samples each rank has in an epoch, repeats included."""
 
 
-@pytest.mark.timeout(75)
-def test_a_plain_loop_resumes_exactly(tmp_path: Path) -> None:
-    assert_resumed_exactly(run_ranks("torchrun_script.py", 2, tmp_path, timeout_s=50))
+@pytest.mark.timeout(125)
+@pytest.mark.parametrize("places", [["mid-epoch"], slow([*SAVED_AFTER])], ids=["mid-epoch", "all places"])
+def test_a_plain_loop_resumes_exactly(places: list[str], tmp_path: Path) -> None:
+    ranks = run_ranks("torchrun_script.py", 2, tmp_path, *places, timeout_s=100)
+
+    assert_resumed_exactly(ranks, places)
 
 
-@pytest.mark.timeout(75)
+@pytest.mark.slow
+@pytest.mark.timeout(125)
 def test_ranks_that_cannot_share_evenly_neither_hang_nor_count_a_sample_wrongly(tmp_path: Path) -> None:
-    ranks = run_ranks("uneven_script.py", NUM_RANKS, tmp_path, timeout_s=50)
+    ranks = run_ranks("uneven_script.py", NUM_RANKS, tmp_path, timeout_s=100)
 
     for (uneven, num_samples), shares in SHARES.items():
         runs = [rank[f"{uneven} {num_samples}"] for rank in ranks]

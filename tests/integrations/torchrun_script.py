@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def run(folder: Path, *, resume_at: str | None = None) -> dict[str, Any]:
 
 
 def study(folder: Path) -> dict[str, Any]:
-    """Return the uninterrupted run and the resumed ones, by place."""
+    """Return the uninterrupted run and the resumed ones, by place; places as further arguments: only these."""
     distributed.init_process_group("gloo")
     whole = run(folder)
     distributed.barrier()
-    return {"uninterrupted": whole, **{place: run(folder, resume_at=place) for place in SAVED_AFTER}}
+    return {"uninterrupted": whole, **{place: run(folder, resume_at=place) for place in sys.argv[3:] or SAVED_AFTER}}
 
 
 if __name__ == "__main__":

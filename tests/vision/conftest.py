@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import warnings
 from pathlib import Path
@@ -22,10 +21,7 @@ def timm_data() -> Any:
     """The module `timm.data`; what torchvision warns of when it is imported doesn't matter here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = pytest.importorskip("timm.data")
-    gc.collect()
-    gc.freeze()  # as in the main conftest: each test collects twice, and would look at all of torchvision each time
-    return module
+        return pytest.importorskip("timm.data")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ TINY = "--epochs 1 --batch-size 128"
 """11 steps."""
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_resumed_trains_the_model_of_an_uninterrupted_one(
     tmp_path: Path, photos: Path
 ) -> None:
