@@ -109,7 +109,7 @@ def without(indices: Sequence[int], num_samples: int = 40) -> list[int]:
 
 
 @WORKERS
-@pytest.mark.parametrize("dataset_class", [Failing, FailingInBulk, BulkOnly])
+@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), BulkOnly])
 @pytest.mark.usefixtures("quiet")
 def test_skipped_samples_are_left_out_of_their_batches(workers: int, dataset_class: Any) -> None:
     bad = (0, 13, 14, 39)
@@ -122,7 +122,7 @@ def test_skipped_samples_are_left_out_of_their_batches(workers: int, dataset_cla
 
 
 @WORKERS
-@pytest.mark.parametrize("dataset_class", [Failing, FailingInBulk, BulkOnly])
+@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), BulkOnly])
 @pytest.mark.usefixtures("quiet")
 def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_class: Any) -> None:
     bad = (0, 13, 14, 39)

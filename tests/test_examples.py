@@ -109,6 +109,7 @@ def test_digits_are_learned_and_drawn_and_the_limit_is_named(tmp_path: Path) -> 
         assert (pixels == curve).all(axis=1).sum() > 500
 
 
+@pytest.mark.slow
 def test_digits_without_workers_end_with_status_1_if_the_accuracy_is_too_low(tmp_path: Path) -> None:
     plot = tmp_path / "curves.svg"
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from swift_loader import WorkerDied, failpoints
 from swift_loader.failpoints import VARIABLE, Action, Failpoint, FailpointSpec, parse_failpoints
 from tests import datasets
-from tests.helpers import ROOT, make_loader, slow_unless
+from tests.helpers import ROOT, make_loader, slow_unless, wait_until
 
 specs = st.builds(
     FailpointSpec,
@@ -162,6 +163,8 @@ print('after')
         assert process.stdout is not None
         assert process.stdout.readline() == "before\n"
         for _ in range(2):
+            # It hangs where the handler may raise: not before, nor on its way back.
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it hangs")
             process.send_signal(signal.SIGUSR1)
             assert process.stdout.readline() == "handled\n"
         process.kill()

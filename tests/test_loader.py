@@ -16,9 +16,9 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
 from tests import datasets
-from tests.helpers import ids_of, make_loader, wait_until
+from tests.helpers import ids_of, make_loader, slow, wait_until
 
-WORKERS = pytest.mark.parametrize("workers", [0, 1, 3])
+WORKERS = pytest.mark.parametrize("workers", [0, slow(1), 3])
 
 
 @WORKERS
@@ -247,7 +247,7 @@ def test_a_dataset_that_can_not_be_counted_leaves_nothing_behind() -> None:
         assert psutil.Process().children(recursive=True) == []
 
 
-@pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
+@pytest.mark.parametrize("uneven", ["pad", slow("drop"), slow("exact")])
 def test_consumers_split_the_dataset(uneven: str) -> None:
     parts: list[list[int]] = []
     lengths = []
@@ -452,7 +452,7 @@ def test_a_prepared_loader_starts_from_what_was_begun() -> None:
         assert psutil.Process().children() == template
 
 
-@pytest.mark.parametrize("change", ["directory", "environment", "path", "dataset"])
+@pytest.mark.parametrize("change", ["directory", slow("environment"), slow("path"), "dataset"])
 def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Circumstances:
         def __init__(self) -> None:

@@ -70,10 +70,14 @@ def test_a_rank_that_is_late_is_named_and_nothing_is_printed(capfd: pytest.Captu
 def test_ctrl_c_ends_the_wait_at_once_and_that_of_the_other_ranks(kind: Any) -> None:
     stores = connect(30)
     meeting = join(kind(stores[0]), 0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in the background
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     start_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        meeting.gather()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            meeting.gather()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start_s < 5
     with pytest.raises(RuntimeError, match="rank 0 stopped waiting before all ranks had started their loaders"):
         join(kind(stores[1]), 1).gather()

@@ -355,7 +355,7 @@ def test_loading_while_it_runs_takes_the_loop_there() -> None:
         assert [samples_of(batch) for batch in loader] == following
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 def test_a_running_loader_takes_over_the_seed_of_a_state(workers: int) -> None:
     with make_loader(datasets.AugmentingWithAll, workers=0, seed=12345) as loader:
         state = loader.state_dict()

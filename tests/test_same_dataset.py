@@ -95,7 +95,7 @@ class Labels(datasets.Counting):
 
 
 @pytest.mark.parametrize("start_method", METHODS)
-@pytest.mark.parametrize("deed", ["", "thread", "file"])
+@pytest.mark.parametrize("deed", ["", slow("thread"), "file"])
 def test_a_set_of_strings_is_in_one_order_in_all_processes(start_method: str, deed: str) -> None:
     labels: dict[int, int] = {}
     with make_loader(Labels, workers=3, batch_size=2, kwargs={"deed": deed}, start_method=start_method) as loader:
@@ -108,7 +108,7 @@ def test_a_set_of_strings_is_in_one_order_in_all_processes(start_method: str, de
     assert sorted(labels.values()) == list(range(24))
 
 
-@pytest.mark.parametrize("seed", [None, slow(""), "random", slow("0"), "77"])
+@pytest.mark.parametrize("seed", [slow(None), slow(""), "random", slow("0"), "77"])
 @pytest.mark.parametrize("isolation", [(), slow(("-E",)), slow(("-I",))])
 def test_the_hash_seed_is_the_trainers_if_it_has_one(seed: str | None, isolation: tuple[str, ...]) -> None:
     code = f"""
@@ -248,7 +248,7 @@ class Unkeyed(datasets.Counting):
         return {"id": index, "noise": noise}
 
 
-@pytest.mark.parametrize("options", [{"start_method": "spawn"}, {"dataset_per_worker": True}])
+@pytest.mark.parametrize("options", [slow({"start_method": "spawn"}), {"dataset_per_worker": True}])
 def test_an_unkeyed_generator_in_the_constructor_is_named(options: dict[str, Any]) -> None:
     with (
         pytest.raises(DatasetMismatch, match=r"(?s)constructor gives another dataset each time.*default_rng"),
@@ -273,7 +273,7 @@ class Tells(datasets.Counting):
         return {"id": index, "pid": os.getpid(), "time": time.monotonic_ns() if index % 2 else 0}
 
 
-@pytest.mark.parametrize("options", [{"start_method": "spawn"}, {"dataset_per_worker": True}, {}])
+@pytest.mark.parametrize("options", [slow({"start_method": "spawn"}), {"dataset_per_worker": True}, {}])
 def test_samples_that_hold_a_process_id_are_no_error(options: dict[str, Any]) -> None:
     with make_loader(Tells, workers=2, **options) as loader:
         for epoch in range(2):
@@ -439,7 +439,7 @@ def test_the_processes_that_a_dataset_started_end_with_the_loader(start_method: 
     wait_until(lambda: not any(map(is_alive, pids)), "the pools' processes end", 5)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, slow(1), 2])
 def test_sums_and_convolutions_are_the_same_with_any_number_of_workers(workers: int) -> None:
     import torch
 
@@ -463,6 +463,7 @@ def test_sums_and_convolutions_are_the_same_with_any_number_of_workers(workers: 
         assert all(torch.equal(got, wanted[name]) for got, wanted in zip(batch[name], expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", METHODS)
 def test_torchs_default_dtype_and_number_of_threads_hold_for_workers(start_method: str, tmp_path: Path) -> None:
     code = f"""

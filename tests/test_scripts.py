@@ -102,6 +102,7 @@ def test_an_exception_in_the_loop_is_all_that_is_printed(tmp_path: Path) -> None
     assert ended.stderr.endswith("ValueError: in the loop\n")
 
 
+@pytest.mark.slow
 def test_ranks_started_by_torch_multiprocessing_share_a_loader(tmp_path: Path) -> None:
     body = """
     import torch.multiprocessing as mp

@@ -10,7 +10,7 @@ import pytest
 from swift_loader import SwiftLoader, sample_rng
 from swift_loader.testing import assert_resume_exact
 from tests import datasets
-from tests.helpers import make_loader
+from tests.helpers import make_loader, slow
 
 
 class OwnGenerator(datasets.Counting):
@@ -51,8 +51,17 @@ class Varied(datasets.Counting):
         }
 
 
-@pytest.mark.parametrize(("workers", "num_cuts"), [(0, 5), (2, 1)])
-@pytest.mark.parametrize("dataset", [datasets.Counting, datasets.AugmentingWithAll, Varied])
+@pytest.mark.parametrize(
+    ("dataset", "workers", "num_cuts"),
+    [
+        (datasets.Counting, 2, 1),
+        (datasets.AugmentingWithAll, 0, 5),
+        (Varied, 0, 5),
+        slow(datasets.Counting, 0, 5),
+        slow(datasets.AugmentingWithAll, 2, 1),
+        slow(Varied, 2, 1),
+    ],
+)
 def test_a_dataset_that_depends_on_the_index_alone_passes(dataset: type[Any], workers: int, num_cuts: int) -> None:
     assert_resume_exact(
         lambda: make_loader(dataset, workers=workers, kwargs={"num_samples": 50}), num_batches=20, num_cuts=num_cuts

@@ -13,7 +13,7 @@ import pytest
 
 from swift_loader import LoaderClosed
 from tests import datasets
-from tests.helpers import ids_of, make_loader
+from tests.helpers import ids_of, make_loader, slow
 
 
 def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
@@ -36,7 +36,7 @@ def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("device", [None, slow("cpu")])
 def test_threads_that_share_an_iterator_get_each_batch_once(workers: int, in_order: bool, device: str | None) -> None:
     options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "batch_size": 4, "in_order": in_order}
     with make_loader(datasets.Counting, workers=workers, **options) as loader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from tests.integrations.training import NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, SAVED_AFTER
@@ -23,16 +22,15 @@ def assert_complete(runs: list[Any]) -> None:
     assert len(drawn) == NUM_EPOCHS * num_samples, "padding repeats a sample; nothing else may be drawn twice"
 
 
-def assert_resumed_exactly(ranks: list[Any], places: Iterable[str] = tuple(SAVED_AFTER)) -> None:
+def assert_resumed_exactly(ranks: list[Any]) -> None:
     """Fail unless each rank saw the same samples and ended with the same weights wherever it was resumed.
 
     Args:
         ranks: By rank, the runs by name, each with `seen` and `weights`.
-        places: Where it was resumed.
     """
     assert_complete([rank["uninterrupted"]["seen"] for rank in ranks])
     for rank in ranks:
         whole = rank["uninterrupted"]
-        for place in places:
-            assert rank[place]["seen"] == whole["seen"][SAVED_AFTER[place] :], place
+        for place, num_steps in SAVED_AFTER.items():
+            assert rank[place]["seen"] == whole["seen"][num_steps:], place
             assert rank[place]["weights"] == whole["weights"], place

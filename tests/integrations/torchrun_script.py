@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,11 @@ def run(folder: Path, *, resume_at: str | None = None) -> dict[str, Any]:
 
 
 def study(folder: Path) -> dict[str, Any]:
-    """Return the uninterrupted run and the resumed ones, by place; places as further arguments: only these."""
+    """Return the uninterrupted run and the resumed ones, by place."""
     distributed.init_process_group("gloo")
     whole = run(folder)
     distributed.barrier()
-    return {"uninterrupted": whole, **{place: run(folder, resume_at=place) for place in sys.argv[3:] or SAVED_AFTER}}
+    return {"uninterrupted": whole, **{place: run(folder, resume_at=place) for place in SAVED_AFTER}}
 
 
 if __name__ == "__main__":
