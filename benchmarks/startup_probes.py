@@ -45,7 +45,6 @@ def loader_maker(system: str) -> Callable[..., Any]:
             worker_per_consumer=num_workers,
             shuffle=True,
             seed=1,
-            data_queue_size=4 * num_workers,
         )
 
     def make_torch(dataset_class: type, kwargs: dict[str, Any], batch_size: int, num_workers: int) -> DataLoader[Any]:

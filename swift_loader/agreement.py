@@ -7,10 +7,10 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any
 
 from swift_loader.meeting import ONLY_SOME, Facts, Meeting
+from swift_loader.notices import warn
 from swift_loader.placement import Placement, is_one_of_many
 from swift_loader.run import Run
 
@@ -82,7 +82,7 @@ def _refuse_own_seeds(run: Run, placement: Placement) -> None:
     )
     if is_one_of_many():
         raise ValueError(problem)
-    warnings.warn(problem, stacklevel=4)
+    warn(problem)
 
 
 def _join(placement: Placement, facts: Facts) -> Meeting | None:

@@ -1,11 +1,11 @@
-"""How many batches may be in flight: as many as keep all workers busy, or as the user says. Pure.
+"""Chooses how many batches may be in flight: as many as keep all workers busy, or as many as the user says. Pure.
 
 A batch is in flight from when a worker is to build it until the loop takes it. In completion order, two per worker keep
 all of them busy: one to build, and one that waits for the worker or for the loop.
 
-In order, the loop can't take what comes after a slow batch, and the others go on only as far as the limit allows. With
-three per worker they hardly ever reach it. The share of the rate in completion order, with batches of 32 samples, of
-which one in twenty takes 50 times as long as the rest (in virtual time, see tests/engine/test_ledger_rates.py):
+In order, the loop can't take the batches after a slow one, and the other workers continue only up to the limit. With
+three per worker, they hardly ever reach it. The table gives the share of the rate in completion order. Batches have 32
+samples, and one sample in twenty takes 50 times as long as the rest (virtual time, tests/engine/test_ledger_rates.py):
 
     per worker       2      3      4      6
     8 workers     0.97   1.00   1.00   1.00
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 __all__ = ["InFlight"]
 
 MIN_IN_FLIGHT = 10
-"""For few workers: a loop that is held up now and then finds batches ready."""
+"""For few workers, so that a loop that pauses now and then finds batches ready."""
 
 PER_WORKER = 2
 PER_WORKER_IN_ORDER = 3
@@ -40,7 +40,7 @@ class InFlight:
     num_workers: int
     in_order: bool
     is_chosen: bool
-    """Whether it follows from the number of workers; else it was given."""
+    """True: chosen by the number of workers. False: given by the user."""
 
     @classmethod
     def of(cls, data_queue_size: int | None, num_workers: int, *, in_order: bool) -> InFlight:

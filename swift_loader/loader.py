@@ -140,10 +140,11 @@ class SwiftLoader:
                 or 0: no warning.
             worker_restarts: How many workers in a row, with no batch in between, are replaced when they die. A
                 replacement rebuilds the lost batches. After that, `WorkerDied` is raised. 0 raises at the first death.
-            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. They take at most
-                this many times the memory of a batch; `repr` says how much that is. Default: `max(10, 3 *
-                worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with `in_order=False`. If it is less than
-                the number of workers, some workers are always idle, and `start()` warns.
+            data_queue_size: Batches in flight per consumer: being built, or waiting for the loop. Memory in flight is
+                at most this many batches, plus those that you hold, plus a few free slots per worker; `repr` says how
+                much. Default: `max(10, 3 * worker_per_consumer)`, or `max(10, 2 * worker_per_consumer)` with
+                `in_order=False`. If it is less than the number of workers, some workers are always idle, and `start()`
+                warns.
             message_queue_size: Tasks that may wait in a worker's pipe, at least 1. At most 64 are used.
             max_buffer_size: Decoded batches waiting per worker; a worker with so many gets no further task. By default
                 `max(2, data_queue_size // worker_per_consumer + 1)`.

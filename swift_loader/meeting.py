@@ -1,10 +1,7 @@
-"""Where ranks exchange a few facts before they start: the key-value store of torch.distributed.
+"""Exchanges a few facts among the ranks before they start, through the key-value store of torch.distributed.
 
-A store, not a collective: it needs no device and no stream, can't get entangled with the user's own collectives, and
-ends with an error if a rank never comes.
-
-Each rank writes its facts and counts itself in. The last one to come writes the key that wakes all. So does a rank that
-stops waiting (Ctrl-C or its time-out), after it has said so: nobody waits for a rank that has gone.
+Each rank writes its facts and adds one to a counter. The last rank to arrive writes the key that wakes all. A rank that
+stops waiting (Ctrl-C or its time-out) says so and writes that key, too, so that nobody waits for a rank that is gone.
 
     rank 0: set facts, add 1 ─► wait(wake) ────────────────┐
     rank 1: set facts, add 1 ─► wait(wake) ──────────────┐ │
@@ -15,7 +12,6 @@ from __future__ import annotations
 
 import json
 import threading
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, TimeoutError  # noqa: A004 - the builtin one from Python 3.11 on
 from contextlib import contextmanager, suppress
@@ -23,29 +19,31 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from swift_loader.notices import warn
+
 __all__ = ["ONLY_SOME", "Facts", "Meeting"]
 
 Facts = dict[str, int | str | bool]
-"""What a rank says about itself, as plain JSON types."""
+"""What a rank reports about itself, as plain JSON types."""
 
 ONLY_SOME = "For a loader that only some ranks use, give nb_consumer=1"
 
 _PREFIX = "swift_loader"
 
 _PATIENCE_S = 30.0
-"""After so long the user is told for whom a rank waits."""
+"""After this time the user gets a warning that names the missing ranks."""
 
 _SLICE_S = 1.0
-"""Torch before 2.8 can't clone a store, and a wait blocks the store for the whole process. So it pauses this often to
-let a wake-up through; that torch logs each pause."""
+"""Torch before 2.8 can't clone a store, and a wait blocks the store for the whole process. So the wait pauses this
+often, to let a wake-up through. torch logs each pause."""
 
 _GRACE_S = 5.0
-"""A wait in the store that times out logs it. So it lasts longer than the rank's own, which wakes it when it ends."""
+"""torch logs a wait that times out. So the store's wait gets this much longer than ours, and we end it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One exchange of facts. All ranks must hold as many, in the same order."""
+    """One exchange of facts. All ranks must have the same number of them, in the same order."""
 
     store: Any
     number: int
@@ -55,7 +53,7 @@ class Meeting:
 
     @classmethod
     def join(cls, store: Any, process: int, world_size: int, facts: Facts) -> Meeting:
-        """Tell all ranks the facts of this one. Doesn't block."""
+        """Publish the facts of this rank. Doesn't block."""
         meeting = cls(store, int(store.add(f"{_PREFIX}/process {process}", 1)), process, world_size)
         store.set(meeting._facts_key(process), json.dumps(facts))
         if store.add(meeting._key("arrived"), 1) == world_size:
@@ -80,7 +78,7 @@ class Meeting:
         return [json.loads(self.store.get(self._facts_key(process))) for process in range(self.world_size)]
 
     def _wait(self) -> None:
-        """Block until this rank is woken; after a while tell the user for whom it waits, and what may be wrong."""
+        """Block until this rank is woken. After a while, warn the user of the missing ranks and the possible reason."""
         if self.store.check([self._key("wake")]):
             return
         limit_s = self.store.timeout.total_seconds()
@@ -89,15 +87,15 @@ class Meeting:
         with self._watch(limit_s) as woken:
             if _is_done(woken, patience_s):
                 return
-            warnings.warn(f"{self._problem()}: {hint}. Waiting on, for {limit_s:g} s in all", stacklevel=7)
+            warn(f"{self._problem()}: {hint}. It keeps waiting, up to {limit_s:g} s in all")
             if not _is_done(woken, limit_s - patience_s):
                 raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}")
 
     @contextmanager
     def _watch(self, limit_s: float) -> Iterator[Future[None]]:
-        """Give what is done once this rank is woken. Whoever leaves before wakes all ranks.
+        """Yield a future that is done once this rank is woken. If the block ends by an exception, wake all ranks.
 
-        The store's own wait can't be interrupted by Ctrl-C. So it blocks in a thread, on a connection of its own.
+        Ctrl-C can't interrupt the store's own wait. So that runs in a thread, on its own connection.
         """
         woken: Future[None] = Future()
         stop = threading.Event()
@@ -116,7 +114,7 @@ class Meeting:
         woken.result()
 
     def _block(self, woken: Future[None], stop: threading.Event, limit_s: float) -> None:
-        """Wait for the key that wakes all; what ends it goes to `woken`. Runs in a thread."""
+        """Wait for the key that wakes all, and pass the result or the error to `woken`. Runs in a thread."""
         try:
             can_clone = hasattr(self.store, "clone")
             connection = self.store.clone() if can_clone else self.store
@@ -147,7 +145,7 @@ class Meeting:
 
 
 def _is_done(future: Future[None], timeout_s: float) -> bool:
-    """Block for at most so long; Ctrl-C interrupts it."""
+    """Wait at most this long. Return whether the future is done. Ctrl-C interrupts it."""
     try:
         future.exception(timeout_s)
     except TimeoutError:

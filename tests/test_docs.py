@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Page, outcomes: dict[str, str]) -> None:
     assert not outcomes[str(page.path)], outcomes[str(page.path)]
+    if missing := sorted({name for block in page.blocks() for name in block.needs if find_spec(name) is None}):
+        pytest.skip(f"blocks that need {', '.join(missing)} weren't run; the others were")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -134,7 +134,7 @@ def _make_loader(make_dataset: partial[Blocks], num_workers: int, depth: int) ->
         nb_consumer=1,
         worker_per_consumer=num_workers,
         shuffle=False,
-        data_queue_size=_IN_FLIGHT,
+        data_queue_size=max(_IN_FLIGHT, num_workers),
         max_nb_batch_on_device=depth,
     )
 

@@ -69,10 +69,13 @@ class Limits:
     in_order: bool
     """False delivers batches as soon as they are ready, within an epoch."""
 
-    @property
-    def max_of_worker(self) -> int:
-        """Batches of one worker that may be built or waiting at a time."""
-        return min(self.max_in_flight, self.max_ready_per_worker + self.max_tasks)
+    def max_of_worker(self, num_workers: int) -> int:
+        """Return how many batches of one of so many workers may be built or waiting at a time."""
+        return min(self.max_in_flight, self.max_ready_per_worker + min(self.max_tasks, self.share(num_workers)))
+
+    def share(self, num_workers: int) -> int:
+        """Return how many tasks one of so many workers may have at a time."""
+        return max(1, self.max_in_flight // max(1, num_workers))
 
 
 @dataclass(slots=True)
@@ -268,7 +271,7 @@ class Ledger(Generic[Outcome]):
     def _pick(self, max_ready: float) -> int | None:
         """Return the worker with the least to do among those that have room."""
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
-        share = max(1, self._limits.max_in_flight // max(1, len(self._workers)))
+        share = self._limits.share(len(self._workers))
         candidates = [
             (len(worker.tasks), worker.num_ready, index)
             for index, worker in self._workers.items()

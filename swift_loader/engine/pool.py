@@ -570,7 +570,7 @@ class WorkerPool:
         self._add_worker(place, ours, process)
 
     def _add_worker(self, place: int, ours: Channel, process: WorkerProcess) -> None:
-        keep = self.settings.limits.max_of_worker + SPARE_SEGMENTS
+        keep = self.settings.limits.max_of_worker(self.settings.num_workers) + SPARE_SEGMENTS
         reader = BatchReader(self.definitions, self.settings.batch_decoder)
         worker = WorkerHandle(place, self._num_started, ours, process, reader, keep)
         self._num_started += 1
