@@ -22,6 +22,7 @@ _INSTEAD = {
         "batches have batch_size samples, in the order that shuffle, nearby_shuffle and seed determine. For your own "
         "batches, give a dataset of whole batches, batch_size=1 and a collate_fn that returns samples[0]"
     ),
+    "workers": "give worker_per_consumer, the number of worker processes of this rank",
     "num_workers": "give worker_per_consumer, the number of worker processes of this rank",
     "generator": "give seed: it determines the order and, with rng='sample', all random draws",
     "worker_init_fn": (
@@ -47,6 +48,9 @@ _INSTEAD = {
     "device": "call loader.start(device=...)",
     "to_device": "call loader.start(device=..., to_device=...)",
     "dtype": "call loader.start(device=..., dtype=...)",
+    "resume": "call loader.load_state_dict(state)",
+    "prefetch": "give data_queue_size, the batches in flight of all workers together",
+    "epochs": "leave it out: each `for` loop over the loader is one epoch",
     "epoch": "call loader.set_epoch(epoch)",
     "snapshot_every_n_steps": "leave it out: state_dict() is exact after every batch and costs nothing",
 }
