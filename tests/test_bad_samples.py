@@ -109,7 +109,7 @@ def without(indices: Sequence[int], num_samples: int = 40) -> list[int]:
 
 
 @WORKERS
-@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), BulkOnly])
+@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), slow(BulkOnly)])
 @pytest.mark.usefixtures("quiet")
 def test_skipped_samples_are_left_out_of_their_batches(workers: int, dataset_class: Any) -> None:
     bad = (0, 13, 14, 39)
@@ -122,7 +122,7 @@ def test_skipped_samples_are_left_out_of_their_batches(workers: int, dataset_cla
 
 
 @WORKERS
-@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), BulkOnly])
+@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), slow(BulkOnly)])
 @pytest.mark.usefixtures("quiet")
 def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_class: Any) -> None:
     bad = (0, 13, 14, 39)
@@ -137,7 +137,7 @@ def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_
 
 
 @pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")
-@WORKERS
+@SLOW_WITH_WORKERS
 def test_when_replacements_fail_as_well_the_sample_s_own_error_is_raised(workers: int) -> None:
     kwargs = {"num_samples": 2000, "bad": range(4, 2000)}
     with failing(workers=workers, kwargs=kwargs, on_error="replace", data_queue_size=1) as loader:
@@ -254,7 +254,7 @@ def test_indices_and_padding_are_those_of_the_batch_as_delivered(workers: int, o
 # What it is told -----------------------------------------------------------------------------------------------------
 
 
-@WORKERS
+@SLOW_WITH_WORKERS
 @POLICIES
 @pytest.mark.usefixtures("quiet")
 def test_a_failure_tells_all_there_is_to_know(workers: int, on_error: str) -> None:
@@ -340,7 +340,7 @@ def test_a_failure_can_be_saved() -> None:
     assert (copy.index, copy.reason) == (13, "tests.datasets.CustomError: no luck")
 
 
-@WORKERS
+@SLOW_WITH_WORKERS
 @pytest.mark.parametrize(("on_error", "what"), [("skip", "left out"), ("replace", "replaced by others")])
 def test_an_epoch_with_failures_ends_with_one_warning(workers: int, on_error: str, what: str) -> None:
     with failing(TwoErrors, workers=workers, on_error=on_error, kwargs={"num_samples": 40}) as loader:

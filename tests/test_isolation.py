@@ -127,6 +127,7 @@ def test_thirty_epochs_use_up_nothing() -> None:
     assert memory[29] - memory[1] < 8 * MEGABYTE
 
 
+@pytest.mark.slow
 def test_starting_and_closing_many_times_uses_up_nothing() -> None:
     before = measure()
     for number in range(8):

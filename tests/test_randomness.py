@@ -15,7 +15,7 @@ import pytest
 
 from swift_loader import SwiftLoader, sample_rng
 from tests import datasets
-from tests.helpers import ROOT, make_loader
+from tests.helpers import ROOT, make_loader, slow
 
 
 def digest(loader: SwiftLoader, num_epochs: int = 2) -> list[str]:
@@ -75,7 +75,7 @@ class SplitsAtRandom(datasets.Counting):
         return {"id": self.chosen[index], "noise": self.noise[index], "pid": os.getpid()}
 
 
-@pytest.mark.parametrize("opens_a_file", [False, True])
+@pytest.mark.parametrize("opens_a_file", [slow(False), True])
 def test_a_dataset_that_draws_when_it_is_built_is_the_same_in_all_workers_and_runs(opens_a_file: bool) -> None:
     found = []
     for workers in (1, 2, 3):

@@ -283,7 +283,7 @@ def test_what_is_prefetched_does_not_count() -> None:
         assert loader.state_dict()["position"] == 8
 
 
-@pytest.mark.parametrize("chosen", [None, 0, 1])
+@pytest.mark.parametrize("chosen", [None, slow(0), slow(1)])
 def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next_one(chosen: int | None) -> None:
     with make_loader(datasets.Counting) as loader:
         epochs = [ids_of(loader) for _ in range(3)]
@@ -415,7 +415,7 @@ def test_the_length_counts_what_was_delivered_before_in_batches_of_the_present_s
         ({"num_samples": 99}, r"num_samples=99, but the dataset now has num_samples=100"),
     ],
 )
-@pytest.mark.parametrize("is_started", [False, True])
+@pytest.mark.parametrize("is_started", [False, slow(True)])
 def test_a_state_of_another_run_is_refused_by_name_and_values(
     changed: dict[str, int], message: str, is_started: bool
 ) -> None:

@@ -95,7 +95,7 @@ class Labels(datasets.Counting):
 
 
 @pytest.mark.parametrize("start_method", METHODS)
-@pytest.mark.parametrize("deed", ["", slow("thread"), "file"])
+@pytest.mark.parametrize("deed", ["", slow("thread"), slow("file")])
 def test_a_set_of_strings_is_in_one_order_in_all_processes(start_method: str, deed: str) -> None:
     labels: dict[int, int] = {}
     with make_loader(Labels, workers=3, batch_size=2, kwargs={"deed": deed}, start_method=start_method) as loader:
@@ -308,7 +308,7 @@ class OnlyOnce:
 
 
 @pytest.mark.parametrize("keeps_open", [slow(False), True])
-@pytest.mark.parametrize("options", [{}, {"start_method": "spawn"}, {"dataset_per_worker": True}])
+@pytest.mark.parametrize("options", [{}, slow({"start_method": "spawn"}), {"dataset_per_worker": True}])
 def test_a_constructor_runs_once_in_each_process(
     options: dict[str, Any], keeps_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +323,7 @@ def test_a_constructor_runs_once_in_each_process(
         assert len(list(loader)) == 10
 
 
-@pytest.mark.parametrize(("options", "num_builds", "num_imports"), [("", 1, 1), ("spawn", 3, 3), ("own", 4, 1)])
+@pytest.mark.parametrize(("options", "num_builds", "num_imports"), [("", 1, 1), slow("spawn", 3, 3), ("own", 4, 1)])
 def test_what_modules_and_constructors_print_comes_once_per_import_and_build(
     options: str, num_builds: int, num_imports: int, tmp_path: Path
 ) -> None:
