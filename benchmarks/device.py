@@ -9,9 +9,9 @@
   does a control, wrong on purpose, that isn't seen.
 - images: normalised images per second on the device, side by side.
 
-Needs torch and NumPy only; no network. Takes some 5 minutes, with `--quick` 2. Systems take turns; tables give
-medians over the rounds with their extremes. `--device cpu` runs all parts on the CPU with tiny sizes, to try out the
-machinery itself. Without a GPU, the exit status is 2.
+Needs torch, NumPy and cloudpickle; no network. Takes about 5 minutes, with `--quick` 2. Systems take turns; tables give
+medians over the rounds with their extremes. `--device cpu` runs all parts on the CPU with tiny sizes, to test the
+benchmark itself. Without a GPU, the exit status is 2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu.accelerator import Accelerator, CpuStandIn, Gpu
+from gpu.accelerator import Accelerator, Cpu, Gpu
 from gpu.images import measure_images
 from gpu.integrity import check_integrity
 from gpu.outcome import Outcome
@@ -85,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
 def find_accelerator(device: torch.device) -> Accelerator | None:
     """Return the device, ready to work; None if there is no such thing."""
     if device.type == "cpu":
-        return CpuStandIn()
+        return Cpu()
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         return None
     return Gpu(device)

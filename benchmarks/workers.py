@@ -1,11 +1,11 @@
-"""Whether all workers are at work: batches per second with 1 to 64 workers, beside torch's DataLoader and the ideal.
+"""Measures whether all workers are busy: batches/s with 1 to 64 workers, beside torch's DataLoader and the ideal.
 
     python benchmarks/workers.py [--workers 1 2 4 ...] [--rounds 3] [--seconds 3] [--quick] [--json FILE]
                                  [--chart FILE.svg]
 
-Samples only sleep, 2 ms each, and 32 make a batch: workers need hardly any CPU, and what is measured is whether each of
-them always has a batch to build. With `heavy-tailed` samples, one in twenty sleeps 50 times as long, always the same
-ones.
+Samples only sleep, so workers need hardly any CPU. Each sample sleeps 2 ms, and 32 make a batch. The benchmark shows
+whether each worker always has a batch to build. With `heavy-tailed` samples, one in twenty sleeps 50 times as long,
+always the same ones.
 
 - in order, completion: `SwiftLoader` with its defaults, and with `in_order=False`;
 - torch: `DataLoader` with `persistent_workers=True` and its default `prefetch_factor` of 2, forked;
@@ -15,8 +15,8 @@ All are timed over the same batches, in the middle of an epoch, so that neither 
 first epoch warms up and doesn't count either. Systems take turns, in an order that changes from round to round. The
 table gives medians over the rounds, ratios of medians, and how many batches' memory the trainer had mapped in the end.
 
-All of it takes about 20 minutes. 64 workers take 30,000 samples a second, and the processes, swift_loader's with the
-trainer, about one core for that; on two cores the rate with 64 workers depends on what else runs.
+A full run takes about 20 minutes. 64 workers build 30,000 samples/s. That takes about one core, so on two cores the
+rate depends on other load.
 """
 
 from __future__ import annotations

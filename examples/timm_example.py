@@ -1,6 +1,6 @@
-"""Train on a folder of images with timm's datasets and transforms, and go on where a run was stopped.
+"""Train on a folder of images with timm's datasets and transforms, and resume a stopped run.
 
-    pip install timm torchvision  # beside a CPU build of torch see the README
+    pip install timm torchvision  # with a CPU build of torch, see docs/images.md
     python examples/timm_example.py
     python examples/timm_example.py --save /tmp/digits-timm --stop-after 25
     python examples/timm_example.py --resume /tmp/digits-timm/epoch-0-sample-640

@@ -72,7 +72,7 @@ class Digits:
     def __getitem__(self, index: int) -> tuple[NDArray[np.float32], int]:
         row = column = MAX_SHIFT
         if self._train:
-            # The loader seeds this generator before each batch. One made in __init__ would be the same in all workers.
+            # The loader seeds this generator before each sample. One made in __init__ would be the same in all workers.
             row, column = np.random.randint(0, 2 * MAX_SHIFT + 1, size=2)  # noqa: NPY002
         image = self._padded_images[index, :, row : row + IMAGE_SIZE, column : column + IMAGE_SIZE]
         return image, self._labels[index]

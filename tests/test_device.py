@@ -238,15 +238,18 @@ def is_in(batch: Any, segments: dict[int, int]) -> bool:
     return any(first <= batch.ctypes.data < first + nbytes for first, nbytes in segments.items())
 
 
+def checked_move(device: FakeDevice, registry: Registry) -> Callable[[Any], Any]:
+    def move(batch: Any) -> Any:
+        assert is_in(batch, registry.locked), "a batch was copied from memory that isn't page-locked"
+        return device.copy(batch)
+
+    return move
+
+
 def test_batches_that_are_ready_do_not_count_as_kept(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "MAX_HELD_BYTES", 3 * BATCH_SIZE * NBYTES)
     device, registry = FakeDevice(lag=1), Registry()
-
-    def move(batch: Any) -> Any:
-        assert is_in(batch, registry.locked), "a batch was copied to where nothing is page-locked"
-        return device.copy(batch)
-
-    loader = start_on(device, move=move, registry=registry, data_queue_size=10, workers=1)
+    loader = start_on(device, move=checked_move(device, registry), registry=registry, data_queue_size=10, workers=1)
     batches = iter(loader)
     next(batches)
     wait_for_ready(loader, 8)
@@ -256,12 +259,14 @@ def test_batches_that_are_ready_do_not_count_as_kept(start_on: Start, monkeypatc
 def test_batches_that_are_being_copied_do_not_count_as_kept(start_on: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "MAX_HELD_BYTES", 2 * BATCH_SIZE * NBYTES)
     device, registry = FakeDevice(lag=9), Registry()
-
-    def move(batch: Any) -> Any:
-        assert is_in(batch, registry.locked), "a batch was copied to where nothing is page-locked"
-        return device.copy(batch)
-
-    loader = start_on(device, move=move, registry=registry, data_queue_size=4, workers=1, max_nb_batch_on_device=9)
+    loader = start_on(
+        device,
+        move=checked_move(device, registry),
+        registry=registry,
+        data_queue_size=4,
+        workers=1,
+        max_nb_batch_on_device=9,
+    )
     assert len(list(loader)) == 24
 
 
@@ -437,8 +442,8 @@ def test_floating_point_tensors_are_converted_and_others_are_not() -> None:
         ({"dtype": torch.float16}, "dtype was given without a device"),
         ({"to_device": print}, "to_device was given without a device"),
         ({"device": "cpu", "to_device": 3}, "to_device is a int, which can't be called"),
-        ({"device": "cpu", "dtype": torch.int8}, "no floating-point dtype"),
-        ({"device": "cpu", "dtype": "half"}, "no floating-point dtype"),
+        ({"device": "cpu", "dtype": torch.int8}, "isn't a floating-point dtype"),
+        ({"device": "cpu", "dtype": "half"}, "isn't a floating-point dtype"),
         ({"device": "cpu", "dtype": torch.half, "to_device": print}, "both given"),
     ],
 )
@@ -454,7 +459,7 @@ def test_pin_memory_without_a_gpu_is_a_warning_and_tensors_all_the_same(workers:
         plain = list(loader)
     assert isinstance(plain[0], np.ndarray)
     with make_loader(Blocks, workers=workers, pin_memory=True) as loader:
-        with pytest.warns(SwiftLoaderWarning, match="pin_memory=True makes tensors of arrays, but page-locks nothing"):
+        with pytest.warns(SwiftLoaderWarning, match="pin_memory=True has no effect except that arrays become tensors"):
             loader.start()
         batches = list(loader)
     assert all(isinstance(batch, torch.Tensor) for batch in batches)

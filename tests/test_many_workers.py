@@ -24,7 +24,7 @@ PATIENCE_S = 1.0
 """How long a sample waits for the others to be at work, if they never are."""
 
 
-class Meeting:
+class Gathering:
     """Samples that wait until so many of them are being fetched at the same time, once."""
 
     def __init__(self, folder: str, num_awaited: int, num_samples: int) -> None:
@@ -50,7 +50,7 @@ def test_all_workers_are_at_work_at_the_same_time(in_order: bool, tmp_path: Path
     (tmp_path / "present").mkdir()
     kwargs = {"folder": str(tmp_path), "num_awaited": NUM_WORKERS, "num_samples": 8 * NUM_WORKERS}
     options: dict[str, Any] = {"batch_size": 1, "shuffle": False, "validate": False, "in_order": in_order}
-    with make_loader(Meeting, workers=NUM_WORKERS, kwargs=kwargs, **options) as loader:
+    with make_loader(Gathering, workers=NUM_WORKERS, kwargs=kwargs, **options) as loader:
         ids = ids_of(loader)
     assert (ids if in_order else sorted(ids)) == list(range(8 * NUM_WORKERS))
     assert (tmp_path / "met").exists()

@@ -10,7 +10,7 @@ import torch
 
 from swift_loader.device.pinning import CudaRegistry, Registry
 
-__all__ = ["Accelerator", "CpuStandIn", "Gpu"]
+__all__ = ["Accelerator", "Cpu", "Gpu"]
 
 _CALIBRATION_CYCLES = 20_000_000
 """About 10 ms."""
@@ -108,8 +108,8 @@ class Gpu:
         return CudaRegistry(self.device)
 
 
-class CpuStandIn:
-    """The CPU, which does all work at once; nothing is page-locked."""
+class Cpu:
+    """The CPU in place of a GPU, to test the benchmark itself."""
 
     is_gpu = False
     dtype = torch.float32

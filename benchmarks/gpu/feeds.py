@@ -1,4 +1,4 @@
-"""Loaders that bring batches to the device, each as its users would have it do that."""
+"""Feeds of batches on the device, one per loader, each with the loader's usual options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Feed", "resident_feed", "swift_feed", "swift_loader_of", "torch_feed
 
 
 class Feed:
-    """Batches on the device, without end; rests while it isn't asked for any."""
+    """Gives batches on the device without end. Idle between calls."""
 
     def __init__(
         self, loader: Iterable[Any], finish: Callable[[Any], Any] | None = None, close: Callable[[], None] | None = None
@@ -24,9 +24,9 @@ class Feed:
         """Take over a loader.
 
         Args:
-            loader: Gives the batches; iterated over again and again.
-            finish: What the loop does to a batch before it uses it; None: nothing.
-            close: Ends the loader's processes; None: the end of the last reference to it does.
+            loader: Gives the batches. Iterated over repeatedly.
+            finish: Applied to each batch before the loop uses it. None: nothing.
+            close: Ends the loader's processes. None: dropping the last reference ends them.
         """
         self._batches = _endless(loader)
         self._finish = finish

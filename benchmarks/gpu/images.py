@@ -1,12 +1,12 @@
-"""Normalised images per second on the device: torch's DataLoader, timm's PrefetchLoader, and swift_loader.
+"""Measures normalised images/s on the device: torch's DataLoader, timm's PrefetchLoader, and swift_loader.
 
-Images of (3, 224, 224) uint8 with labels lie in memory; the loaders collate, copy, and turn them into float32 with
-mean 0 and deviation 1 on the device. The loop does nothing with them.
+Images of (3, 224, 224) uint8 and their labels are in memory. The loaders collate and copy them, and normalise them on
+the device to float32 with mean 0 and deviation 1. The loop does nothing with them.
 
-- torch: `pin_memory=True`; the loop copies without waiting, and normalises.
-- timm: `timm.data.loader.PrefetchLoader` around the same; left out where timm isn't installed.
+- torch: `pin_memory=True`; the loop copies without blocking, and normalises.
+- timm: `timm.data.loader.PrefetchLoader` around the same loader; left out if timm isn't installed.
 - swift_loader: `start(device=..., to_device=...)`.
-- vision: `swift_loader.vision.PrefetchLoader`; left out where there is no such module.
+- vision: `swift_loader.vision.PrefetchLoader`; left out if there is no such module.
 """
 
 from __future__ import annotations

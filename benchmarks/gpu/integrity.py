@@ -1,16 +1,15 @@
-"""Whether every byte arrives: checksums of thousands of batches, made on the device, on the loop's stream.
+"""Checks every byte: checksums of thousands of batches on the device.
 
-The loop does nothing but queue the checksum and drop the batch, and few batches are in flight, so that slots of shared
-memory and the device's memory are used again as soon as they may be.
+The loop only queues the checksum, on its stream, and drops the batch. Few batches are in flight, so slots and device
+memory are used again as soon as possible.
 
-- plain: nothing is held up.
-- lagging: the loop's stream is busy before each checksum. The copies are far ahead of it, and memory of the device that
-  was given back too early would be written before it is read.
-- late: the copies' stream is busy before each copy. A slot that was given back too early would be written before it is
-  read.
+- plain: no delay.
+- lagging: the loop's stream is delayed before each checksum. Device memory that is released too early is written before
+  it is read.
+- late: the copy stream is delayed before each copy. A slot that is released too early is written before it is read.
 
-Two controls are wrong on purpose, each in one of these two ways. The check must find mismatches in both: if it doesn't,
-it is blind, and the outcome isn't right. They need a device that works beside the host, so the CPU has none.
+Two controls release memory too early on purpose. If the check misses one, the result is invalid (status 1). They need a
+device that runs beside the host, so the CPU has none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps all cores busy."""
+"""Puts load on all cores."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ while os.getppid() == parent:  # ends by itself if the benchmark is killed
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Have as many processes as there are cores do nothing but count, until the context is left, in whatever way."""
+    """Run one counting process per core until the context ends, also after an error."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in os.sched_getaffinity(0):
-            processes.append(  # noqa: PERF401 - each one counts from when it exists
+            processes.append(  # noqa: PERF401 - each process counts once it exists
                 subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _PROGRAM],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    start_new_session=True,  # a Ctrl-C is for the benchmark, which ends them
+                    start_new_session=True,  # a Ctrl-C reaches the benchmark only, and it ends the processes
                 )
             )
         for process in processes:
             assert process.stdout is not None
-            process.stdout.readline()  # it counts from here on
+            process.stdout.readline()  # it counts from now on
         yield
     finally:
         for process in processes:

@@ -1,4 +1,4 @@
-"""What a part of the benchmark tells: a table, and how it compares with what is aimed at."""
+"""The outcome of a part of the benchmark: a table, and a comparison with its targets."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["Outcome", "Target", "measure_in_turns", "paired_ratios", "table_with
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a part."""
+    """The result of a part."""
 
     text: str
     """To print."""
     results: Sequence[Result]
     is_right: bool = True
-    """Whether nothing was found that must not be, whatever the speed."""
+    """Whether the content was correct, at any speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a ratio should be."""
+    """The limits of a ratio."""
 
     name: str
     at_least: float | None = None
     at_most: float | None = None
 
     def judge(self, ratios: Sequence[float], accelerator: Accelerator) -> str:
-        """Return a line about the median of some ratios."""
+        """Return a line that compares the median ratio with the limits."""
         ratio = statistics.median(ratios)
         limit = f"at least {self.at_least}" if self.at_least is not None else f"at most {self.at_most}"
         met = (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)

@@ -1,4 +1,4 @@
-"""How much is measured: all of it, a quick look, or next to nothing, to try the machinery out on a CPU."""
+"""The sizes of a run: full, quick, or tiny to test the benchmark itself on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Scale:
     copy_sizes: tuple[int, ...]
     """Bytes of the buffers that are copied to the device."""
     num_slots: int
-    """Buffers of each kind that are copied in turn: the slots that a worker has at most with ten batches in flight."""
+    """Buffers of each kind that are copied in turn. The full run has 18 slots, as with data_queue_size=10."""
     num_copies: int
     """Per turn."""
     num_pairs: int

@@ -1,1 +1,1 @@
-"""From the trainer's memory to the device."""
+"""Moves batches from the trainer's memory to the device."""

@@ -1,4 +1,4 @@
-"""Keeps some batches on the device ahead of the loop. Runs in the loop's thread, and never waits to get ahead."""
+"""Copies batches to the device ahead of the loop. Runs in the loop's thread. Never blocks to get ahead."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ __all__ = ["DirectSource", "MovingSource", "Source"]
 
 
 class Source(Protocol):
-    """Where an epoch's batches come from, one by one."""
+    """Gives an epoch's batches one by one."""
 
     def take(self) -> Delivery:
-        """Return the next batch of the epoch, or why there is none; not to be called beyond its end or an error."""
+        """Return the next batch of the epoch, or the error in its place.
+
+        Don't call it after the last batch or an error.
+        """
         ...
 
 
@@ -30,14 +33,14 @@ class DirectSource:
         self._pull = pull
 
     def take(self) -> Delivery:
-        """Return the next batch, which is the user's from here on."""
+        """Return the next batch. It belongs to the user from now on."""
         delivery = self._pull()
         delivery.keep()
         return delivery
 
 
 class MovingSource:
-    """Batches on the device, up to `depth` of them ahead of the one that was asked for."""
+    """Batches on the device, up to `depth` of them ahead of the loop's batch."""
 
     def __init__(
         self,
@@ -52,9 +55,9 @@ class MovingSource:
 
         Args:
             pull: Returns the next batch on the host; may block.
-            is_ready: Whether it would return at once.
+            is_ready: Returns whether `pull` would return at once.
             move: Returns that batch on the device.
-            copies: Those under way, of all passes.
+            copies: The running copies of all passes.
             depth: How many batches may be on the device ahead of the loop.
             num_batches: How many to pull.
         """
@@ -65,12 +68,12 @@ class MovingSource:
         self._depth = depth
         self._num_left = num_batches
         self._pulled: Delivery | None = None
-        """What an interrupt kept from being moved."""
+        """A batch that isn't moved yet because of an interrupt."""
         self._ahead: deque[tuple[Delivery, Issued | None]] = deque()
-        """Without copies: why there is no batch, which is the last entry."""
+        """An entry without copies holds an error. It is the last entry."""
 
     def take(self) -> Delivery:
-        """Return the next batch, on the device; an error comes where its batch would have come."""
+        """Return the next batch, on the device, or the error in its place."""
         self._copies.begin_step()
         if not self._ahead:
             self._fetch()
@@ -102,4 +105,4 @@ class MovingSource:
         if pulled.error is not None:
             self._ahead.append((pulled, None))
             self._num_left = 0
-        self._pulled = None  # not after an interrupt: then it is moved next time
+        self._pulled = None  # not after an interrupt: the next call moves it

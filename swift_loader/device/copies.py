@@ -1,4 +1,4 @@
-"""Copies to the device that are under way, the host memory they read, and the loop's steps that use what was copied."""
+"""Tracks the running copies to the device and the host memory they read, and bounds the loop's lead over the device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from swift_loader.device.transfer import Transfer
 __all__ = ["Copies", "Issued"]
 
 MIN_STEPS_QUEUED = 2
-"""Steps that the device may have before it in any case: one that runs, and one that waits, so that it never idles while
-the loop queues the next."""
+"""The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Issued:
     """A batch whose copies were issued."""
 
     batch: Any
-    """As it is on the device, once the event has passed."""
+    """On the device. Complete once the event has passed."""
     transfer: Transfer
     event: Event
 
@@ -36,32 +35,31 @@ class _UnderWay:
     batch: Any
     """On the host."""
     sources: Sequence[Any]
-    """On the device. Not what the loop gets: that may be dropped earlier."""
+    """On the device. Not the loop's tensors, which may be dropped earlier."""
     on_over: Callable[[], object]
 
 
 class Copies:
-    """Keeps each batch on the host until its copy is over, and the loop from running too far ahead of the device.
+    """Keeps each host batch until its copy is over, and bounds how far the loop runs ahead of the device.
 
-    While a reference to the host's batch exists, its slot isn't written again and its memory stays mapped; holding one
-    here is all it takes. Used by the loop's thread, and closed by any, at any time.
+    While a reference to a host batch exists, its slot isn't written again and its memory stays mapped. This class holds
+    that reference. The loop's thread uses it. Any thread may close it, at any time.
 
-    A batch that the loop drops keeps its memory on the device until the step that it was for has run. A loop that never
-    synchronises queues hundreds of steps. So `begin_step` blocks until at most `max_steps` of them are left to run.
+    A batch that the loop drops keeps its memory on the device until its step has run. A loop that never synchronises
+    queues hundreds of steps. So `begin_step` blocks until at most `max_steps` of them are left to run.
 
-    The alternative is to allocate that memory on the loop's stream, and to have the side stream wait for that stream
-    before each copy. It was rejected: a copy would come after all steps that are queued, so a batch that is late could
-    not be copied beside them; and the host's batches would be kept for as many steps as the loop is ahead, which
-    nothing bounds.
+    Rejected alternative: allocate on the loop's stream and let the side stream wait for it before each copy. Then each
+    copy runs after all queued steps, so it can't overlap them. Host batches would also be kept for as many steps as the
+    loop is ahead, without a bound.
     """
 
     def __init__(self, stream: CopyStream, depth: int = 1) -> None:
-        """Get ready; `depth` is how many batches may be on the device ahead of the loop."""
+        """Create an empty tracker. `depth` is how many batches may be on the device ahead of the loop."""
         self._stream = stream
         self._max_steps = max(MIN_STEPS_QUEUED, depth)
         self._steps: deque[Event] = deque()
-        """At the beginnings of the loop's last steps, oldest first."""
-        # Reentrant: a finaliser or a signal handler may close the loader at any point of a thread that has it.
+        """One at the start of each of the loop's last steps, oldest first."""
+        # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
         self._lock = threading.RLock()
         self._under_way: deque[_UnderWay] = deque()
         """Oldest first."""
@@ -69,9 +67,9 @@ class Copies:
         self._owner_pid = os.getpid()
 
     def begin_step(self) -> None:
-        """Take note that the loop asks for its next batch: it has queued all that it does with those before.
+        """Record that the loop asks for its next batch, so it has queued all work on the earlier ones.
 
-        Blocks until the device has at most `max_steps` steps left to do.
+        Blocks until at most `max_steps` steps are left on the device.
         """
         self._steps.append(self._stream.mark())
         while len(self._steps) > self._max_steps:
@@ -82,30 +80,33 @@ class Copies:
     def issue(
         self, move: Callable[[Any, Transfer], Any], batch: Any, on_over: Callable[[], object] = lambda: None
     ) -> Issued:
-        """Return what `move` makes of a batch; `on_over` is called once its copies are over, if that is noticed."""
+        """Issue the copies of a batch and return it.
+
+        `on_over` is called when a later call notices that the copies are over.
+        """
         transfer = Transfer(self._stream)
         try:
             with _ordinary_tensors(), self._stream.copying():
                 moved = move(batch, transfer)
-        finally:  # a move that raises may have issued some copies before
+        finally:  # a move may issue some copies and then raise
             event = self._stream.record()
             with self._lock:
                 self._under_way.append(_UnderWay(event, batch, transfer.sources, on_over))
-                if self._is_closed:  # in the meantime, and nobody comes back to let it go
+                if self._is_closed:  # closed meanwhile, so no later call lets it go
                     event.synchronize()
             self.let_go()
         return Issued(moved, transfer, event)
 
     def catch_up(self) -> None:
-        """Have the copies from now on come after what the loop has queued so far."""
+        """Make later copies wait for the work that the loop has queued so far."""
         self._stream.catch_up()
 
     def hand_over(self, issued: Issued) -> None:
-        """Make a moved batch the loop's: what it does from here on comes after the copy."""
+        """Give a moved batch to the loop: its later work waits for the copy."""
         self._stream.hand_over(issued.transfer.parts, issued.event)
 
     def let_go(self) -> None:
-        """Drop the host's batches whose copies are over; doesn't wait."""
+        """Drop the host batches whose copies are over. Doesn't block."""
         dropped: deque[_UnderWay] = deque()
         with self._lock:
             while self._under_way and self._under_way[0].event.query():
@@ -123,14 +124,14 @@ class Copies:
         self.let_go()
 
     def close(self) -> None:
-        """Wait until all copies are over, and drop the host's batches. Idempotent."""
-        if os.getpid() != self._owner_pid:  # a fork of the trainer has no copies under way, and no device
+        """Wait until all copies are over, and drop the host batches. Idempotent."""
+        if os.getpid() != self._owner_pid:  # a fork of the trainer has no running copies and no device
             return
         with self._lock:
             self._is_closed = True
             dropped, self._under_way = self._under_way, deque()
             if dropped:
-                dropped[-1].event.synchronize()  # they are over in the order in which they were issued
+                dropped[-1].event.synchronize()  # copies end in the order in which they were issued
 
     def __repr__(self) -> str:
         return f"<Copies {len(self._under_way)} under way>"
@@ -138,9 +139,9 @@ class Copies:
 
 @contextmanager
 def _ordinary_tensors() -> Iterator[None]:
-    """Return a context in which tensors are made that autograd takes, also within `torch.inference_mode()`.
+    """Make tensors that autograd accepts, also inside `torch.inference_mode()`.
 
-    A batch that is moved ahead may be for the step after that. Whether gradients are recorded stays as it is.
+    A batch that is moved ahead may be used outside of that mode. The grad mode stays the same.
     """
     import torch
 

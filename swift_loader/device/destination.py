@@ -1,4 +1,4 @@
-"""Where a loader's batches go, as the user said in `start()`. Imports torch only if that needs it."""
+"""Finds where a loader's batches go, from the options of `start()`. Imports torch only if it is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Destination", "Move", "default_device", "device_of", "find_destination", "mover"]
 
 Move = Callable[[Any, Transfer], Any]
-"""Takes a batch on the host, and notes what of it gets on the device; runs once per batch."""
+"""Moves a host batch, and records its tensors on the device. Runs once per batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Destination:
 
     move: Move
     make_stream: Callable[[], CopyStream] = NoStream
-    """Returns what the copies run on."""
+    """Returns the stream for the copies."""
     make_page_lock: Callable[[Callable[[str], None]], PageLock] | None = None
-    """Returns what page-locks the memory that is copied from, given whom to tell if it can't; None: nothing does."""
+    """Makes the page-lock for the source memory; its argument reports failures. None: nothing is page-locked."""
 
 
 def find_destination(
     device: Any, custom: Callable[..., Any] | None, dtype: torch.dtype | None, *, pin_memory: bool
 ) -> Destination | None:
-    """Return where batches go; None if they stay as they are.
+    """Return where batches go. None: they stay the same.
 
     Raises:
         TypeError: `custom` can't be called, or comes without a device, or with a dtype.
@@ -52,8 +52,8 @@ def find_destination(
 
     if not torch.cuda.is_available():
         warn(
-            "pin_memory=True makes tensors of arrays, but page-locks nothing: there is no CUDA device that could read "
-            "page-locked memory"
+            "pin_memory=True has no effect except that arrays become tensors: torch finds no CUDA device. Leave "
+            "pin_memory out"
         )
         return Destination(functools.partial(_stay, as_tensors))
     return Destination(functools.partial(_stay, pin))
@@ -66,11 +66,11 @@ def _on_device(device: torch.device, custom: Callable[..., Any] | None, dtype: t
 
 
 def device_of(device: Any) -> torch.device:
-    """Return a device, with the number that it has now, where there may be several.
+    """Return a device. A CUDA or XPU device without an index gets the current one.
 
     Raises:
-        ValueError: Nothing is called like that.
-        RuntimeError: There is no such device here.
+        ValueError: torch doesn't know the name.
+        RuntimeError: This machine has no such device.
     """
     import torch
 
@@ -78,21 +78,20 @@ def device_of(device: Any) -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise ValueError(
-            f"device={device!r} is unknown to torch ({error}); give 'cuda', 'cuda:1', 'cpu', say"
+            f"device={device!r} is unknown to torch ({error}); give for example 'cuda', 'cuda:1' or 'cpu'"
         ) from None
     if found.type not in STREAMING:
         return found
     api = getattr(torch, found.type)
-    if not api.is_available() or (found.index or 0) >= api.device_count():
-        raise RuntimeError(
-            f"device={device!r}, but torch finds {api.device_count()} {found.type} devices here; give one of these, "
-            f"or 'cpu'"
-        )
+    num_devices = api.device_count()
+    if not api.is_available() or (found.index or 0) >= num_devices:
+        allowed = f"an index below {num_devices}, or 'cpu'" if num_devices else "'cpu'"
+        raise RuntimeError(f"device={device!r}, but torch finds {num_devices} {found.type} devices; give {allowed}")
     return torch.device(found.type, api.current_device()) if found.index is None else found
 
 
 def default_device() -> torch.device:
-    """Return the current accelerator; without one, the CPU."""
+    """Return the current accelerator, or the CPU if there is none."""
     import torch
 
     if torch.cuda.is_available():
@@ -103,7 +102,7 @@ def default_device() -> torch.device:
 
 
 def mover(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.dtype | None) -> Move:
-    """Return what moves a batch to a device, by `custom(batch, device)` if given.
+    """Return the function that moves a batch to a device. It calls `custom(batch, device)` if given.
 
     Raises:
         TypeError: `custom` can't be called; `dtype` isn't a floating-point dtype, or comes with `custom`.
@@ -117,14 +116,14 @@ def mover(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.
     import torch
 
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype={dtype!r} is no floating-point dtype of torch, as torch.bfloat16 is")
+        raise TypeError(f"dtype={dtype!r} isn't a floating-point dtype of torch; give one, such as torch.bfloat16")
     if device.type in STREAMING:
         return functools.partial(move_to, device=device, dtype=dtype)
     return functools.partial(_stay, functools.partial(to_device, device=device, dtype=dtype))
 
 
 def _stay(convert: Callable[[Any], Any], batch: Any, transfer: Transfer) -> Any:  # noqa: ARG001
-    """Move a batch to where nothing is to be noted."""
+    """Convert a batch that needs no stream."""
     return convert(batch)
 
 
@@ -133,7 +132,7 @@ def _call_there(custom: Callable[[Any, Any], Any], device: Any, batch: Any, tran
 
 
 def _call(custom: Callable[[Any, Any], Any], device: Any, batch: Any, transfer: Transfer) -> Any:
-    """Move a batch by a function that may do anything: its batch and its result are searched."""
+    """Move a batch with the user's function. It may do anything, so its argument and its result are searched."""
     moved = custom(owned(batch, transfer, device), device)
     transfer.note(moved, device.type)
     return moved

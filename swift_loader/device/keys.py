@@ -1,4 +1,4 @@
-"""What random numbers that are drawn on the device depend on: the batch alone. Runs in the loop's thread."""
+"""Keys for random numbers on the device, derived from the batch alone. Runs in the loop's thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _current: ContextVar[Callable[[], int] | None] = ContextVar("swift_loader_batch_
 
 
 def batch_key() -> int:
-    """Return the key of the batch that is being moved, a 64-bit integer; for use in `to_device`.
+    """Return the key of the batch that is being moved, a 64-bit integer. For use in `to_device`.
 
-    It depends on (seed, epoch, position, rank): the same after a resume, another one for each batch, rank and epoch.
-    `torch.Generator(device).manual_seed(batch_key())` draws what only the batch decides. Outside of a move it is a new
-    random number each time, so that a function can be tried out by itself.
+    The key depends on (seed, epoch, position, rank). It differs for each batch, rank and epoch, and is the same after a
+    resume. Seed a generator with it: `torch.Generator(device).manual_seed(batch_key())`. Outside of a move, each call
+    returns a new random number, so a function can be tried alone.
     """
     make = _current.get()
     return int.from_bytes(os.urandom(8), "little") if make is None else make()
@@ -25,7 +25,7 @@ def batch_key() -> int:
 
 @contextmanager
 def keyed_by(make: Callable[[], int]) -> Iterator[None]:
-    """Have `batch_key` return what `make` does, in this thread, within the context."""
+    """Return a context in which `batch_key` returns `make()`, in this thread."""
     token = _current.set(make)
     try:
         yield

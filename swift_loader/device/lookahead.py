@@ -1,4 +1,4 @@
-"""Batches of an iterator on the device, some of them ahead of the loop. Runs in the loop's thread."""
+"""Copies batches of an iterator to the device ahead of the loop. Runs in the loop's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Moved:
 
     issued: Issued
     state: Any
-    """Of the source, after it."""
+    """The source's state after this batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class End:
 
 
 class Lookahead:
-    """What one iterator of a source gave, moved, and not taken yet; an error or the end stays there.
+    """The batches that were moved and not taken yet. An error or the end stays at the front.
 
-    The source may write its batches into the same memory again and again: it isn't asked for the next one before the
-    copies of the last are over, and what it has on the device already is copied there on the loop's stream.
+    The source may write all its batches into the same memory. So it isn't asked for the next batch before the copies of
+    the last one are over. Tensors of the source that are on the device already are copied on the loop's stream.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Lookahead:
 
         Args:
             batches: The source's iterator.
-            move: Takes the batch's number in the pass, and the batch; returns that on the device, with no part in
-                memory of the source.
+            move: Takes the batch's number in the pass and the batch. Returns the batch on the device. It shares no
+                memory with the source.
             snapshot: Returns the source's state.
-            copies: Those under way, of all passes.
+            copies: The running copies of all passes.
             depth: How many batches may be on the device ahead of the loop.
         """
         self._batches = batches
@@ -62,7 +62,7 @@ class Lookahead:
         self._depth = depth
         self._num_pulled = 0
         self._pulled: tuple[Any, Any] | None = None
-        """A batch and the state after it, that a Ctrl-C kept from being moved."""
+        """A batch and the state after it, not moved yet because of a Ctrl-C."""
         self._queue: deque[Moved | End | Exception] = deque()
 
     @property
@@ -71,7 +71,7 @@ class Lookahead:
         return bool(self._queue) and not isinstance(self._queue[0], Moved)
 
     def take(self) -> Moved | End:
-        """Return the next batch, or that there is none; an error comes where its batch would have come."""
+        """Return the next batch or the end. Raise an error in place of its batch."""
         self._copies.begin_step()
         while len(self._queue) <= self._depth and (not self._queue or isinstance(self._queue[-1], Moved)):
             self._queue.append(self._fetch())
@@ -84,7 +84,7 @@ class Lookahead:
         return first
 
     def abandon(self, what: str) -> None:
-        """Drop what is there; what comes next is an error."""
+        """Drop the batches. Each later `take` raises an error."""
         self._queue.clear()
         self._queue.append(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
 
@@ -106,7 +106,7 @@ class Lookahead:
             fetched.__cause__ = stop
         except Exception as error:
             fetched = error
-        self._pulled = None  # not after a Ctrl-C: then it is moved next time
+        self._pulled = None  # not after a Ctrl-C: the next call moves it
         return fetched
 
     def __repr__(self) -> str:

@@ -23,19 +23,19 @@ _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
-"""What most leaves are that can't move; lists of these are passed over without a call per item."""
+"""Types of leaves that can't move; lists of only these are skipped."""
 
 
 def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype | None = None) -> Any:
-    """Return the batch with all tensors and numeric arrays as tensors on `device`, everything else as it was.
+    """Return the batch with all tensors and numeric arrays as tensors on `device`. The rest stays the same.
 
-    list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth; an object with a `.to()` method
-    is asked to move itself. Doesn't wait for copies from page-locked memory to a CUDA or XPU device.
+    list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth. An object with a `.to()` method
+    moves itself. Doesn't wait for copies from page-locked memory to a CUDA or XPU device.
 
     Args:
         batch: What to move.
-        device: Where to.
-        dtype: What floating-point tensors are converted to there, as by `Module.to`; others keep theirs.
+        device: The target.
+        dtype: Floating-point tensors are converted to it on the device, as by `Module.to`. Others keep theirs.
     """
     import torch
 
@@ -48,7 +48,7 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
 
 
 def move_to(batch: Any, transfer: Transfer, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return what `to_device` does of the batch; tensors that are there already are copied. One walk does it all."""
+    """Return what `to_device` returns for the batch, in one walk. Tensors that are on the device already are copied."""
     import torch
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def move_to(batch: Any, transfer: Transfer, device: torch.device, dtype: torch.d
 
 
 def _move_tensor(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
-    # Not to MPS, and not from a GPU to the CPU: there, nothing tells when such a copy is over.
+    # Not to MPS, and not from a GPU to the CPU: nothing tells when such a copy is over.
     moved = tensor.to(device, non_blocking=device.type in STREAMING)
     # In two steps: in one, the conversion would run on the CPU, before the copy.
     return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
@@ -78,19 +78,19 @@ def _move_tensor(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype 
 def pin(batch: Any) -> Any:
     """Return the batch with all tensors and numeric arrays as tensors in memory that torch has page-locked.
 
-    Copies them there. That memory, unlike a slot, isn't written again before copies to a device that torch has issued
-    from it are over, so the user may drop the batch at any time.
+    Copies them there. Unlike a slot, that memory isn't written again before torch's copies from it to a device are
+    over. So the user may drop the batch at any time.
     """
     return _convert(batch, lambda tensor: tensor.pin_memory(), lambda pinnable: pinnable.pin_memory(), "pin_memory")
 
 
 def as_tensors(batch: Any) -> Any:
-    """Return the batch with all numeric arrays as tensors, as `pin` does, of the same memory."""
+    """Return the batch with all numeric arrays as tensors, as `pin` does, but in the same memory."""
     return _convert(batch, lambda tensor: tensor, lambda pinnable: pinnable, "pin_memory")
 
 
 def owned(batch: Any, transfer: Transfer, device: torch.device) -> Any:
-    """Return the batch with those tensors copied that are on this kind of device already."""
+    """Return the batch with copies of the tensors that are on this kind of device already."""
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         return transfer.own(tensor) if tensor.device.type == device.type else tensor
@@ -108,7 +108,7 @@ def _convert(
     *,
     with_arrays: bool = True,
 ) -> Any:
-    """Return the batch with its tensors, numeric arrays, and objects that have such a method, replaced."""
+    """Return the batch with tensors, numeric arrays and objects with this method replaced."""
     import torch
 
     def convert(part: Any) -> Any:
@@ -129,7 +129,7 @@ def _convert(
 
 
 def _rebuilt(part: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return a container of the same type with its items converted; anything else as it is."""
+    """Return a container of the same type with its items converted. Return other objects unchanged."""
     if isinstance(part, Mapping):
         return refill_mapping(part, {key: convert(value) for key, value in part.items()})
     if isinstance(part, tuple) and hasattr(part, "_fields"):
@@ -150,7 +150,7 @@ def _fits_torch(array: NDArray[Any]) -> bool:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that torch takes: C's `long long` by its other name, writable, of plain strides."""
+    """Return the array in a form that torch accepts: no `long long` dtype, writable, plain strides."""
     if array.dtype.kind in "iu":
         array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))
     odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)

@@ -1,14 +1,14 @@
-"""Page-locked host memory: what a GPU reads by itself, while the loop goes on.
+"""Page-locks host memory, so that a GPU can read it without the CPU.
 
-Segments are page-locked in the trainer when they are mapped, by the thread that takes in their announcement, and
-unlocked before they are unmapped, by the thread that drops the last batch in them. That may be after the workers'
-death. Page-locking costs about as much as writing the memory once, and segments are recycled.
+The trainer page-locks a segment when it is mapped, and unlocks it before it is unmapped. The thread that receives a
+segment page-locks it. The thread that drops its last batch unlocks it, maybe after the worker's death. Page-locking
+costs about as much as writing the memory once, and segments are recycled.
 
-CUDA refuses to page-lock memory while any thread captures a graph in global mode, the default, and the refused call
-ends that capture. So each call is made in relaxed mode, which exempts the thread that makes it. CUDA's driver keeps
-that mode for each thread. It is set in the driver itself, because torch doesn't expose the call of the runtime, and
-that may be linked into torch without a name. If the driver lacks the call, page-locking during a capture fails as
-before, and is tried again when the memory is used next.
+CUDA refuses to page-lock memory while any thread captures a graph in global mode, the default. The refused call also
+ends that capture. So each call is made in relaxed mode, which exempts the calling thread. CUDA's driver keeps that mode
+per thread. It is set in the driver itself: torch doesn't expose the runtime's function, and may link it statically
+without a symbol. If the driver lacks the function, page-locking during a capture fails. It is tried again when the
+memory is used next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOT_REGISTERED = 713
 """cudaErrorHostMemoryNotRegistered."""
 
 _NOT_DURING_CAPTURE = 900
-"""cudaErrorStreamCaptureUnsupported: somebody is recording a CUDA graph just now."""
+"""cudaErrorStreamCaptureUnsupported: a thread captures a CUDA graph now."""
 
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
@@ -45,14 +45,14 @@ Notify = Callable[[str], None]
 
 
 class Registry(Protocol):
-    """Who page-locks memory; the CUDA runtime, or a test's fake."""
+    """Page-locks memory: the CUDA runtime, or a test's fake."""
 
     def register(self, address: int, nbytes: int) -> str | None:
-        """Page-lock a range; return what is wrong, or nothing; None if it can't be done now, but perhaps later."""
+        """Page-lock a range. Return an error message, "" on success, or None if it must be tried again later."""
         ...
 
     def unregister(self, address: int) -> bool:
-        """Take it back; return whether the range isn't page-locked any more. Never raises."""
+        """Unlock a range. Return whether it isn't page-locked any more. Never raises."""
         ...
 
 
@@ -64,29 +64,29 @@ class CudaRegistry:
 
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
-        # Threads of ours have no device yet: without this, each trainer would open a context on the first GPU.
+        # The loader's threads have no device yet. Without this, each trainer would open a context on the first GPU.
         self._on_device: Callable[[], AbstractContextManager[Any]] = lambda: torch.cuda.device(index)
         self._touch: Callable[[], Any] = lambda: torch.zeros(1, device=torch.device("cuda", index))
         self._exchange = _find_exchange()
 
     def register(self, address: int, nbytes: int) -> str | None:
-        """Page-lock a range; return the runtime's message, nothing, or None while a graph is being recorded."""
+        """Page-lock a range. Return the runtime's message, "" on success, or None during a graph capture."""
         try:
             code = self._call(lambda: self._cudart.cudaHostRegister(address, nbytes, _PORTABLE))
             if int(code) == _ALREADY_REGISTERED:
-                # As what was mapped here before. The device still reads the pages of then.
+                # An earlier mapping was registered at this address. The device still reads its old pages.
                 self._call(lambda: self._cudart.cudaHostUnregister(address))
                 code = self._call(lambda: self._cudart.cudaHostRegister(address, nbytes, _PORTABLE))
             if int(code) == _NOT_DURING_CAPTURE:
                 return None
             return str(self._cudart.cudaGetErrorString(code)) if int(code) else ""
-        except RuntimeError as error:  # of something that happened on the device before
+        except RuntimeError as error:  # from earlier work on the device
             return str(error)
 
     def unregister(self, address: int) -> bool:
-        """Take it back; return whether the range isn't page-locked any more.
+        """Unlock a range. Return whether it isn't page-locked any more.
 
-        It may be at the interpreter's end, when the runtime is gone.
+        May run while the interpreter exits, when the runtime is gone.
         """
         try:
             code = self._call(lambda: self._cudart.cudaHostUnregister(address))
@@ -100,30 +100,30 @@ class CudaRegistry:
             code = call()
             if int(code) not in (0, _NOT_DURING_CAPTURE):
                 with suppress(RuntimeError):
-                    # The runtime keeps an error for whoever asks next, and torch asks after each kernel: this one is
-                    # told, and the user's isn't.
+                    # CUDA keeps the last error, and torch raises it after the next kernel. Clear it here, because it is
+                    # reported already.
                     self._touch()
             return code
 
 
 @contextmanager
 def relaxed_capture(exchange: Callable[[Any], Any]) -> Iterator[None]:
-    """Exempt this thread from what CUDA forbids during another thread's capture, within the context.
+    """Return a context in which CUDA accepts this thread's calls during another thread's capture.
 
     Args:
-        exchange: Swaps the thread's capture mode with the one that a pointer to an int points to.
+        exchange: Swaps the thread's capture mode with the int behind its argument, a pointer.
     """
     mode = ctypes.c_int(_RELAXED)
     try:
         exchange(ctypes.byref(mode))
         yield
     finally:
-        if mode.value != _RELAXED:  # else it was in this mode before, or an interrupt came before the exchange
+        if mode.value != _RELAXED:  # else this was the mode before, or an interrupt came before the exchange
             exchange(ctypes.byref(mode))
 
 
 def _find_exchange() -> Callable[[Any], Any]:
-    """Return the driver's cuThreadExchangeStreamCaptureMode; if there is none, what leaves the mode as it is."""
+    """Return the driver's cuThreadExchangeStreamCaptureMode, or a function that does nothing if there is none."""
     try:
         exchange: Callable[[Any], Any] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):  # another driver
@@ -132,25 +132,25 @@ def _find_exchange() -> Callable[[Any], Any]:
 
 
 class PageLock:
-    """Page-locks segments as long as that works."""
+    """Page-locks segments until that fails once."""
 
     def __init__(self, registry: Registry, notify: Notify) -> None:
-        """Get ready; `notify` takes what the user is to be told, once, if it fails."""
+        """`notify` is called once, with a message for the user, if page-locking fails."""
         self._registry = registry
         self._notify = notify
         self._owner_pid = os.getpid()
         self._works = True
 
     def lock(self, segment: Segment) -> None:
-        """Page-lock a segment until it is unmapped, if it isn't yet.
+        """Page-lock a segment until it is unmapped, if it isn't page-locked yet.
 
-        To be called again with each batch in it: the first time may have been during the capture of a graph. Any
-        thread, but one at a time for each segment. Blocks for about as long as writing the segment would take.
+        Call it again for each batch: an earlier call may have come during a graph capture. Any thread, but one at a
+        time per segment. Blocks for about as long as writing the segment would take.
         """
         if not self._works or segment.has_last_step:
             return
-        # The undo comes first. An interrupt between the two would leave memory page-locked that is then unmapped, and
-        # the device would read its old pages when something else is mapped there.
+        # Set the undo first. Else an interrupt between the two calls would let page-locked memory be unmapped, and the
+        # device would read the old pages of a later mapping at this address.
         segment.before_unmapping(self._undo_of(segment.address))
         wrong = self._registry.register(segment.address, segment.nbytes)
         if wrong == "":
@@ -159,19 +159,21 @@ class PageLock:
         if wrong is not None:
             self._works = False
             self._notify(
-                f"page-locking {segment.nbytes} bytes of shared memory failed ({wrong}): copies to the GPU take the "
-                f"slower path through a buffer of its driver. The reason may be too little free memory, the memory "
-                f"limit of a container or virtual machine, or a sandbox; NVIDIA's driver doesn't obey ulimit -l. "
-                f"Lower batch_size or data_queue_size"
+                f"page-locking {segment.nbytes} bytes of shared memory failed ({wrong}). Copies to the GPU are slower "
+                f"now. Possible reasons: too little free memory, the memory limit of a container or virtual machine, a "
+                f"sandbox. `ulimit -l` doesn't matter for NVIDIA's driver. Lower batch_size or data_queue_size"
             )
 
     def _undo_of(self, address: int) -> Callable[[], bool]:
-        """Return what unlocks a segment, which mustn't keep it; it returns whether the address may be used again."""
+        """Return a function that unlocks a segment and doesn't refer to it.
+
+        The function returns whether the address may be used again.
+        """
         registry, owner_pid, getpid = self._registry, self._owner_pid, os.getpid  # at exit, the module may be gone
 
         def unlock() -> bool:
-            # A fork of the trainer has the mapping, but not the device. Where it can't be taken back, at exit, say, the
-            # address must not be used again: the device would still see the old memory there.
+            # A fork of the trainer has the mapping, but not the device. If unlocking fails, for example at exit, the
+            # address must not be used again: the device would still read the old memory there.
             return getpid() != owner_pid or registry.unregister(address)
 
         return unlock
@@ -181,5 +183,5 @@ class PageLock:
 
 
 def cuda_page_lock(device: torch.device, notify: Notify) -> PageLock:
-    """Return what page-locks memory that a CUDA device reads."""
+    """Return a page-lock for memory that a CUDA device reads."""
     return PageLock(CudaRegistry(device), notify)

@@ -1,10 +1,9 @@
-"""Batches of any iterable on the device, ahead of the loop. All of it runs in the loop's thread.
+"""Copies batches of any iterable to the device ahead of the loop. Runs in the loop's thread.
 
     the source ──next──► host batch ──copy on a side stream──► ahead, `depth` of them ──► the loop
 
-A batch is asked for before the one in front of it is handed out, as there is nobody else to ask for it; the work that
-the loop queues on a GPU goes on meanwhile. A SwiftLoader needs none of this: `loader.start(device=...)` takes what is
-ready and never waits to get ahead.
+It asks for the next batch before it hands out the current one. Work that the loop has queued on a GPU goes on
+meanwhile. A SwiftLoader doesn't need it: `loader.start(device=...)` takes ready batches and never blocks to get ahead.
 """
 
 from __future__ import annotations
@@ -37,12 +36,13 @@ __all__ = ["DevicePrefetcher"]
 class DevicePrefetcher:
     """Moves the batches of an iterable to a device, ahead of the loop.
 
-    Of any iterable: a torch DataLoader, a list, a generator, a loader of FFCV or DALI. Each `iter` begins a pass over
-    the source; if the source is its own iterator, as a generator is, it goes on with what is left, and nothing that was
-    moved ahead is lost.
+    The source is any iterable: a torch DataLoader, a list, a generator, a loader of FFCV or DALI. Each `iter` begins a
+    pass over it. If the source is its own iterator (a generator), the next pass continues with what is left. No batch
+    that was moved ahead is lost.
 
-    `len`, `set_epoch`, `state_dict`, `load_state_dict` and `reset` are the source's. A state is that of the batch the
-    loop was given last, not of the one the source gave last: the source is asked for one after each batch.
+    `len`, `set_epoch`, `state_dict`, `load_state_dict` and `reset` use the source's methods. A state belongs to the
+    last batch that the loop got, not to the last one that the source gave. So the source is asked for its state after
+    each batch.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class DevicePrefetcher:
         max_nb_batch_on_device: int = 1,
         seed: int | None = None,
     ) -> None:
-        """Get ready; takes nothing from the source yet.
+        """Create a prefetcher. Takes nothing from the source yet.
 
         Args:
             iterable: The source.
-            device: Where to; by default the current accelerator, else the CPU.
-            to_device: `to_device(batch, device)` moves a batch instead of the default, once; what it does on the
-                current stream runs beside the loop's work. Random numbers it draws can be keyed by `batch_key()`.
-            dtype: What floating-point tensors are converted to on the device.
+            device: Where batches go. The default is the current accelerator, else the CPU.
+            to_device: `to_device(batch, device)` replaces the default move. Called once per batch. Its work on the
+                current stream runs beside the loop's work. It can seed random numbers with `batch_key()`.
+            dtype: Floating-point tensors are converted to it on the device.
             max_nb_batch_on_device: Batches on the device ahead of the loop.
-            seed: Base of `batch_key()`, which counts epochs and batches from where this prefetcher began; by default
-                that of torch's generator, `torch.initial_seed()`.
+            seed: Base of `batch_key()`, which counts epochs and batches from the start of this prefetcher. The default
+                is the seed of torch's generator, `torch.initial_seed()`.
 
         Raises:
-            TypeError: An argument of the wrong type.
-            ValueError: One out of its range.
+            TypeError: An argument has the wrong type.
+            ValueError: An argument is out of its range.
         """
         if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
             raise TypeError(f"a {type(iterable).__name__} can't be iterated over; give an iterable of batches")
@@ -79,26 +79,26 @@ class DevicePrefetcher:
         self._depth = check_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1)
         self._seed = None if seed is None else check_integer("seed", seed, 0)
         self._copies: Copies | None = None
-        """Once there is something to copy."""
+        """None before the first pass."""
         self._close_copies: Callable[[], object] = _nothing
         self._current: Callable[[], Lookahead | None] = _nothing
-        """Of the pass that began last, while its iterator lives."""
+        """The lookahead of the last pass, while its iterator lives."""
         self._kept: Lookahead | None = None
-        """The same, for a source that is its own iterator: another pass goes on with it."""
+        """The same, if the source is its own iterator: the next pass continues with it."""
         self._next_epoch = 0
         self._state: Any = None
-        """Of the source, after the batch that the loop was given last."""
+        """The source's state after the last batch that the loop got."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over a pass, which begins with its first `next`. After an error, each `next` raises it."""
+        """Return an iterator over a pass, which begins at the first `next`. After an error, each `next` raises it."""
         return _Pass(self)
 
     def __len__(self) -> int:
-        """The source's length; a TypeError if it has none."""
+        """Return the source's length. Raises TypeError if it has none."""
         return len(self._source)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next pass is: of the source, or of its sampler, whichever takes it."""
+        """Set the epoch of the next pass, on the source or its sampler."""
         self._next_epoch = check_integer("epoch", epoch, 0)
         sampler, batch_sampler = getattr(self._source, "sampler", None), getattr(self._source, "batch_sampler", None)
         for taker in (self._source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
@@ -106,13 +106,13 @@ class DevicePrefetcher:
                 before = _snapshot(self._source)
                 taker.set_epoch(epoch)  # type: ignore[union-attr]
                 if not _is_equal(_snapshot(self._source), before):
-                    self._state = None  # the epoch is part of it
+                    self._state = None  # the epoch is part of the state
                 return
 
     def state_dict(self) -> Any:
-        """Return the source's state as it was after the batch that the loop was given last; {} if it has none.
+        """Return the source's state after the last batch that the loop got; {} if the source has none.
 
-        The source's is taken after each of its batches, since it can't be had later. If it raises, so does this.
+        The source is asked after each of its batches, because it can't tell later. If it raised then, so does this.
         """
         state = _snapshot(self._source) if self._state is None else self._state
         if isinstance(state, Exception):
@@ -120,7 +120,7 @@ class DevicePrefetcher:
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the source go on where this state was taken, with the next pass; an iterator in use can't go on.
+        """Resume the source at this state, with the next pass. An iterator in use raises an error from now on.
 
         Raises:
             StateMismatch: The source takes no state.
@@ -133,7 +133,7 @@ class DevicePrefetcher:
         self._abandon("load_state_dict()")
 
     def reset(self) -> None:
-        """Reset the source, as DALI's iterators want it between passes; what was moved ahead is dropped.
+        """Reset the source, as DALI's iterators require between passes. Drops the batches that were moved ahead.
 
         Raises:
             TypeError: The source has no `reset()`.
@@ -146,31 +146,31 @@ class DevicePrefetcher:
 
     @property
     def source(self) -> Any:
-        """The iterable that the batches are of."""
+        """The iterable that gives the batches."""
         return self._source
 
     @property
     def dataset(self) -> Any:
-        """The source's."""
+        """The source's dataset."""
         return self._source.dataset  # type: ignore[attr-defined]
 
     @property
     def sampler(self) -> Any:
-        """The source's."""
+        """The source's sampler."""
         return self._source.sampler  # type: ignore[attr-defined]
 
     @property
     def batch_sampler(self) -> Any:
-        """The source's."""
+        """The source's batch sampler."""
         return self._source.batch_sampler  # type: ignore[attr-defined]
 
     @property
     def batch_size(self) -> Any:
-        """The source's."""
+        """The source's batch size."""
         return self._source.batch_size  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Drop what was moved ahead, and wait for the copies under way. The source stays as it is. Idempotent."""
+        """Drop the batches that were moved ahead and wait for the running copies. Idempotent. Keeps the source."""
         self._abandon("close()")
         self._close_copies()
         self._copies = None
@@ -184,7 +184,7 @@ class DevicePrefetcher:
         self.close()
 
     def open_pass(self) -> Lookahead:
-        """Begin a pass over the source, or go on with it if the source can't begin one. Called by the iterator."""
+        """Begin a pass over the source, or continue one that can't begin again. Called by the iterator."""
         batches = iter(self._source)
         is_its_own = batches is self._source
         if is_its_own and self._kept is not None and not self._kept.is_over:
@@ -201,12 +201,12 @@ class DevicePrefetcher:
         return ahead
 
     def note_state(self, ahead: Lookahead, state: Any) -> None:
-        """Take note of the source's state at what the loop is given now. Called by the iterator."""
+        """Record the source's state after the batch that the loop gets now. Called by the iterator."""
         if ahead is self._current():
             self._state = state
 
     def _make_key(self, epoch: int) -> Callable[[int], int]:
-        """Return what gives the key of each step of a pass."""
+        """Return a function that returns the key of each step of a pass."""
         import torch
 
         seed, rank = torch.initial_seed() if self._seed is None else self._seed, expected_placement(None).rank
@@ -222,20 +222,20 @@ class DevicePrefetcher:
         return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current() or 'no pass'}>"
 
 
-# These know the source and not the prefetcher, which has the pass: a cycle would keep the source's processes alive.
+# These functions refer to the source, not to the prefetcher. A cycle would keep the source's processes alive.
 
 
 def _snapshot(source: Any) -> Any:
-    """Return the source's state, which nothing changes any more; {} if it has none, or why it can't be had now."""
+    """Return a copy of the source's state; {} if it has none, or the error that it raised."""
     take = getattr(source, "state_dict", None)
     try:
         return copy.deepcopy(take()) if callable(take) else {}
-    except Exception as error:  # for whoever asks for the state, not for the loop
+    except Exception as error:  # raised by state_dict(), not in the loop
         return error
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two states are the same, as far as that can be told."""
+    """Return whether two states are equal; False if they can't be compared."""
     try:
         return bool(one == other)
     except Exception:  # arrays of several elements, for instance
@@ -243,7 +243,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _nothing() -> None:
-    """Stand for a reference to what isn't there."""
+    """Replace a dead weak reference, or a close with nothing to close."""
 
 
 def _move_keyed(move: Move, key: Callable[[int], int], step: int, batch: Any, transfer: Transfer) -> Any:

@@ -1,11 +1,10 @@
-"""The stream that copies run on, beside the loop's own work: the seam between the prefetch and a device.
+"""The CUDA or XPU stream for copies, beside the loop's stream.
 
     copying ──► record ──► an event ──query, synchronize──► the copy is over: its host memory may be written again
                               └──hand_over──► the loop's stream waits for the copy, and its memory is the loop's
-    mark ──► an event ──synchronize──► the device has done what the loop had queued by then
+    mark ──► an event ──synchronize──► the device has done the work that the loop had queued by then
 
-CUDA and XPU have streams; to other devices (CPU, MPS) batches are moved by copies that wait, and there is nothing to
-keep in order.
+Other devices (CPU, MPS) have no stream here: copies to them are over when the call returns.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["STREAMING", "AcceleratorStream", "CopyStream", "Event", "NoStream", "copy_stream"]
 
 STREAMING = ("cuda", "xpu")
-"""Device types whose modules in torch have Stream, Event, stream() and current_stream() alike."""
+"""Device types whose torch modules have the same Stream, Event, stream() and current_stream()."""
 
 
 class Event(Protocol):
-    """A point in a stream's work; torch's events are such."""
+    """A point in a stream's work, such as torch's events."""
 
     def query(self) -> bool:
         """Return whether the work before it is done."""
@@ -42,32 +41,32 @@ class CopyStream(Protocol):
     """
 
     def copying(self) -> Any:
-        """Return a context in which the copies that are issued run beside the loop's work."""
+        """Return a context in which copies run beside the loop's work."""
         ...
 
     def catch_up(self) -> None:
-        """Have the copies from now on come after what the loop's stream has been told so far."""
+        """Make later copies wait for the loop's queued work."""
         ...
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy, made on the loop's stream, of a tensor on the device; copies from now on come after it."""
+        """Return a copy of a tensor on the device, made on the loop's stream. Later copies wait for it."""
         ...
 
     def record(self) -> Event:
-        """Return the event that passes when all copies issued so far are over."""
+        """Return an event that passes when all copies issued so far are over."""
         ...
 
     def mark(self) -> Event:
-        """Return the event that passes when the loop's stream has done what it was told so far."""
+        """Return an event that passes when the loop's queued work is done."""
         ...
 
     def hand_over(self, parts: Sequence[Any], event: Event) -> None:
-        """Let the loop's stream use what was copied before the event, and give it the memory."""
+        """Make the loop's stream wait for the event, and give it the memory of the copies before it."""
         ...
 
 
 class NoStream:
-    """Of devices where a move is over when it returns."""
+    """For devices where a move is over when it returns."""
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -78,7 +77,7 @@ class NoStream:
         """Do nothing."""
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor: nothing is moved ahead of its use on these devices without waiting."""
+        """Return the tensor itself: moves to these devices wait for their copies."""
         return tensor
 
     def record(self) -> Event:
@@ -115,8 +114,8 @@ class AcceleratorStream:
         self._device = torch.device(device.type, index)
         self._side = self._api.Stream(device=self._device)
         self._loop: Any = None
-        """The loop's stream, while the side stream is the current one; after that, of no use."""
-        # The loop's thread sleeps until such an event, and leaves its core to the workers. XPU events can't do that.
+        """The loop's stream while the side stream is the current one. Not used after that."""
+        # The loop's thread sleeps until a blocking event, so workers can use its core. XPU events can't do that.
         self._mark_options = {"blocking": True} if device.type == "cuda" else {}
 
     @contextmanager
@@ -127,15 +126,15 @@ class AcceleratorStream:
             yield
 
     def catch_up(self) -> None:
-        """Have the side stream wait for the loop's.
+        """Make the side stream wait for the loop's.
 
-        At the beginning of a pass, for what the user's move may read (a mean, a look-up table). Not at each batch: then
-        a copy would wait for the steps that are queued before it, instead of running beside them.
+        Called at the start of a pass, because the user's move may read tensors of the loop (a mean, a look-up table).
+        Not called for each batch: then a copy would wait for the queued steps instead of running beside them.
         """
         self._side.wait_stream(self._loop_stream())
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor on the device. It belongs to the loop's stream: keep it until the event."""
+        """Return a copy of a tensor on the device. The loop's stream owns its memory, so keep it until the event."""
         loop = self._loop_stream()
         with self._api.stream(loop):
             copied = tensor.clone()
@@ -153,10 +152,10 @@ class AcceleratorStream:
         return event
 
     def hand_over(self, parts: Sequence[Any], event: Any) -> None:
-        """Have the loop's stream wait for the event, and the allocator keep the memory until that stream is done.
+        """Make the loop's stream wait for the event, and the allocator keep the memory until that stream is done.
 
-        The memory was allocated on the side stream. Without `record_stream`, what the loop drops could be written by
-        the next copy while kernels that the loop has queued still read it.
+        The memory was allocated on the side stream. Without `record_stream`, the next copy could write memory that the
+        loop has dropped while queued kernels still read it.
         """
         loop = self._loop_stream()
         loop.wait_event(event)
@@ -172,5 +171,5 @@ class AcceleratorStream:
 
 
 def copy_stream(device: torch.device) -> CopyStream:
-    """Return what copies to a device run on."""
+    """Return the stream for copies to a device."""
     return AcceleratorStream(device) if device.type in STREAMING else NoStream()

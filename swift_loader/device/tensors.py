@@ -1,4 +1,4 @@
-"""The tensors in a batch, whatever its structure."""
+"""Finds the tensors in a batch of any structure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["tensors_in"]
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 _PLAIN = (list, tuple)
-"""Those of them that have no attributes."""
+"""Containers without attributes."""
 
 _LEAVES = frozenset({str, bytes, int, float, complex, bool, type(None), np.ndarray})
-"""What most parts of a batch are that aren't tensors; lists of these are passed over without a call per item."""
+"""Types of leaves without tensors; lists of only these are skipped."""
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, *_CODE)
-"""What has no tensors in it that are part of the batch."""
+"""Types whose instances hold no tensors of the batch."""
 
 
 def tensors_in(batch: Any) -> Iterator[Any]:
     """Yield all strided tensors of a batch, and objects that have a `record_stream` of their own.
 
-    Looks into containers and Mappings, and into the attributes of all objects, at any depth. A sparse tensor is yielded
-    as the tensors it consists of.
+    Searches containers, Mappings and the attributes of all objects, at any depth. For a sparse tensor, yields the
+    tensors that it consists of.
     """
     import torch
 
-    seen: dict[int, Any] = {}  # what an id stands for must live on, or another object may get it
+    seen: dict[int, Any] = {}  # keep the objects alive, else another one may get the same id
     to_see = [batch]
     while to_see:
         part = to_see.pop()
@@ -48,7 +48,7 @@ def tensors_in(batch: Any) -> Iterator[Any]:
 
 
 def _children(batch: Any) -> list[Any]:
-    """Return what may have tensors in it of what an object consists of."""
+    """Return the items and attributes of an object that may hold tensors."""
     children: list[Any] = []
     if isinstance(batch, Mapping):
         children += batch.values()
@@ -74,5 +74,5 @@ def _parts(tensor: Any) -> Iterator[Any]:
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:  # a nested tensor of the jagged layout, which does it itself
+    else:  # a nested tensor of the jagged layout, which has its own record_stream
         yield tensor

@@ -22,14 +22,14 @@ from swift_loader.transport.segments import Segment
 __all__ = ["LeaseBook", "Loan", "LoanState"]
 
 MAX_HELD_BYTES = 1 << 30
-"""What the user may keep of one worker's slots before further batches are copied out of them. Batches that are ready,
-or that are being copied to a device, don't count: others bound their number."""
+"""What the user may keep of one worker's slots, in bytes. Beyond it, further batches are copied out. Batches that are
+ready, or that are being copied to a device, don't count: other limits bound their number."""
 
 MAX_WASTED_BYTES = 1 << 28
-"""The same, as bytes of those slots that their batches don't fill."""
+"""Slot bytes that the kept batches don't fill. The same limit."""
 
 MAX_HELD_SLOTS = 512
-"""The same, as a count: each slot is a mapping of its own, and a process may have 65,530 of them."""
+"""The same limit as a count. Each slot is one mapping, and a process may have 65,530 mappings."""
 
 
 class LoanState(Enum):

@@ -3,9 +3,9 @@
     thread on duty ──kick──► parked ──resume──► on duty        (the loop's thread kicks, listens itself, resumes)
 
 For a small batch, a hand-over between threads costs more than everything else. So a loop that waits for each batch
-receives the messages itself. The receiver threads, one per worker or one for all, take over while the loop is busy. The
-thread on duty blocks in epoll_wait(2) on the channels and the processes, and uses no CPU while nothing happens. The
-pool's thread adds and removes workers meanwhile.
+receives the messages itself. The receiver threads, one per worker up to 16, or one for all, take over while the loop is
+busy. The thread on duty blocks in epoll_wait(2) on the channels and the processes, and uses no CPU while nothing
+happens. The pool's thread adds and removes workers meanwhile.
 """
 
 from __future__ import annotations

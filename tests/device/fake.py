@@ -1,9 +1,8 @@
-"""A device whose copies are made as late as it likes, as a GPU's may be, and that remembers what it was told when.
+"""A fake GPU that delays copies and logs calls.
 
-Its two streams do their work in order, and only when somebody waits for it, or when too much of it is queued. Memory
-is handed out as by torch's caching allocator: a block that is freed is used again by the next copy, as that comes after
-the copies before it. If the block was recorded on the loop's stream, it is used again only once that stream has done
-what it was told until the block was freed.
+Its two streams run their work in order, only when someone waits or too much is queued. Memory is allocated as by
+torch's caching allocator: the next copy uses a freed block again, because it runs after the copies before it. A block
+that was recorded on the loop's stream is used again only after that stream has done the work queued before the free.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_the_first_failure_is_told_and_nothing_is_tried_after_it() -> None:
     assert repr(lock) == "<PageLock failed>"
     (text,) = told
     assert "page-locking 4096 bytes of shared memory failed (out of memory)" in text
-    assert "NVIDIA's driver doesn't obey ulimit -l" in text
+    assert "`ulimit -l` doesn't matter for NVIDIA's driver" in text
     assert "Lower batch_size or data_queue_size" in text
     del segment
     segments.clear()

@@ -484,9 +484,9 @@ def test_keys_follow_from_seed_epoch_and_step() -> None:
         ({"to_device": 3}, TypeError, "to_device is a int"),
         ({"max_nb_batch_on_device": 0}, ValueError, "max_nb_batch_on_device=0 is too small"),
         ({"seed": "x"}, TypeError, "seed='x' is a str"),
-        ({"dtype": torch.int8}, TypeError, "no floating-point dtype"),
+        ({"dtype": torch.int8}, TypeError, "isn't a floating-point dtype"),
         ({"device": "gpu"}, ValueError, "device='gpu' is unknown to torch"),
-        ({"device": "cuda:99"}, RuntimeError, "device='cuda:99', but torch finds . cuda devices here"),
+        ({"device": "cuda:99"}, RuntimeError, "device='cuda:99', but torch finds . cuda devices; give "),
     ],
 )
 def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -27,7 +27,7 @@ def run(folder: Path, *, resume_at: str | None = None) -> dict[str, Any]:
 
     with make_loader(NUM_RANKS) as loader:
         wrapped, optimizer, prepared = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), loader)
-        assert prepared is loader, "Accelerate wraps loaders other than torch's, which the README denies"
+        assert prepared is loader, "Accelerate wraps loaders other than torch's, which docs/frameworks.md denies"
         accelerator.register_for_checkpointing(loader)
         if resume_at is not None:
             accelerator.load_state(str(folder / resume_at))
