@@ -6,15 +6,18 @@ import pytest
 
 from tests.figures import slope
 from tests.helpers import slow
-from tests.soak import Soak
+from tests.soak import MIN_PASSES, Soak
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("num_batches", "num_kills"), [(50, 1), slow(1000, 20)])
-def test_everything_at_once_for_a_while_uses_up_nothing(num_batches: int, num_kills: int) -> None:
+@pytest.mark.parametrize(("num_passes", "num_kills"), [(3, 1), slow(2 * MIN_PASSES, 20)])
+def test_everything_at_once_for_a_while_uses_up_nothing(num_passes: int, num_kills: int) -> None:
     soak = Soak(seed=1)
-    while soak.counts["batches"] < num_batches or soak.kills.total() < num_kills or not soak.counts["breaks"]:
-        soak.run(2)
+
+    def is_enough() -> bool:
+        return len(soak.figures.rows) >= num_passes and soak.kills.total() >= num_kills and soak.counts["breaks"] > 0
+
+    soak.run(0, is_enough)
 
 
 def test_a_leak_is_caught() -> None:

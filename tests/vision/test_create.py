@@ -80,6 +80,7 @@ def test_training_batches_are_what_timm_makes_of_the_same_samples_and_seeds(
     assert_same_batches(ours, theirs)
 
 
+@pytest.mark.slow
 def test_training_batches_are_the_same_with_any_workers_and_after_a_resume(timm_data: Any, photos: Path) -> None:
     with make(timm_data, photos, seed=SEED, **TRAINING) as loader:
         expected = [*loader, *loader]

@@ -208,6 +208,7 @@ def is_mixed(batch: Any) -> bool:
     return bool((batch[1].max(dim=1).values < 1).any())
 
 
+@pytest.mark.slow
 def test_switching_mixup_off_reaches_the_workers_and_the_order_goes_on(timm_data: Any) -> None:
     with PrefetchLoader(make_swift(0, drop_last=True), device="cpu") as plain:
         orders = [[targets.tolist() for _, targets in plain] for _ in range(3)]
