@@ -283,6 +283,8 @@ class SwiftLoader:
             LoaderClosed: The loader was closed.
             WorkerDied: A process ended while it started.
             Exception: Whatever building the dataset or the trial batch raised.
+
+        With more than four workers, it returns while the rest are being started. Their errors come out of `next`.
         """
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")

@@ -103,6 +103,7 @@ class Meeting:
         thread.start()
         try:
             yield woken
+            woken.result()  # an error of the store must also wake the other ranks
         except BaseException:
             stop.set()
             with suppress(RuntimeError):  # the store may be gone: what ended the wait says more
@@ -111,19 +112,24 @@ class Meeting:
             raise
         finally:
             thread.join(_GRACE_S)
-        woken.result()
 
     def _block(self, woken: Future[None], stop: threading.Event, limit_s: float) -> None:
         """Wait for the key that wakes all, and pass the result or the error to `woken`. Runs in a thread."""
         try:
-            can_clone = hasattr(self.store, "clone")
-            connection = self.store.clone() if can_clone else self.store
-            while not self._is_woken(connection, limit_s if can_clone else _SLICE_S) and not stop.is_set():
+            connection, slice_s = self._connect(limit_s)
+            while not self._is_woken(connection, slice_s) and not stop.is_set():
                 pass  # a slice is over
         except BaseException as error:
             woken.set_exception(error)
         else:
             woken.set_result(None)
+
+    def _connect(self, limit_s: float) -> tuple[Any, float]:
+        """Return the store to wait on, and for how long at a time."""
+        try:
+            return self.store.clone(), limit_s
+        except (AttributeError, RuntimeError):  # torch before 2.8, or a store written in Python
+            return self.store, _SLICE_S
 
     def _is_woken(self, connection: Any, slice_s: float) -> bool:
         try:

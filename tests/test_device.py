@@ -369,6 +369,27 @@ def _is_through(worker: Any) -> bool:
     return has_begun_all and psutil.Process(worker.process.pid).status() == psutil.STATUS_SLEEPING
 
 
+class Tensors:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), float(index))
+
+
+@pytest.mark.parametrize(("workers", "device"), [(2, None), (0, None), (2, "cpu")])
+def test_a_batch_that_arrives_in_inference_mode_is_one_that_autograd_takes(workers: int, device: str | None) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    with make_loader(Tensors, workers=workers) as loader:
+        loader.start(0, device)
+        batches = iter(loader)
+        with torch.inference_mode():
+            early = [next(batches) for _ in range(3)]
+        for batch in [*early, *batches]:
+            assert not batch.is_inference()
+            (batch * weight).sum().backward()
+
+
 def test_a_batch_that_is_moved_ahead_in_inference_mode_is_one_that_autograd_takes() -> None:
     weight = torch.ones(1, requires_grad=True)
     with make_loader(Counting, workers=1, max_nb_batch_on_device=3) as loader:

@@ -87,6 +87,27 @@ def test_ctrl_c_ends_the_wait_at_once_and_that_of_the_other_ranks(kind: Any) -> 
         join(kind(stores[1]), 1).gather()
 
 
+class LostStore(OldStore):
+    """A store that fails whoever waits."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.wait = self.fail
+        self.check = store.check
+
+    def fail(self, *_: object) -> None:
+        self.check = self.fail
+        raise RuntimeError("the connection is lost")
+
+
+def test_a_rank_whose_wait_fails_ends_that_of_the_others() -> None:
+    stores = connect(30)
+    with pytest.raises(RuntimeError, match="the connection is lost"):
+        join(LostStore(stores[1]), 1).gather()
+    with pytest.raises(RuntimeError, match="rank 1 stopped waiting before all ranks had started their loaders"):
+        join(stores[0], 0).gather()
+
+
 def test_a_store_that_is_gone_ends_the_wait_with_its_error() -> None:
     master, here = connect(30)
     meeting = join(here, 1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.device.streams import CopyStream, Event
 from swift_loader.device.transfer import Transfer
+from swift_loader.inference_mode import ordinary_tensors
 
 __all__ = ["Copies", "Issued"]
 
@@ -86,7 +86,7 @@ class Copies:
         """
         transfer = Transfer(self._stream)
         try:
-            with _ordinary_tensors(), self._stream.copying():
+            with ordinary_tensors(), self._stream.copying():
                 moved = move(batch, transfer)
         finally:  # a move may issue some copies and then raise
             event = self._stream.record()
@@ -135,18 +135,3 @@ class Copies:
 
     def __repr__(self) -> str:
         return f"<Copies {len(self._under_way)} under way>"
-
-
-@contextmanager
-def _ordinary_tensors() -> Iterator[None]:
-    """Make tensors that autograd accepts, also inside `torch.inference_mode()`.
-
-    A batch that is moved ahead may be used outside of that mode. The grad mode stays the same.
-    """
-    import torch
-
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield

@@ -18,6 +18,7 @@ from swift_loader.engine.failures import describe_batch, rebuild_samples
 from swift_loader.engine.interrupts import is_interrupt
 from swift_loader.engine.worker import BatchReader
 from swift_loader.errors import LoaderClosed, RemoteTraceback
+from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.definitions import NewDefinitions
@@ -113,7 +114,7 @@ class InlineEngine:
         store = HeapStore()
         try:
             keeping = preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext()
-            with keeping, limited_threads(chosen_threads()):
+            with keeping, limited_threads(chosen_threads()), ordinary_tensors():
                 built = builder.build(store, 0, 0, epoch, step)
         except BuildError as failed:
             if failed.__cause__ is not None and is_interrupt(failed.__cause__):
@@ -122,7 +123,8 @@ class InlineEngine:
             raise error from error.__cause__
         failures = self._take_failures(builder, epoch, step)
         decode_started_ns = time.perf_counter_ns()
-        batch = self._reader.read(built, store.memory)
+        with ordinary_tensors():
+            batch = self._reader.read(built, store.memory)
         now_ns = time.perf_counter_ns()
         self._metrics.note_batch(built, now_ns - decode_started_ns)
         self._metrics.note_wait(now_ns - started_ns, 0)

@@ -119,7 +119,10 @@ class LeaseBook:
     @property
     def taken(self) -> set[int]:
         """The slots in use whose batches the loop has, or a copy for it reads."""
-        return {slot for slot, loan in list(self._held.items()) if loan.state is not LoanState.READY}
+        held = (
+            self._held.copy()
+        )  # in one step: building a list of items may run the garbage collector, which may end a lease
+        return {slot for slot, loan in held.items() if loan.state is not LoanState.READY}
 
     def end(self, slot: int, *, is_shared: bool = False) -> None:
         """Note that a slot isn't in use any more; `is_shared` tells that a forked child may have it still."""

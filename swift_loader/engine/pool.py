@@ -218,8 +218,8 @@ class WorkerPool:
 
     def start_others(self) -> None:
         """Have the workers started that `start_workers` left; returns at once. The owner is told of each."""
-        for place in range(FIRST_WORKERS, self.settings.num_workers) if self._forks else ():
-            self._submit(partial(self._start_other, place))  # one by one, so that deaths can be seen to in between
+        if self._forks:
+            self._submit(partial(self._start_other, FIRST_WORKERS))
 
     def replace(self, worker: WorkerHandle) -> None:
         """Replace a worker that is gone, unless its owner refuses. Returns at once."""
@@ -480,8 +480,9 @@ class WorkerPool:
             self._fork(self._living_template(), place)
 
     def _start_other(self, place: int) -> None:
-        if self._failure is None and self._state is PoolState.OPEN:
+        if place < self.settings.num_workers and self._failure is None and self._state is PoolState.OPEN:
             self._fork_places((place,))
+            self._submit(partial(self._start_other, place + 1))  # after the deaths that came meanwhile
 
     def _convert_all(self) -> None:
         places = range(self.settings.num_workers)

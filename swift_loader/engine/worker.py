@@ -21,6 +21,7 @@ from swift_loader.engine.lease import LeaseBook, Loan
 from swift_loader.engine.ledger import Assignment
 from swift_loader.engine.template import WorkerProcess
 from swift_loader.errors import ProtocolError
+from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.plan import PlanSettings
 from swift_loader.transport.board import NUM_BEGUN, NUM_LEFT_OUT, Board
 from swift_loader.transport.channel import Channel
@@ -200,7 +201,10 @@ class WorkerHandle:
 
     def decode(self, batch: Batch, memory: NDArray[np.uint8]) -> Any:
         """Decode a batch for the user, as views of the memory from `lend`."""
-        return self._reader.read(batch, memory)
+        if not is_inference_mode():
+            return self._reader.read(batch, memory)
+        with ordinary_tensors():
+            return self._reader.read(batch, memory)
 
     def discard(self, batch: Batch) -> None:
         """Free the slot of a batch that nobody needs any more."""
@@ -243,7 +247,7 @@ class WorkerHandle:
         num_surplus = len(self._segments) - len(taken) - self._max_segments
         if num_surplus <= 0:
             return []
-        sizes = sorted(segment.nbytes for slot, segment in list(self._segments.items()) if slot not in taken)
+        sizes = sorted(segment.nbytes for slot, segment in self._segments.copy().items() if slot not in taken)
         smallest = sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]
         return [slot for slot in smallest if self._segments[slot].nbytes <= sizes[num_surplus - 1]]
 
