@@ -17,7 +17,7 @@ from swift_loader.config import Options, check_rank
 from swift_loader.placement import Placement
 from swift_loader.plan import Uneven
 from swift_loader.worker.seeding import Rng
-from tests.helpers import run_script
+from tests.helpers import run_script, slow
 
 DATASET = list(range(10))
 
@@ -335,7 +335,7 @@ def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
     assert options_of().seed == torch.initial_seed() != seed
 
 
-@pytest.mark.parametrize("first", ["import torch; torch.rand(3)", "pass"])
+@pytest.mark.parametrize("first", ["import torch; torch.rand(3)", slow("pass")])
 def test_where_torch_was_not_seeded_the_seed_is_another_one_in_each_process(first: str, tmp_path: Path) -> None:
     code = f"""
 {first}

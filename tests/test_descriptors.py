@@ -159,7 +159,8 @@ print("right")
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["template", "spawn"])
 def test_stacks_are_had_where_thousands_of_descriptors_are_open(start_method: str) -> None:
     command = [sys.executable, "-c", MANY, start_method]
     finished = subprocess.run(command, cwd=ROOT, timeout=50, check=False, capture_output=True, text=True)

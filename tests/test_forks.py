@@ -287,6 +287,7 @@ def test_a_fork_that_goes_on_with_the_iterator_is_refused(
     assert printed == "right\n"
 
 
+@pytest.mark.slow
 def test_a_fork_is_refused_at_once_while_another_thread_of_the_trainer_waits_for_a_batch(tmp_path: Path) -> None:
     code = """
         import os, sys, threading, time, warnings

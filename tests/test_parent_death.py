@@ -72,7 +72,7 @@ STATES = {
         COUNTING, "loader.start(0); Path(marker).touch(); list(loader)", {}, "worker.collated=SIGSTOP"
     ),
 }
-QUICK = {"building", "idle", "computing without an end in C", "stopped in the midst"}
+QUICK = {"building", "computing without an end in C"}
 
 
 @contextmanager

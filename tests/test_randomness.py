@@ -30,6 +30,7 @@ def digest(loader: SwiftLoader, num_epochs: int = 2) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_show_in_the_bytes() -> None:
     found = []
     for workers in (0, 1, 2, 4):

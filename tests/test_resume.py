@@ -302,7 +302,7 @@ def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next_one(chosen: int 
     assert seen == ([[], epochs[1]] if chosen == 0 else epochs[1:])
 
 
-@pytest.mark.parametrize("when", ["before load", "after load", "after iter"])
+@pytest.mark.parametrize("when", ["after load", slow("before load"), slow("after iter")])
 @pytest.mark.parametrize("chosen", [0, slow(2)])
 def test_a_restored_position_counts_in_its_own_epoch_only(when: str, chosen: int) -> None:
     with make_loader(datasets.Counting) as loader:
@@ -337,6 +337,7 @@ def test_iterators_thrown_away_after_a_load_cost_nothing() -> None:
         assert ids_of(loader) == whole[24:]
 
 
+@pytest.mark.slow
 def test_loading_while_it_runs_takes_the_loop_there() -> None:
     with make_loader(datasets.AugmentingWithAll) as loader:
         iterator = iter(loader)

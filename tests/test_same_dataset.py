@@ -273,7 +273,7 @@ class Tells(datasets.Counting):
         return {"id": index, "pid": os.getpid(), "time": time.monotonic_ns() if index % 2 else 0}
 
 
-@pytest.mark.parametrize("options", [slow({"start_method": "spawn"}), {"dataset_per_worker": True}, {}])
+@pytest.mark.parametrize("options", [slow({"start_method": "spawn"}), {"dataset_per_worker": True}, slow({})])
 def test_samples_that_hold_a_process_id_are_no_error(options: dict[str, Any]) -> None:
     with make_loader(Tells, workers=2, **options) as loader:
         for epoch in range(2):
@@ -308,7 +308,7 @@ class OnlyOnce:
 
 
 @pytest.mark.parametrize("keeps_open", [slow(False), True])
-@pytest.mark.parametrize("options", [{}, slow({"start_method": "spawn"}), {"dataset_per_worker": True}])
+@pytest.mark.parametrize("options", [slow({}), slow({"start_method": "spawn"}), {"dataset_per_worker": True}])
 def test_a_constructor_runs_once_in_each_process(
     options: dict[str, Any], keeps_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +439,7 @@ def test_the_processes_that_a_dataset_started_end_with_the_loader(start_method: 
     wait_until(lambda: not any(map(is_alive, pids)), "the pools' processes end", 5)
 
 
-@pytest.mark.parametrize("workers", [0, slow(1), 2])
+@pytest.mark.parametrize("workers", [slow(0), slow(1), 2])
 def test_sums_and_convolutions_are_the_same_with_any_number_of_workers(workers: int) -> None:
     import torch
 

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import run_script, slow_unless
 from tests.script_definitions import DEFINITIONS, as_script
 
-QUICK = set(list(DEFINITIONS)[::13])
+QUICK = set(list(DEFINITIONS)[::28])
 OPTIONAL = ("attrs", "matplotlib", "PIL", "pydantic", "torchvision")
 
 

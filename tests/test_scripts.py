@@ -38,7 +38,7 @@ def unguarded(body: str) -> str:
     return textwrap.dedent(DATASET) + textwrap.dedent(body)
 
 
-@pytest.mark.parametrize("via", ["file", slow("-c"), "stdin"])
+@pytest.mark.parametrize("via", ["file", slow("-c"), slow("stdin")])
 def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(via: str, tmp_path: Path) -> None:
     body = """
     factor = 2
@@ -73,7 +73,7 @@ def test_a_dataset_inside_a_function_and_an_instance_work(tmp_path: Path) -> Non
         "pass",
         slow("raise SystemExit(0)"),
         slow("del loader, iterator"),
-        "import sys; sys.exit()",
+        slow("import sys; sys.exit()"),
         slow("loader.close()"),
     ],
 )
@@ -123,6 +123,7 @@ def test_ranks_started_by_torch_multiprocessing_share_a_loader(tmp_path: Path) -
     assert {int(number) for part in parts for number in part} == set(range(20))
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_trainer_that_has_counted_makes_workers_of_its_own(tmp_path: Path) -> None:
     code = """
         import os

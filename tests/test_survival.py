@@ -96,6 +96,7 @@ def test_who_dies_between_two_epochs_is_replaced_before_the_loop_is_back(multith
             wait_until(lambda: len(template.children()) == 2, "the worker is replaced")  # noqa: B023
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_a_template_is_replaced_again_and_again_as_long_as_batches_come() -> None:
     with make_loader(datasets.Counting, kwargs={"num_samples": 200}, shuffle=False, worker_restarts=1) as loader:

@@ -15,6 +15,7 @@ def test_a_run_of_two_ranks_resumes_exactly_from_what_the_trainer_saved(tmp_path
     assert_resumed_exactly(run_ranks("huggingface_script.py", 2, tmp_path, timeout_s=100, needs="transformers"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(125)
 def test_a_run_resumes_exactly_in_the_midst_of_an_epoch_and_says_what_it_needs(tmp_path: Path) -> None:
     (rank,) = run_ranks("huggingface_script.py", 0, tmp_path, "mid-epoch", timeout_s=100, needs="transformers")
