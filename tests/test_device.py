@@ -25,7 +25,7 @@ from swift_loader.transport.board import NUM_BEGUN
 from tests.datasets import Blocks, Counting
 from tests.device.fake import FakeDevice
 from tests.device.test_pinning import Registry
-from tests.helpers import make_loader, wait_until
+from tests.helpers import make_loader, slow, wait_until
 
 NBYTES, NUM_SAMPLES = Blocks.NBYTES, Blocks.NUM_SAMPLES
 BATCH_SIZE = 4
@@ -77,8 +77,8 @@ def check(batches: Iterable[Any]) -> None:
         assert (batch == expected(step)).all(), f"batch {step} has the bytes of another one"
 
 
-@pytest.mark.parametrize("lag", [0, 1, 4])
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("lag", [slow(0), 1, 4])
+@pytest.mark.parametrize("depth", [slow(1), 3])
 def test_no_slot_is_written_again_before_its_copy_is_over(start_on: Start, lag: int, depth: int) -> None:
     device = FakeDevice(lag)
     loader = start_on(device, data_queue_size=2, max_nb_batch_on_device=depth)

@@ -323,7 +323,7 @@ def test_a_constructor_runs_once_in_each_process(
         assert len(list(loader)) == 10
 
 
-@pytest.mark.parametrize(("options", "num_builds", "num_imports"), [("", 1, 1), slow("spawn", 3, 3), ("own", 4, 1)])
+@pytest.mark.parametrize(("options", "num_builds", "num_imports"), [slow("", 1, 1), slow("spawn", 3, 3), ("own", 4, 1)])
 def test_what_modules_and_constructors_print_comes_once_per_import_and_build(
     options: str, num_builds: int, num_imports: int, tmp_path: Path
 ) -> None:
@@ -427,7 +427,7 @@ class HasAPool(datasets.Counting):
         return {"id": self.pool.apply(abs, (-index,))}
 
 
-@pytest.mark.parametrize("when", ["built", "fetched"])
+@pytest.mark.parametrize("when", [slow("built"), "fetched"])
 @pytest.mark.parametrize("start_method", METHODS)
 def test_the_processes_that_a_dataset_started_end_with_the_loader(start_method: str, when: str, tmp_path: Path) -> None:
     marker = tmp_path / "pids"
