@@ -86,11 +86,12 @@ AT_ANY_TIME = """
     rng, loader = random.Random(int(sys.argv[3])), new_loader()
     had_alarm = False  # an alarm that met a batch of the next epoch is told in that epoch
     for _ in range(int(sys.argv[4])):
+        got, error = [], None
         try:
             got, error = go_through(iter(loader))
-        except Alarm:  # between two calls
-            got, error = [], None
-        signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Alarm:  # between two calls, or after the last one
+            pass
         assert got == list(range(len(got))), got
         assert error is not None or len(got) in (0, 320)
         had_alarm = error is None
