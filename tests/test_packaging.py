@@ -130,6 +130,7 @@ def test_the_readme_s_ten_lines_run_where_only_the_wheel_is_installed(wheel: Pat
     assert [line.partition(")")[0] for line in lines] == ["(32, 3, 64, 64"] * (NUM_BATCHES - 1) + ["(8, 3, 64, 64"]
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     run([sys.executable, "-c", BUILD_SDIST, tmp_path / "sdist"], copy_of_the_tree(tmp_path))
     (sdist,) = (tmp_path / "sdist").glob("*.tar.gz")
