@@ -23,8 +23,9 @@ from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from swift_loader.worker.setup import StartMethod, WorkerOptions, WorkerSetup
 
 CASES = (
     Case("plain", Rows, 256, 1000, "rows (16,) float32 that draw nothing, batch 256"),
@@ -42,8 +43,19 @@ class Building:
         dataset = case.make_dataset()
         order = OrderSettings.of(seed=1, shuffle=True, window=5 * case.batch_size, batch_size=case.batch_size)
         plan = PlanSettings(order, case.batch_size, 1, 0, Uneven.PAD, drop_last=False)
-        setup = WorkerSetup(DatasetSource(), plan, rng, None, None, dataset_per_worker=False)
-        self._builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
+        options = WorkerOptions(
+            dataset_class=None,
+            dataset_kwargs=None,
+            dataset=dataset,
+            collate_fn=None,
+            batch_encoder=None,
+            rng=rng,
+            on_error=OnError.RAISE,
+            validate=True,
+            start_method=StartMethod.TEMPLATE,
+            dataset_per_worker=False,
+        )
+        self._builder = BatchBuilder(dataset, len(dataset), WorkerSetup(options, plan), Definitions())
         self._store = HeapStore()
         self._step = 0
 

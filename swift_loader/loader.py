@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
-from swift_loader.config import check_collate, check_epoch, check_rank, make_options
+from swift_loader.checks import check_callable, check_epoch, check_rank
 from swift_loader.device.destination import find_destination
 from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
 from swift_loader.iterator import EpochIterator, OpenEpoch, Turns
 from swift_loader.notices import warn
+from swift_loader.options import Options
 from swift_loader.placement import expected_placement, find_placement
 from swift_loader.plan import BatchPlan, Plan, PlanSettings
 from swift_loader.run import Run
@@ -30,7 +31,7 @@ from swift_loader.session import Session
 from swift_loader.unknown_options import refuse_unknown
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import length_of
+from swift_loader.worker.setup import WorkerSetup, length_of
 from swift_loader.worker.torch_settings import limited_threads
 
 if TYPE_CHECKING:
@@ -190,47 +191,13 @@ class SwiftLoader:
                 option.
             ValueError: A value is out of its range. The message says what is allowed.
         """
+        given = dict(locals())
         if "seed_numer" in unknown:
-            old_seed = unknown.pop("seed_numer")
+            given["seed"] = unknown.pop("seed_numer")
             if seed is not None:
                 raise TypeError("seed and seed_numer are both given; they are one option, so give seed only")
-            seed = old_seed
         refuse_unknown(unknown, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
-        self._options = make_options(
-            dataset_class=dataset_class,
-            dataset_kwargs=dataset_kwargs,
-            dataset=dataset,
-            batch_size=batch_size,
-            nb_consumer=nb_consumer,
-            worker_per_consumer=worker_per_consumer,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            uneven=uneven,
-            in_order=in_order,
-            data_queue_size=data_queue_size,
-            message_queue_size=message_queue_size,
-            max_buffer_size=max_buffer_size,
-            nearby_shuffle=nearby_shuffle,
-            rng=rng,
-            on_error=on_error,
-            max_errors=max_errors,
-            collate_fn=collate_fn,
-            batch_encoder=batch_encoder,
-            batch_decoder=batch_decoder,
-            logger=logger,
-            benchmark=benchmark,
-            benchmark_file=benchmark_file,
-            validate=validate,
-            multithread=multithread,
-            max_nb_batch_on_device=max_nb_batch_on_device,
-            pin_memory=pin_memory,
-            timeout=timeout,
-            stall_warning=stall_warning,
-            worker_restarts=worker_restarts,
-            start_method=start_method,
-            dataset_per_worker=dataset_per_worker,
-        )
+        self._options = Options.of(given)
         self._reset()
 
     def _reset(self) -> None:
@@ -242,11 +209,11 @@ class SwiftLoader:
         self._current: weakref.ref[EpochIterator] | None = None
         self.turns = Turns()
         """Serialises the threads that ask for batches. Used by the iterators."""
-        self._run = Run(self._options.order_settings(), self._options.chosen)
+        self._run = Run(self._options.sampling.order_settings(), self._options.sampling.chosen)
         self._last_step: int | None = None
         self._last_failures: tuple[SampleFailure, ...] = ()
-        self._bad_samples = BadSamples(self._options.max_errors)
-        self._dataset: Any = self._options.source.instance
+        self._bad_samples = BadSamples(self._options.report.max_errors)
+        self._dataset: Any = self._options.workers.dataset
 
     # Life -------------------------------------------------------------------------------------------------------------
 
@@ -290,15 +257,15 @@ class SwiftLoader:
             raise LoaderClosed("the loader was closed; make a new one")
         if self._state is LoaderState.STARTED:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
-        placement = find_placement(check_rank(consumer_index), self._options.world_size)
-        destination = find_destination(device, to_device, dtype, pin_memory=self._options.pin_memory)
+        placement = find_placement(check_rank(consumer_index), self._options.sampling.world_size)
+        destination = find_destination(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
         is_made_here = self._options.made_in_pid == os.getpid()
         agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
-        plan = self._options.plan_settings(self._run.order, placement)
+        plan = self._options.sampling.plan_settings(self._run.order, placement)
         try:
-            if self._options.in_flight.warning:
-                warn(self._options.in_flight.warning)
-            dataset = self.dataset if not self._options.num_workers else None
+            if self._options.delivery.in_flight.warning:
+                warn(self._options.delivery.in_flight.warning)
+            dataset = self.dataset if not self._options.delivery.num_workers else None
             session = Session(self._options, plan, destination, dataset=dataset, pool=self._take_pool(plan))
             self._close = weakref.finalize(self, session.close)  # another thread may close it while it starts
             if self._closed_meanwhile():
@@ -335,7 +302,7 @@ class SwiftLoader:
         """
         if self._state is LoaderState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")
-        if self._state is LoaderState.NEW and self._pool is None and self._options.num_workers:
+        if self._state is LoaderState.NEW and self._pool is None and self._options.delivery.num_workers:
             pool = self._make_pool()
             try:
                 pool.begin()
@@ -368,7 +335,8 @@ class SwiftLoader:
         `RuntimeError` at its next batch.
         """
         successor = SwiftLoader.__new__(SwiftLoader)
-        successor._options = replace(self._options, collate_fn=check_collate(collate_fn))  # noqa: SLF001 - of this class
+        workers = replace(self._options.workers, collate_fn=check_callable("collate_fn", collate_fn))
+        successor._options = replace(self._options, workers=workers)  # noqa: SLF001 - of this class
         successor._reset()  # noqa: SLF001
         successor._run, successor._dataset = self._run, self._dataset  # noqa: SLF001
         self._supersede()
@@ -418,7 +386,7 @@ class SwiftLoader:
             RuntimeError: With `in_order=False`, in the middle of an epoch: no position says what was delivered.
         """
         progress = self._run.progress
-        if not self._options.limits.in_order and progress.is_in_midst:
+        if not self._options.delivery.in_order and progress.is_in_midst:
             raise RuntimeError(
                 "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
                 "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
@@ -498,20 +466,20 @@ class SwiftLoader:
     def dataset(self) -> Any:
         """The dataset instance that was given; else one that is built in this process on first use."""
         if self._dataset is None:
-            rng = self._options.rng
-            with nullcontext() if rng is Rng.NONE else preserved_generators(), limited_threads(1):
-                self._dataset = self._options.source.make(rng)
+            options = self._options.workers
+            with nullcontext() if options.rng is Rng.NONE else preserved_generators(), limited_threads(1):
+                self._dataset = options.make_dataset()
         return self._dataset
 
     @property
     def batch_size(self) -> int:
         """Samples per batch and consumer."""
-        return self._options.batch_size
+        return self._options.sampling.batch_size
 
     @property
     def collate_fn(self) -> Callable[..., Any] | None:
         """The function that turns a list of samples into a batch. None means `default_collate`."""
-        return self._options.collate_fn
+        return self._options.workers.collate_fn
 
     @property
     def has_started(self) -> bool:
@@ -564,13 +532,13 @@ class SwiftLoader:
         return self._session.metrics.report() if self._session is not None else {}
 
     def __repr__(self) -> str:
-        options, session = self._options, self._session
+        sampling, delivery, session = self._options.sampling, self._options.delivery, self._session
         name = self._state.value if session is None else f"{self._state.value}, {session!r}"
         batch_nbytes = 0 if session is None else session.engine.largest_batch_nbytes
-        queue = f", data_queue_size={options.in_flight.describe(batch_nbytes)}" if options.num_workers else ""
+        queue = f", data_queue_size={delivery.in_flight.describe(batch_nbytes)}" if delivery.num_workers else ""
         return (
-            f"<SwiftLoader {name}; batch_size={options.batch_size}, nb_consumer={options.world_size}, "
-            f"worker_per_consumer={options.num_workers}{queue}, shuffle={options.shuffle}, {self._run.progress!r}>"
+            f"<SwiftLoader {name}; batch_size={sampling.batch_size}, nb_consumer={sampling.world_size}, "
+            f"worker_per_consumer={delivery.num_workers}{queue}, shuffle={sampling.shuffle}, {self._run.progress!r}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -604,7 +572,7 @@ class SwiftLoader:
         """Return the dataset's length. Before the engine runs, this may start a process that builds the dataset."""
         if self._run.num_samples is not None:
             return self._run.num_samples
-        if self._dataset is not None or not self._options.num_workers:
+        if self._dataset is not None or not self._options.delivery.num_workers:
             num_samples = length_of(self.dataset)
         else:
             num_samples = self._measure_in_pool()
@@ -621,9 +589,8 @@ class SwiftLoader:
             raise
 
     def _make_pool(self) -> WorkerPool:
-        self._pool = pool = WorkerPool(
-            self._options.worker_setup(self._plan_settings()), self._options.process_settings()
-        )
+        setup = WorkerSetup(self._options.workers, self._plan_settings())
+        self._pool = pool = WorkerPool(setup, self._options.delivery)
         self._close = weakref.finalize(self, pool.close)
         return pool
 
@@ -637,7 +604,7 @@ class SwiftLoader:
         pool, self._pool = self._pool, None
         if pool is None or not pool.is_ours or self._close is None:
             return None
-        is_other_plan = self._options.rng is Rng.WORKER and pool.setup.plan != plan  # workers are seeded by it
+        is_other_plan = self._options.workers.rng is Rng.WORKER and pool.setup.plan != plan  # workers are seeded by it
         if is_other_plan or not pool.is_current():
             self._close()
             return None
@@ -646,4 +613,5 @@ class SwiftLoader:
 
     def _plan_settings(self) -> PlanSettings:
         """Return the plan of this rank, as far as it is known before `start()`."""
-        return self._options.plan_settings(self._run.order, expected_placement(self._options.world_size))
+        sampling = self._options.sampling
+        return sampling.plan_settings(self._run.order, expected_placement(sampling.world_size))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LogSettings", "open_log"]
+from swift_loader.checks import check_flag, check_path
+
+__all__ = ["LogSettings", "check_logger", "open_log"]
+
+KEYS = ("path", "stdout", "level")
+LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 
 _FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level} | {message}"
 
@@ -20,6 +26,26 @@ class LogSettings:
     """Prefix of the file's path. `_rank<n>.log` is appended."""
     stdout: bool
     level: str
+
+
+def check_logger(name: str, logger: Any) -> LogSettings | None:
+    """Return the settings for a file prefix, a dict with the keys `KEYS`, or None."""
+    if logger is None:
+        return None
+    if isinstance(logger, (str, os.PathLike)):
+        return LogSettings(os.fspath(logger), stdout=False, level="DEBUG")
+    if not isinstance(logger, Mapping):
+        raise TypeError(
+            f"{name} is a {type(logger).__name__}; give a file prefix, or a dict with the keys {', '.join(KEYS)}"
+        )
+    for key in logger:
+        if key not in KEYS:
+            raise ValueError(f"{name} has the unknown key {key!r}; the allowed keys are {', '.join(KEYS)}")
+    level = str(logger.get("level", "DEBUG")).upper()
+    if level not in LEVELS:
+        raise ValueError(f"{name}'s level {level!r} is unknown; it must be one of {', '.join(LEVELS)}")
+    path = check_path(f"{name}['path']", logger.get("path"))
+    return LogSettings(path, check_flag(f"{name}['stdout']", logger.get("stdout", False)), level)
 
 
 def open_log(settings: LogSettings | None, rank: int) -> tuple[Callable[[str], None], Callable[[], None]]:

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift_loader.config import Options
 from swift_loader.device.ahead import DirectSource, MovingSource
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Destination
@@ -31,9 +30,11 @@ from swift_loader.iterator import OpenEpoch
 from swift_loader.log import open_log
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
+from swift_loader.options import Options
 from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import Plan, PlanSettings, Position
+from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["Session"]
 
@@ -63,9 +64,9 @@ class Session:
         self._destination = destination
         self._copies: Copies | None = None
         """Made when there is something to copy."""
-        self.metrics = Metrics(enabled=options.benchmark)
+        self.metrics = Metrics(enabled=options.report.benchmark)
         try:
-            self._log, self._close_log = open_log(options.log, plan.rank)
+            self._log, self._close_log = open_log(options.report.log, plan.rank)
         except BaseException:
             if pool is not None:
                 pool.close()
@@ -77,16 +78,15 @@ class Session:
         self._close_steps: list[Callable[[], None]] = [self._close_log]
         self._settings = plan
         self.engine: Engine
-        if options.num_workers:
+        setup = WorkerSetup(options.workers, plan)
+        if options.delivery.num_workers:
             try:
-                self.engine = self._make_engine(
-                    pool or WorkerPool(options.worker_setup(plan), options.process_settings())
-                )
+                self.engine = self._make_engine(pool or WorkerPool(setup, options.delivery))
             except BaseException:
                 self._close_log()
                 raise
         else:
-            self.engine = InlineEngine(options.worker_setup(plan), self.metrics, options.batch_decoder, dataset)
+            self.engine = InlineEngine(setup, self.metrics, options.delivery.batch_decoder, dataset)
 
     def _make_engine(self, pool: WorkerPool) -> ProcessEngine:
         try:
@@ -122,13 +122,13 @@ class Session:
         """Move the engine to this position. Return the rest of the epoch there."""
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
-        owner_pid = self._owner_pid if self._options.num_workers else None
+        owner_pid = self._owner_pid if self._options.delivery.num_workers else None
         if self._destination is None:
             return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull), owner_pid)
         if self._copies is None:
-            self._copies = Copies(self._destination.make_stream(), self._options.max_on_device)
+            self._copies = Copies(self._destination.make_stream(), self._options.delivery.max_on_device)
         self._copies.catch_up()
-        num_left, depth = num_batches - first_step, self._options.max_on_device
+        num_left, depth = num_batches - first_step, self._options.delivery.max_on_device
         moving = MovingSource(self._pull, self.engine.is_ready, self._move, self._copies, depth, num_left)
         return OpenEpoch(position.epoch, first_step, num_batches, moving, owner_pid)
 
@@ -178,8 +178,8 @@ class Session:
 
     def _report(self) -> None:
         report = self.metrics.report()
-        if report and self._options.benchmark_file is not None:
-            Path(self._options.benchmark_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if report and self._options.report.benchmark_file is not None:
+            Path(self._options.report.benchmark_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         elif report:
             self._log(f"stages: {json.dumps(report)}")
         self._log(f"rank {self.plan.settings.rank} closed")

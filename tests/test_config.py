@@ -4,7 +4,9 @@ import inspect
 import itertools
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import pytest
 import torch
 
 from swift_loader import SwiftLoader
-from swift_loader.config import Options, check_rank
+from swift_loader.checks import check_rank
+from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
 from swift_loader.placement import Placement
 from swift_loader.plan import Uneven
 from swift_loader.worker.seeding import Rng
+from swift_loader.worker.setup import WorkerOptions
 from tests.helpers import run_script, slow
 
 DATASET = list(range(10))
@@ -24,6 +28,10 @@ DATASET = list(range(10))
 
 def options_of(**options: Any) -> Options:
     return SwiftLoader(dataset=DATASET, **options)._options
+
+
+def seed_of(**options: Any) -> int:
+    return SwiftLoader(dataset=DATASET, **options).state_dict()["seed"]
 
 
 def decode_nothing(data: bytes) -> Any:
@@ -91,7 +99,7 @@ def test_a_count_that_is_no_integer_is_refused_by_name_and_value(value: object) 
 
 @pytest.mark.parametrize("value", [np.int64(4), np.array(4), torch.tensor(4)], ids=repr)
 def test_a_count_may_be_any_kind_of_integer(value: Any) -> None:
-    batch_size = options_of(batch_size=value).batch_size
+    batch_size = options_of(batch_size=value).sampling.batch_size
     assert (batch_size, type(batch_size)) == (4, int)
 
 
@@ -123,10 +131,10 @@ def test_a_count_that_can_not_even_be_printed_is_refused() -> None:
 @pytest.mark.parametrize("name", ["timeout", "stall_warning"])
 def test_a_duration_beyond_what_can_be_waited_is_none(name: str) -> None:
     for value in (1e300, 2**62, 10**400, float("inf"), np.float64(1e300)):
-        options = options_of(**{name: value})
+        options = options_of(**{name: value}).delivery
         assert (options.timeout_s if name == "timeout" else options.stall_warning_s) is None
     for value in (2, np.int64(2), np.float32(2)):
-        options = options_of(**{name: value})
+        options = options_of(**{name: value}).delivery
         assert (options.timeout_s if name == "timeout" else options.stall_warning_s) == 2.0
 
 
@@ -168,7 +176,7 @@ def test_a_limit_of_errors_needs_a_policy_that_goes_on() -> None:
     with pytest.raises(ValueError, match=r"max_errors=5 .* on_error='raise' .* give on_error='skip'"):
         options_of(max_errors=5)
     for value in (0, 5, np.int64(5), 0.5, np.float64(0.5), None):
-        given = options_of(on_error="replace", max_errors=value).max_errors
+        given = options_of(on_error="replace", max_errors=value).report.max_errors
         assert given == value
         assert type(given) in (int, float, type(None))
 
@@ -186,10 +194,10 @@ def test_a_timeout_that_is_no_number_is_refused_by_value(value: object) -> None:
 
 
 def test_a_timeout_of_zero_or_none_or_for_ever_is_no_limit() -> None:
-    assert options_of(timeout=None).timeout_s is None
-    assert options_of(timeout=0).timeout_s is None
-    assert options_of(timeout=2).timeout_s == 2.0
-    assert options_of(timeout=float("inf")).timeout_s is None
+    assert options_of(timeout=None).delivery.timeout_s is None
+    assert options_of(timeout=0).delivery.timeout_s is None
+    assert options_of(timeout=2).delivery.timeout_s == 2.0
+    assert options_of(timeout=float("inf")).delivery.timeout_s is None
 
 
 @pytest.mark.parametrize("name", ["collate_fn", "batch_encoder", "batch_decoder", "dataset_class"])
@@ -207,7 +215,8 @@ def test_what_cannot_be_called_is_refused_by_name_and_type(name: str) -> None:
 def test_encoder_and_decoder_come_together(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="batch_encoder and batch_decoder"):
         options_of(**given)
-    assert options_of(batch_encoder=encode_nothing, batch_decoder=decode_nothing).batch_decoder is decode_nothing
+    options = options_of(batch_encoder=encode_nothing, batch_decoder=decode_nothing)
+    assert options.delivery.batch_decoder is decode_nothing
 
 
 @pytest.mark.parametrize(
@@ -226,7 +235,15 @@ def test_the_dataset_comes_one_way(given: dict[str, Any], text: str) -> None:
 
 
 def test_an_empty_dataset_is_a_dataset() -> None:
-    assert SwiftLoader(dataset=[])._options.source.instance == []
+    assert SwiftLoader(dataset=[])._options.workers.dataset == []
+
+
+def test_a_dataset_that_is_a_dict_is_kept_and_its_arguments_are_copied() -> None:
+    dataset, arguments = OrderedDict(enumerate(DATASET)), {"a": 1}
+    assert SwiftLoader(dataset=dataset)._options.workers.dataset is dataset
+    workers = SwiftLoader(dict, arguments)._options.workers
+    arguments["b"] = 2
+    assert workers.dataset_kwargs == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -245,13 +262,13 @@ def test_a_logger_that_makes_no_sense_is_refused(logger: Any, error: type[Except
 
 
 def test_a_logger_is_a_prefix_or_a_dict() -> None:
-    prefix = options_of(logger="logs/run").log
+    prefix = options_of(logger="logs/run").report.log
     assert prefix is not None
     assert (prefix.path, prefix.stdout, prefix.level) == ("logs/run", False, "DEBUG")
-    both = options_of(logger={"path": "x", "stdout": True, "level": "info"}).log
+    both = options_of(logger={"path": "x", "stdout": True, "level": "info"}).report.log
     assert both is not None
     assert (both.path, both.stdout, both.level) == ("x", True, "INFO")
-    assert options_of(logger=None).log is None
+    assert options_of(logger=None).report.log is None
 
 
 def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None:
@@ -260,16 +277,24 @@ def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None
 
 
 def test_the_window_is_350_batches_of_at_least_32_unless_given() -> None:
-    windows = [options_of(batch_size=batch_size).order_settings().window for batch_size in (1, 32, 64)]
+    windows = [options_of(batch_size=batch_size).sampling.order_settings().window for batch_size in (1, 32, 64)]
     assert windows == [350 * 32, 350 * 32, 350 * 64]
-    assert options_of(batch_size=8, nearby_shuffle=0).order_settings().window == 0
-    assert options_of(batch_size=8, nearby_shuffle=7).order_settings().window == 7
+    assert options_of(batch_size=8, nearby_shuffle=0).sampling.order_settings().window == 0
+    assert options_of(batch_size=8, nearby_shuffle=7).sampling.order_settings().window == 7
 
 
 @pytest.mark.parametrize(("num_workers", "per_worker"), [(0, 11), (1, 11), (3, 4), (10, 4), (100, 4)])
 def test_the_buffer_per_worker_is_more_than_its_share(num_workers: int, per_worker: int) -> None:
-    assert options_of(worker_per_consumer=num_workers).limits.max_ready_per_worker == per_worker
-    assert options_of(worker_per_consumer=200, data_queue_size=100).limits.max_ready_per_worker == 2
+    assert options_of(worker_per_consumer=num_workers).delivery.limits.max_ready_per_worker == per_worker
+    assert options_of(worker_per_consumer=200, data_queue_size=100).delivery.limits.max_ready_per_worker == 2
+
+
+def test_each_option_of_the_signature_is_a_field_of_exactly_one_group() -> None:
+    groups = (SamplingOptions, WorkerOptions, DeliveryOptions, ReportOptions)
+    declared = [field.metadata["option"] for group in groups for field in fields(group)]
+    arguments = set(inspect.signature(SwiftLoader.__init__).parameters) - {"self", "unknown"}
+
+    assert sorted(declared) == sorted(arguments)
 
 
 def test_public_names_are_translated_once() -> None:
@@ -288,25 +313,24 @@ def test_public_names_are_translated_once() -> None:
         nearby_shuffle=10,
         max_nb_batch_on_device=11,
     )
-    order = options.order_settings()
+    order = options.sampling.order_settings()
     assert (order.seed, order.shuffle, order.window) == (6, False, 10)
-    plan = options.plan_settings(order, Placement(2, 4, "start()"))
+    plan = options.sampling.plan_settings(order, Placement(2, 4, "start()"))
     assert (plan.order, plan.batch_size, plan.world_size, plan.rank) == (order, 3, 4, 2)
     assert (plan.uneven, plan.drop_last) == (Uneven.DROP, True)
-    assert options.world_size == 4
-    limits = options.process_settings().limits
+    assert options.sampling.world_size == 4
+    limits = options.delivery.limits
     assert (limits.max_in_flight, limits.max_tasks, limits.max_ready_per_worker, limits.in_order) == (7, 8, 9, False)
-    assert options.process_settings().num_workers == 5
-    assert options.max_on_device == 11
-    assert options.worker_setup(plan).plan == plan
-    assert options.worker_setup(plan).rng is Rng.SAMPLE
+    assert options.delivery.num_workers == 5
+    assert options.delivery.max_on_device == 11
+    assert options.workers.rng is Rng.SAMPLE
 
 
 def test_a_seed_is_drawn_unless_given() -> None:
-    assert "seed" in options_of(seed=3).chosen
-    assert options_of(seed=2**70).seed == 2**70
-    assert "seed" not in options_of().chosen
-    assert options_of().seed > 0
+    assert "seed" in options_of(seed=3).sampling.chosen
+    assert seed_of(seed=2**70) == 2**70
+    assert "seed" not in options_of().sampling.chosen
+    assert seed_of() > 0
 
 
 @pytest.fixture
@@ -327,12 +351,12 @@ def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
     with SwiftLoader(dataset=DATASET, worker_per_consumer=0) as loader:
         list(loader)
         assert loader.state_dict()["seed"] == seed
-    assert "seed" not in loader._options.chosen
+    assert "seed" not in loader._options.sampling.chosen
     assert torch.equal(torch.get_rng_state(), before)
-    assert options_of().seed == seed
-    assert options_of(seed=3).seed == 3
+    assert seed_of() == seed
+    assert seed_of(seed=3) == 3
     torch_generator.seed()
-    assert options_of().seed == torch.initial_seed() != seed
+    assert seed_of() == torch.initial_seed() != seed
 
 
 @pytest.mark.parametrize("first", ["import torch; torch.rand(3)", slow("pass")])
@@ -380,7 +404,7 @@ def test_every_option_of_torch_s_loader_is_taken_or_explained() -> None:
 
 
 def test_the_old_spelling_of_seed_is_understood_but_not_beside_the_new_one() -> None:
-    assert options_of(seed_numer=5).seed == 5
+    assert seed_of(seed_numer=5) == 5
     with pytest.raises(TypeError, match="seed and seed_numer"):
         options_of(seed=1, seed_numer=2)
 

@@ -106,7 +106,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 
 def test_the_workers_side_does_not_import_the_trainers() -> None:
-    trainer = ("swift_loader.engine", "swift_loader.loader", "swift_loader.session", "swift_loader.config")
+    trainer = ("swift_loader.engine", "swift_loader.loader", "swift_loader.session", "swift_loader.options")
     found = [(file, module) for file in WORKER_SIDE for module, _ in imports_of(PACKAGE / file)]
     assert ("worker/build.py", "swift_loader.collate") in found
     assert [(file, module) for file, module in found if is_within(module, *trainer)] == []

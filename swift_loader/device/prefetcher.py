@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.config import check_integer
+from swift_loader.checks import check_integer
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Move, default_device, device_of, mover
 from swift_loader.device.keys import keyed_by

@@ -113,7 +113,7 @@ class InlineEngine:
         self._definitions.clear()
         store = HeapStore()
         try:
-            keeping = preserved_generators() if self._setup.rng is Rng.SAMPLE else nullcontext()
+            keeping = preserved_generators() if self._setup.options.rng is Rng.SAMPLE else nullcontext()
             with keeping, limited_threads(chosen_threads()), ordinary_tensors():
                 built = builder.build(store, 0, 0, epoch, step)
         except BuildError as failed:

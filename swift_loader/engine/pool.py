@@ -27,11 +27,11 @@ from swift_loader.engine.failures import died, rebuild
 from swift_loader.engine.ladder import stop_processes
 from swift_loader.engine.launch import Launch
 from swift_loader.engine.pump import Pump
-from swift_loader.engine.settings import ProcessSettings, StartMethod
 from swift_loader.engine.template import TemplateProcess, WorkerProcess
 from swift_loader.engine.witness import Witness
 from swift_loader.engine.worker import BatchReader, WorkerHandle
 from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
+from swift_loader.options import DeliveryOptions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.descriptors import explained
@@ -39,7 +39,7 @@ from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.nesting import refuse_nesting
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.setup import StartMethod, WorkerSetup
 
 __all__ = ["PoolOwner", "WorkerPool"]
 
@@ -101,7 +101,7 @@ class _Stopped(Exception):
 class WorkerPool:
     """Starts the processes, replaces those that die, and stops them."""
 
-    def __init__(self, setup: WorkerSetup, settings: ProcessSettings) -> None:
+    def __init__(self, setup: WorkerSetup, settings: DeliveryOptions) -> None:
         self.setup = setup
         """Sent to the processes when they start."""
         self.settings = settings
@@ -473,7 +473,7 @@ class WorkerPool:
     def _forks(self) -> bool:
         """Whether workers are forks of one template."""
         forkable = self._built is not None and self._built.forkable
-        return forkable and self.settings.start_method is StartMethod.TEMPLATE
+        return forkable and self.setup.options.start_method is StartMethod.TEMPLATE
 
     def _fork_places(self, places: Iterable[int]) -> None:
         for place in places:

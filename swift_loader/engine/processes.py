@@ -196,7 +196,7 @@ class ProcessEngine:
         self._pool.start_workers(self)
         self._listen()
         self._pool.start_others()
-        if self._settings.validate and self._plan.trial_epoch is not None:
+        if self._setup.options.validate and self._plan.trial_epoch is not None:
             self._await_probe()
 
     def _warn_of_template(self) -> None:
@@ -234,7 +234,7 @@ class ProcessEngine:
             self._listen_or_look(listening, watch)
         if probed.error is not None:
             raise probed.error
-        if self._setup.on_error is not OnError.RAISE or not self._settings.limits.in_order:
+        if self._setup.options.on_error is not OnError.RAISE or not self._settings.in_order:
             self._probed = None  # its failed samples aren't known; out of order, it would always be delivered first
 
     # The loop's side --------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class ProcessEngine:
         with self._lock:
             self._check_open()
             num_ready = self._ledger.num_ready
-            num_before = None if self._settings.limits.in_order else self._ledger.position[1]
+            num_before = None if self._settings.in_order else self._ledger.position[1]
             delivered = self._ledger.deliver()
             if delivered is not None:
                 sequence, outcome = delivered

@@ -68,13 +68,14 @@ class BatchBuilder:
             is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
         """
         self._num_samples = num_samples
-        self._setup = setup
-        self._collate = collate_into(setup.collate_fn)
+        options = setup.options
+        self._collate = collate_into(options.collate_fn)
+        self._batch_encoder = options.batch_encoder
         self._definitions = definitions
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
-        self._seeding = Seeding(setup.rng, by_sample=setup.draws and setup.rng is Rng.SAMPLE)
+        self._seeding = Seeding(options.rng, by_sample=setup.draws and options.rng is Rng.SAMPLE)
         self._fetcher = Fetcher(
-            dataset, num_samples, setup.on_error, self._seeding, definitions, board or Board(), is_interrupt
+            dataset, num_samples, options.on_error, self._seeding, definitions, board or Board(), is_interrupt
         )
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
@@ -163,7 +164,6 @@ class BatchBuilder:
         )
 
     def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
-        batch_encoder = self._setup.batch_encoder
         if self._seeding.by_sample:
             self._seeding.begin_collate()
         try:
@@ -173,9 +173,9 @@ class BatchBuilder:
         lap.collated = time.perf_counter_ns()
         failpoint(Failpoint.WORKER_COLLATED)
         try:
-            if batch_encoder is None:
+            if self._batch_encoder is None:
                 return encode(batch, arena, self._definitions.number_of)
-            return encode_bytes(batch_encoder(batch), arena)
+            return encode_bytes(self._batch_encoder(batch), arena)
         except EncodeError as error:
             raise BuildError(Stage.ENCODE) from error.with_traceback(None)
         except Exception as error:

@@ -104,7 +104,7 @@ class Content:
             if self._dataset is None:
                 self.build()
             plan = self.setup.plan
-            seed_for_worker(plan.order.seed, plan.rank, worker, self.setup.rng)
+            seed_for_worker(plan.order.seed, plan.rank, worker, self.setup.options.rng)
         except Exception as error:
             channel.send(describe_failure(error, Stage.BUILD, self.definitions).pack())
             return
@@ -114,7 +114,7 @@ class Content:
         run_worker(channel, self._dataset, setup, self.definitions, reported, self.judge)
 
     def _make(self) -> Any:
-        return self.setup.source.make(self.setup.rng)
+        return self.setup.options.make_dataset()
 
     def _chosen(self) -> list[int]:
-        return chosen_indices(self._num_samples) if self.setup.validate else []
+        return chosen_indices(self._num_samples) if self.setup.options.validate else []

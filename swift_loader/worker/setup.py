@@ -1,59 +1,111 @@
-"""The options that workers need. The trainer sends them once, when the template starts."""
+"""What worker processes need: the options for making a batch, and the plan.
+
+The trainer sends them once, when the template starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import FunctionType
 from typing import Any
 
+from swift_loader.checks import check_callable, check_choice, check_flag, option
 from swift_loader.plan import PlanSettings
 from swift_loader.transport.definitions import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 
-__all__ = ["DatasetSource", "WorkerSetup", "length_of"]
+__all__ = ["StartMethod", "WorkerOptions", "WorkerSetup", "length_of"]
+
+
+class StartMethod(str, Enum):
+    """How worker processes are started."""
+
+    TEMPLATE = "template"
+    """All are forked from one fresh interpreter that holds the dataset."""
+    SPAWN = "spawn"
+    """Each is a fresh interpreter with its own dataset."""
+
+
+def _as_given(_name: str, value: Any) -> Any:
+    return value
+
+
+def _copied(_name: str, value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value  # the user may change the dict later
+
+
+def _check_rng(name: str, value: Any) -> Rng:
+    return check_choice(name, "none" if value is None else value, Rng)
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetSource:
-    """How to get the dataset: an instance, or a callable and its keyword arguments."""
+class WorkerOptions:
+    """How a batch is made: from which dataset, with which functions. One of the groups in options.py."""
 
-    instance: Any = None
-    factory: Callable[..., Any] | None = None
-    kwargs: dict[str, Any] | None = None
+    dataset_class: Callable[..., Any] | None = option("dataset_class", _as_given)
+    """Returns the dataset; None: `dataset` is given."""
+    dataset_kwargs: Mapping[str, Any] | None = option("dataset_kwargs", _copied)
+    dataset: Any = option("dataset", _as_given)
+    collate_fn: Callable[[list[Any]], Any] | None = option("collate_fn", check_callable)
+    batch_encoder: Callable[[Any], bytes] | None = option("batch_encoder", check_callable)
+    rng: Rng = option("rng", _check_rng)
+    on_error: OnError = option("on_error", check_choice, OnError)
+    validate: bool = option("validate", check_flag)
+    """Whether a trial batch is built, and each build reports the checksums of some samples."""
+    start_method: StartMethod = option("start_method", check_choice, StartMethod)
+    dataset_per_worker: bool = option("dataset_per_worker", check_flag)
+    """True: each worker builds its own dataset after the fork."""
 
-    def make(self, rng: Rng) -> Any:
-        """Return the dataset. A factory runs here, after the global generators are seeded."""
-        if self.factory is not None:
-            seed_for_construction(rng)
-        return self.instance if self.factory is None else self.factory(**(self.kwargs or {}))
+    def __post_init__(self) -> None:
+        _check_dataset(self.dataset_class, self.dataset_kwargs, self.dataset)
+
+    def make_dataset(self) -> Any:
+        """Return the dataset. Its class runs here, after the global generators are seeded."""
+        if self.dataset_class is None:
+            return self.dataset
+        seed_for_construction(self.rng)
+        return self.dataset_class(**(self.dataset_kwargs or {}))
+
+
+def _check_dataset(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> None:
+    if (dataset_class is None) == (dataset is None):
+        what = "neither dataset_class nor dataset was" if dataset is None else "both dataset_class and dataset were"
+        raise TypeError(f"{what} given; give dataset_class (with dataset_kwargs) or dataset, an instance")
+    if dataset is not None:
+        if dataset_kwargs is not None:
+            raise TypeError(
+                "dataset_kwargs was given with dataset, which is an instance and takes no arguments; leave "
+                "dataset_kwargs out, or give dataset_class"
+            )
+        if isinstance(dataset, type):
+            raise TypeError(f"dataset={dataset.__name__} is a class; give an instance, or pass it as dataset_class")
+    elif not callable(dataset_class):
+        raise TypeError(
+            f"dataset_class is a {type(dataset_class).__name__}, which can't be called; give a class or a function "
+            f"that returns a dataset, or pass an instance as dataset="
+        )
+    elif dataset_kwargs is not None and not isinstance(dataset_kwargs, Mapping):
+        raise TypeError(f"dataset_kwargs is a {type(dataset_kwargs).__name__}; give a dict of keyword arguments")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """The part of the options that workers need."""
+    """What is sent to the worker processes of a rank."""
 
-    source: DatasetSource
+    options: WorkerOptions
     plan: PlanSettings
     """The first plan; a `NewPlan` message replaces it."""
-    rng: Rng
-    collate_fn: Callable[[list[Any]], Any] | None
-    batch_encoder: Callable[[Any], bytes] | None
-    dataset_per_worker: bool
-    """True: each worker builds its own dataset after the fork."""
-    on_error: OnError = OnError.RAISE
-    forks: bool = True
-    """False: each worker is a separate interpreter (start_method="spawn")."""
-    validate: bool = True
-    """Whether each build reports the checksums of some samples."""
     draws: bool = False
     """Whether samples are known to draw from the global random generators."""
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules that define the dataset and the callables, without those that can't be imported."""
-        things = (self.source.factory, type(self.source.instance), self.collate_fn, self.batch_encoder)
+        options = self.options
+        things = (options.dataset_class, type(options.dataset), options.collate_fn, options.batch_encoder)
         found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
         return tuple(dict.fromkeys(thing.__module__ for thing in found))
 

@@ -39,6 +39,7 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.content import Content
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.holdings import Holdings
+from swift_loader.worker.setup import StartMethod
 from swift_loader.worker.spare import Spare
 from swift_loader.worker.termination import die_with_parent, end_group, end_process, flush_streams, lead_group
 from swift_loader.worker.torch_settings import set_num_threads
@@ -120,7 +121,9 @@ def _set_up(channel: Channel, traces: Traces) -> int:
 def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings) -> int:
     """Build the dataset, report whether it can be shared, and serve or let the spare serve; return the exit code."""
     imported = Holdings.settled([channel.fileno(), *traces.descriptors], traces.thread_ids)
-    unforkable = imported.beyond(streams, "importing its modules") if content.setup.forks else "start_method='spawn'"
+    options = content.setup.options
+    is_template = options.start_method is StartMethod.TEMPLATE
+    unforkable = imported.beyond(streams, "importing its modules") if is_template else "start_method='spawn'"
     spare = None
     if not unforkable:
         traces.stop()  # the process must have a single thread when it is forked
@@ -138,7 +141,7 @@ def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings
     own = [channel.fileno(), *traces.descriptors, *([spare.fileno()] if spare is not None else [])]
     built = Holdings.settled(own, traces.thread_ids)
     reason = unforkable or built.beyond(imported, "building it")
-    reason = reason or ("dataset_per_worker=True" if content.setup.dataset_per_worker else "")
+    reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
     traces.stop()
     failpoint(Failpoint.TEMPLATE_BUILT)
     content.is_shared = not reason

@@ -6,6 +6,7 @@ import gc
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader import TooManyErrors, sample_rng
+from swift_loader import SwiftLoader, TooManyErrors, sample_rng
 from swift_loader.collate import collate_into
 from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
@@ -26,7 +27,7 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from swift_loader.worker.setup import WorkerSetup
 
 SEED = 3
 
@@ -115,7 +116,8 @@ def make_builder(
         batches.append(samples)
         return [0]
 
-    setup = WorkerSetup(DatasetSource(), plan, rng, keep, None, dataset_per_worker=False, on_error=on_error)
+    options = SwiftLoader(dataset=dataset)._options.workers
+    setup = WorkerSetup(replace(options, rng=rng, collate_fn=keep, on_error=on_error), plan)
     return BatchBuilder(dataset, len(dataset), setup, Definitions()), batches
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from swift_loader import sample_rng
+from swift_loader import SwiftLoader, sample_rng
 from swift_loader.order import OrderSettings
 from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.definitions import Definitions
@@ -20,7 +21,7 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng, Seeding, seed_for_construction, seed_for_worker
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from swift_loader.worker.setup import WorkerSetup
 from tests.worker.draws import DRAWS
 
 
@@ -57,7 +58,7 @@ class Builder:
             self.batches.append(collate_fn(samples))
             return [0]
 
-        setup = WorkerSetup(DatasetSource(), plan, rng, keep, None, dataset_per_worker=False)
+        setup = WorkerSetup(replace(SwiftLoader(dataset=dataset)._options.workers, rng=rng, collate_fn=keep), plan)
         self.builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
 
     def build(self, step: int, epoch: int = 0) -> Any:

@@ -1,0 +1,154 @@
+"""Checks what the user gives, and turns each public option into a field of a group of options.
+
+Each check takes the public name and the value, and returns what is kept of the value. It raises `TypeError` or
+`ValueError`; the message names the value, what is allowed and what to change.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from enum import Enum
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from swift_loader.integers import MAX_BITS, as_integer, shown
+from swift_loader.plan import MAX_EPOCH
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = [
+    "check_callable",
+    "check_choice",
+    "check_epoch",
+    "check_flag",
+    "check_integer",
+    "check_max_errors",
+    "check_optional_integer",
+    "check_path",
+    "check_rank",
+    "check_seconds",
+    "checked",
+    "option",
+]
+
+MAX_WAIT_S = 1e6
+"""Eleven days. poll(2) takes less than 2**31 ms. A longer limit counts as no limit."""
+
+_Value = TypeVar("_Value")
+_Bounds = ParamSpec("_Bounds")
+_Choice = TypeVar("_Choice", bound=Enum)
+_Group = TypeVar("_Group", bound="DataclassInstance")
+
+
+def option(
+    name: str,
+    check: Callable[Concatenate[str, Any, _Bounds], _Value],
+    *bounds: _Bounds.args,
+    **named_bounds: _Bounds.kwargs,
+) -> _Value:
+    """Return the field of a dataclass that holds the public option `name`. See `checked`."""
+    metadata = {"option": name, "check": lambda value: check(name, value, *bounds, **named_bounds)}
+    declared: _Value = field(metadata=metadata)
+    return declared
+
+
+def checked(group: type[_Group], given: Mapping[str, Any]) -> _Group:
+    """Return a group of options. `given` has the arguments of the user by public name, and maybe others."""
+    declared = [one for one in fields(group) if one.init]
+    return group(**{one.name: one.metadata["check"](given[one.metadata["option"]]) for one in declared})
+
+
+def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BITS - 1) -> int:
+    """Return the value as an integer from `at_least` to `at_most`."""
+    number = as_integer(value)
+    if number is None:
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be an integer")
+    if number < at_least:
+        raise ValueError(f"{name}={shown(number)} is too small; it must be at least {at_least}")
+    if number > at_most:
+        limit = f"at most {at_most}" if at_most.bit_length() < MAX_BITS else f"below 2**{MAX_BITS}"
+        raise ValueError(f"{name}={shown(number)} is too large; it must be {limit}")
+    return number
+
+
+def check_optional_integer(name: str, value: Any, at_least: int) -> int | None:
+    """Return None, or the value as an integer of at least `at_least`."""
+    return None if value is None else check_integer(name, value, at_least)
+
+
+def check_epoch(epoch: Any) -> int:
+    """Return the epoch as an integer from 0 to `MAX_EPOCH`."""
+    return check_integer("epoch", epoch, 0, MAX_EPOCH)
+
+
+def check_rank(rank: Any) -> int | None:
+    """Return the rank as an integer of at least 0, or None if none was given."""
+    return check_optional_integer("consumer_index", rank, 0)
+
+
+def check_max_errors(name: str, value: Any) -> float | None:
+    """Return a number of samples as an integer, a fraction of them as a float between 0 and 1, or None."""
+    if value is None:
+        return None
+    if isinstance(value, Integral) or not isinstance(value, Real):
+        return check_integer(name, value, 0)
+    if not 0 < _float(value) < 1:
+        raise ValueError(
+            f"{name}={value} isn't a fraction between 0 and 1; give one, or an integer to count samples, or None"
+        )
+    return float(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be True or False")
+    return value
+
+
+def check_seconds(name: str, value: Any) -> float | None:
+    """Return a duration in seconds; None for None, 0 and what is longer than `MAX_WAIT_S`: no limit."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be a number of seconds, or None")
+    seconds = _float(value)
+    if not seconds >= 0:
+        raise ValueError(f"{name}={shown(value)} isn't a duration; it must be at least 0 seconds, or None for no limit")
+    return seconds if 0 < seconds <= MAX_WAIT_S else None  # 0 means no limit, as in torch
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond 1e308
+        return math.inf if value > 0 else -math.inf
+
+
+def check_path(name: str, value: Any) -> str | None:
+    """Return a path as a string, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}={shown(value)} is a {type(value).__name__}; it must be a path, or None")
+    return str(os.fspath(value))
+
+
+def check_choice(name: str, value: Any, choices: type[_Choice]) -> _Choice:
+    """Return the member of an enum that has this value."""
+    try:
+        return choices(value)
+    except ValueError:
+        allowed = ", ".join(repr(choice.value) for choice in choices)
+        raise ValueError(f"{name}={shown(value)} is unknown; it must be one of {allowed}") from None
+
+
+def check_callable(name: str, value: Any) -> Callable[..., Any] | None:
+    """Return a callable, or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} is a {type(value).__name__}, which can't be called; give a function, or None")
+    return value  # type: ignore[no-any-return]

@@ -1,0 +1,198 @@
+"""The options of a loader: four groups, by who reads them.
+
+    SamplingOptions   plan: which samples form which batch
+    WorkerOptions     worker processes: how a batch is made (in worker/setup.py, because it is sent to them)
+    DeliveryOptions   trainer: how batches come from the workers to the loop
+    ReportOptions     trainer: what is recorded, and how many bad samples are too many
+
+Each option is one field. Its line says the internal name, the type, the public name and the check. The defaults are in
+the signature of `SwiftLoader`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift_loader.checks import (
+    check_callable,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_max_errors,
+    check_optional_integer,
+    check_path,
+    check_seconds,
+    checked,
+    option,
+)
+from swift_loader.engine.ledger import Limits
+from swift_loader.in_flight import InFlight
+from swift_loader.log import LogSettings, check_logger
+from swift_loader.order import OrderSettings
+from swift_loader.placement import Placement
+from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.worker.fetch import OnError
+from swift_loader.worker.setup import WorkerOptions
+
+__all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions"]
+
+MAX_WORKERS = 4096
+"""Each worker is a process with several descriptors. No machine runs this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Which samples form which batch. The same on all ranks."""
+
+    batch_size: int = option("batch_size", check_integer, 1)
+    world_size: int | None = option("nb_consumer", check_optional_integer, 1)
+    """None: the world size of torch.distributed or of the launcher."""
+    shuffle: bool = option("shuffle", check_flag)
+    seed: int | None = option("seed", check_optional_integer, 0)
+    """None: `order_settings` takes torch's, or one from the clock."""
+    window: int | None = option("nearby_shuffle", check_optional_integer, 0)
+    """None: derived from the batch size."""
+    drop_last: bool = option("drop_last", check_flag)
+    uneven: Uneven = option("uneven", check_choice, Uneven)
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The fields of a state that the user set explicitly."""
+        is_given = {
+            "shuffle": True,
+            "seed": self.seed is not None,
+            "nearby_shuffle": self.window is not None and self.shuffle,
+        }
+        return frozenset(name for name, given in is_given.items() if given)
+
+    def order_settings(self) -> OrderSettings:
+        """Return the order of a new run. It has another seed each time if none was given and torch isn't imported."""
+        seed = _default_seed() if self.seed is None else self.seed
+        return OrderSettings.of(seed=seed, shuffle=self.shuffle, window=self.window, batch_size=self.batch_size)
+
+    def plan_settings(self, order: OrderSettings, placement: Placement) -> PlanSettings:
+        """Return the settings that determine the batches of a rank."""
+        return PlanSettings(
+            order=order,
+            batch_size=self.batch_size,
+            world_size=placement.world_size,
+            rank=placement.rank,
+            uneven=self.uneven,
+            drop_last=self.drop_last,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryOptions:
+    """How batches come from the workers to the loop. Stays in the trainer."""
+
+    num_workers: int = option("worker_per_consumer", check_integer, 0, MAX_WORKERS)
+    in_order: bool = option("in_order", check_flag)
+    max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
+    """None: chosen by `InFlight`. This and the next two become `limits`."""
+    max_ready_per_worker: int | None = option("max_buffer_size", check_optional_integer, 1)
+    """None: chosen by `InFlight`."""
+    max_tasks: int = option("message_queue_size", check_integer, 1)
+    thread_per_worker: bool = option("multithread", check_flag)
+    batch_decoder: Callable[[bytes], Any] | None = option("batch_decoder", check_callable)
+    timeout_s: float | None = option("timeout", check_seconds)
+    """How long a worker may spend on a batch that the loop waits for, before it is killed and replaced; and how long
+    the loop waits for a batch that no worker has. None: no limit."""
+    stall_warning_s: float | None = option("stall_warning", check_seconds)
+    """How long a worker may spend on such a batch before there is a warning; None: no warning."""
+    max_restarts: int = option("worker_restarts", check_integer, 0)
+    """How many workers in a row may be replaced in one place before one of them builds a batch."""
+    max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
+    pin_memory: bool = option("pin_memory", check_flag)
+
+    @property
+    def in_flight(self) -> InFlight:
+        """How many batches may be in flight, and who chose that."""
+        return InFlight.of(self.max_in_flight, self.num_workers, in_order=self.in_order)
+
+    @property
+    def limits(self) -> Limits:
+        """How far ahead of the loop the workers may work."""
+        in_flight = self.in_flight
+        return Limits(
+            max_in_flight=in_flight.num_batches,
+            max_ready_per_worker=self.max_ready_per_worker or in_flight.per_worker,
+            max_tasks=self.max_tasks,
+            in_order=self.in_order,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What is recorded about a run, and how many bad samples end it."""
+
+    log: LogSettings | None = option("logger", check_logger)
+    benchmark: bool = option("benchmark", check_flag)
+    benchmark_file: str | None = option("benchmark_file", check_path)
+    max_errors: float | None = option("max_errors", check_max_errors)
+    """An integer counts samples; a float is a fraction of the epoch's samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked options of a loader."""
+
+    sampling: SamplingOptions
+    workers: WorkerOptions
+    delivery: DeliveryOptions
+    report: ReportOptions
+    made_in_pid: int = field(default_factory=os.getpid)
+    """The process that drew the seed. A loader that was forked or pickled has its seed from there."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Check the arguments of `SwiftLoader`, given by public name.
+
+        Raises:
+            TypeError: An argument has the wrong type, or two arguments exclude each other.
+            ValueError: A value is out of its range. The message names the value, what is allowed and what to change.
+        """
+        return cls(
+            checked(SamplingOptions, given),
+            checked(WorkerOptions, given),
+            checked(DeliveryOptions, given),
+            checked(ReportOptions, given),
+        )
+
+    def __post_init__(self) -> None:
+        if (self.workers.batch_encoder is None) != (self.delivery.batch_decoder is None):
+            raise ValueError(
+                "batch_encoder and batch_decoder need each other, but only one was given; give both or neither"
+            )
+        if self.report.max_errors is not None and self.workers.on_error is OnError.RAISE:
+            raise ValueError(
+                f"max_errors={self.report.max_errors} has no effect with on_error='raise' because the first bad sample "
+                f"raises its error; give on_error='skip' or on_error='replace', or leave max_errors out"
+            )
+
+    def facts(self) -> dict[str, int | str]:
+        """Return the options that must be equal on all ranks, by public name."""
+        sampling, workers = self.sampling, self.workers
+        return {
+            "shuffle": sampling.shuffle,
+            "batch_size": sampling.batch_size,
+            "uneven": sampling.uneven.value,
+            "drop_last": sampling.drop_last,
+            "rng": workers.rng.value,
+            "on_error": workers.on_error.value,
+        }
+
+
+def _default_seed() -> int:
+    """Return the seed of torch's default generator, without drawing from it; without torch, a seed from the clock.
+
+    It is what the program passed to `torch.manual_seed`. If it didn't call that, it is 64 bits that torch drew for this
+    process. Nothing tells the two apart.
+    """
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # also None during the import of torch
+    return time.time_ns() // 1_000_000 if generator is None else int(generator.initial_seed())
