@@ -1,0 +1,120 @@
+"""What the scheduler wants done. The executor does it, in this order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from swift_loader.errors import WorkerDied
+from swift_loader.scheduler.events import Death
+from swift_loader.scheduler.restarts import Decision
+from swift_loader.scheduler.work import Work
+
+__all__ = [
+    "Action",
+    "Casualty",
+    "Fail",
+    "GiveUp",
+    "Kill",
+    "Reap",
+    "Replace",
+    "ReplaceTemplate",
+    "Send",
+    "Stall",
+    "TemplateLost",
+    "Warn",
+]
+
+
+class Stall(NamedTuple):
+    """A wait of the loop that has lasted too long."""
+
+    worker: int | None
+    """The worker that has the batch; None if no worker has it."""
+    work: Work | None
+    """What the worker is at, or what no worker has. None: a batch that isn't needed any more."""
+    busy_s: float
+    """How long the worker has been at it, or how long the loop has waited."""
+    is_trial: bool
+    """Whether `work` is the trial batch."""
+
+
+class Casualty(NamedTuple):
+    """A worker that ended, and the decision about it."""
+
+    worker: int
+    place: int
+    decision: Decision
+    num_in_a_row: int
+    """How many workers have ended in this place since its last batch."""
+    work: Work | None
+    """What it was building; None if it had nothing, or a batch that isn't needed any more."""
+    is_trial: bool
+    """Whether `work` is the trial batch."""
+    num_lost: int
+    """How many batches it was assigned."""
+    death: Death
+    is_stalled: bool
+    """Whether it was killed for a stall."""
+
+
+class TemplateLost(NamedTuple):
+    """The template ended, and is replaced together with its workers."""
+
+    error: WorkerDied
+    num_in_a_row: int
+    """How many templates have ended since the last batch."""
+
+
+class Send(NamedTuple):
+    """Send a task to a worker."""
+
+    worker: int
+    generation: int
+    """0: the trial batch."""
+    sequence: int
+    work: Work
+
+
+class Kill(NamedTuple):
+    """Kill a worker that hangs. Its end is an event."""
+
+    worker: int
+    stall: Stall
+
+
+class Reap(NamedTuple):
+    """Stop listening to a worker, and find out how it ended. `Ended` follows, even if the worker lives on."""
+
+    worker: int
+
+
+class Replace(NamedTuple):
+    """Let go of a worker that is gone, and start another one in its place."""
+
+    worker: int
+    place: int
+
+
+class ReplaceTemplate(NamedTuple):
+    """Start another template. The workers that ended with it are replaced one by one."""
+
+
+class Warn(NamedTuple):
+    """Warn the user."""
+
+    about: Casualty | Stall | TemplateLost
+
+
+class GiveUp(NamedTuple):
+    """End this wait of the loop with an error, because no worker has the batch. A later wait may succeed."""
+
+    stall: Stall
+
+
+class Fail(NamedTuple):
+    """Raise an error in the loop, after the batches that are ready. Comes once; no `Send` or `Replace` follows."""
+
+    cause: Casualty | BaseException
+
+
+Action = Send | Kill | Reap | Replace | ReplaceTemplate | Warn | GiveUp | Fail

@@ -1,0 +1,299 @@
+"""Records which worker builds which batch, and which batch comes next.
+
+(generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
+batches in the order of delivery, without end. Generation 0 is the trial batch alone. Only `BATCH_STATES` moves a batch:
+
+    PLANNED ──assign──► SENT ──complete──► READY ──deliver──► GONE, with the user
+                        ▲ │ └─────end────► VOID ───pass─────► GONE: its shard of a stream had no batch left
+                        │ └─lose─► LOST
+                        └──assign───┘       before any other batch, to the worker with the least to do
+
+A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
+of earlier ones are dropped.
+
+Guarantees: a batch is assigned once per generation, and again only when its worker is gone. It is delivered once. At
+most `max_in_flight` batches are in flight. A worker with `max_ready_per_worker` READY batches gets no new ones. Not
+thread-safe.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+from swift_loader.errors import ProtocolError
+from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.queues import Limits, Queues
+from swift_loader.scheduler.work import StreamWork, Work, WorkSource
+
+__all__ = ["BATCH_STATES", "Batch", "BatchMove", "BatchState", "Ledger"]
+
+Answer = TypeVar("Answer")
+
+
+class BatchState(str, Enum):
+    """Where a batch is."""
+
+    PLANNED = "planned"
+    SENT = "sent"
+    LOST = "lost"
+    READY = "ready"
+    VOID = "void"
+    GONE = "gone"
+
+
+class BatchMove(str, Enum):
+    """What moves a batch to another state."""
+
+    ASSIGN = "assign"
+    COMPLETE = "complete"
+    END = "end"
+    LOSE = "lose"
+    DELIVER = "deliver"
+    PASS = "pass"  # noqa: S105 - not a password
+
+
+BATCH_STATES: dict[tuple[BatchState, BatchMove], BatchState] = {
+    (BatchState.PLANNED, BatchMove.ASSIGN): BatchState.SENT,
+    (BatchState.LOST, BatchMove.ASSIGN): BatchState.SENT,
+    (BatchState.SENT, BatchMove.COMPLETE): BatchState.READY,
+    (BatchState.SENT, BatchMove.END): BatchState.VOID,
+    (BatchState.SENT, BatchMove.LOSE): BatchState.LOST,
+    (BatchState.READY, BatchMove.DELIVER): BatchState.GONE,
+    (BatchState.VOID, BatchMove.PASS): BatchState.GONE,
+}
+
+
+@dataclass(slots=True)
+class Batch(Generic[Answer]):
+    """A batch in flight."""
+
+    sequence: int
+    work: Work
+    state: BatchState = BatchState.PLANNED
+    worker: int = -1
+    """The worker that it was sent to last."""
+    answer: Answer | None = None
+    """Set once the batch is READY."""
+
+    def move(self, move: BatchMove) -> None:
+        """Go to the next state; KeyError if there is none, which is a defect of the caller."""
+        self.state = BATCH_STATES[self.state, move]
+
+
+class Ledger(Generic[Answer]):
+    """The batches in flight. `Answer` is what a worker answers to a task."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.queues = Queues(limits)
+        """The workers' tasks."""
+        self._source: WorkSource | None = None
+        self._planned: Work | None = None
+        """Handed out by the source, but not assigned yet."""
+        self.generation = 0
+        """The current generation. Answers of earlier ones are dropped."""
+        self._batches: dict[int, Batch[Answer]] = {}
+        """The batches in flight by sequence, in that order."""
+        self._next_sequence = 0
+        self.num_delivered = 0
+        """How many batches of the generation were delivered."""
+        self._lost: list[int] = []
+        """Sequences that are LOST."""
+        self._ready: dict[int, Batch[Answer]] = {}
+        """The READY batches by sequence, in the order of completion."""
+
+    # Generations
+
+    def try_out(self, work: Work) -> None:
+        """Have the trial batch built, before the first generation."""
+        assert not self.generation
+        self._planned = work
+
+    def begin(self, source: WorkSource, *, reuses_trial: bool) -> list[Batch[Answer]]:
+        """Begin a new generation. Return the READY batches that nobody needs any more.
+
+        Args:
+            source: Hands out the work.
+            reuses_trial: Whether the trial batch, if it is READY, is used for the first batch of the same work.
+        """
+        dropped = self.ready()
+        is_first = not self.generation
+        self.generation += 1
+        self._batches.clear()
+        self._ready.clear()
+        self._lost.clear()
+        self._source, self._planned = source, None
+        self._next_sequence = self.num_delivered = 0
+        self.queues.begin()
+        if is_first and reuses_trial and dropped and self._peek() == dropped[0].work:
+            self._adopt(dropped.pop())
+        return dropped
+
+    def _adopt(self, trial: Batch[Answer]) -> None:
+        self._planned, self._next_sequence = None, 1
+        self._batches[0] = self._ready[0] = trial
+        self.queues.note_ready(trial.worker, 1)
+
+    # Workers
+
+    def remove_worker(self, serial: int) -> int:
+        """Remove a worker. Return how many batches were lost with it; other workers will build them."""
+        lost = [sequence for generation, sequence in self.queues.remove(serial) if generation == self.generation]
+        for sequence in lost:
+            self._batches[sequence].move(BatchMove.LOSE)
+        self._lost = sorted(self._lost + lost)
+        return len(lost)
+
+    # Tasks and answers
+
+    def assign(self) -> Send | None:
+        """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
+        if self._lost:
+            # The loop waits for the lost batches, so a worker takes one even if it has its maximum of ready batches.
+            for position, sequence in enumerate(self._lost):
+                batch = self._batches[sequence]
+                if (serial := self.queues.pick(batch.work, math.inf)) is not None:
+                    del self._lost[position]
+                    return self._send(serial, batch)
+        if len(self._batches) >= self._limits.max_in_flight or (work := self._peek()) is None:
+            return None
+        if (serial := self.queues.pick(work, self._limits.max_ready_per_worker)) is None:
+            return None
+        batch = self._batches[self._next_sequence] = Batch(self._next_sequence, work)
+        self._next_sequence += 1
+        self._planned = None
+        return self._send(serial, batch)
+
+    def complete(self, serial: int, generation: int, sequence: int, answer: Answer, build_s: float) -> bool:
+        """Record a worker's answer to its oldest task. Return False if the batch isn't needed any more.
+
+        Raises:
+            ProtocolError: The worker answers another task.
+        """
+        queue = self.queues.pop(serial, (generation, sequence))
+        self.queues.note_build(queue, build_s)
+        if generation != self.generation:
+            return False
+        queue.num_current -= 1
+        queue.num_ready += 1
+        batch = self._batches[sequence]
+        batch.move(BatchMove.COMPLETE)
+        batch.answer = answer
+        self._ready[sequence] = batch
+        return True
+
+    def end_shard(self, serial: int, generation: int, sequence: int) -> None:
+        """Record that a worker's shard of a stream had no batch left for its oldest task.
+
+        Raises:
+            ProtocolError: The worker answers another task, or one that isn't of a stream.
+        """
+        queue = self.queues.pop(serial, (generation, sequence))
+        if generation != self.generation:
+            return
+        queue.num_current -= 1
+        batch = self._batches[sequence]
+        if not isinstance(batch.work, StreamWork) or self._source is None:
+            raise ProtocolError(f"worker {serial} told the end of a stream for {batch.work}")
+        batch.move(BatchMove.END)
+        self._source.end_shard(batch.work.place)
+        if isinstance(self._planned, StreamWork) and self._planned.place == batch.work.place:
+            self._planned = None
+        self._pass_void()
+
+    def skip(self, serial: int, generation: int) -> None:
+        """Record that a worker skipped its oldest task, which belonged to an earlier generation.
+
+        Raises:
+            ProtocolError: The worker had to do it.
+        """
+        task = self.queues.first(serial)
+        if task is None or task[0] != generation or generation == self.generation:
+            raise ProtocolError(f"worker {serial} skipped a task of generation {generation}, which it had to do")
+        self.queues.pop(serial, task)
+
+    # Delivery
+
+    def next_deliverable(self) -> Batch[Answer] | None:
+        """Return the batch that `deliver` would return."""
+        if not self._ready:
+            return None
+        head = next(iter(self._batches.values()))
+        if self._limits.in_order:
+            return head if head.state is BatchState.READY else None
+        # No batch of a later epoch before all of this epoch are delivered.
+        epoch = head.work.epoch
+        return next((batch for batch in self._ready.values() if batch.work.epoch == epoch), None)
+
+    def deliver(self) -> Batch[Answer] | None:
+        """Remove and return the next batch for the loop. Return None if it isn't ready."""
+        batch = self.next_deliverable()
+        if batch is None:
+            return None
+        del self._batches[batch.sequence], self._ready[batch.sequence]
+        batch.move(BatchMove.DELIVER)
+        self.queues.note_ready(batch.worker, -1)
+        self.num_delivered += 1
+        self._pass_void()
+        return batch
+
+    def ready(self) -> list[Batch[Answer]]:
+        """Return the batches that wait to be delivered."""
+        return list(self._ready.values())
+
+    @property
+    def num_ready(self) -> int:
+        """How many batches wait to be delivered."""
+        return len(self._ready)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the source has no more work, and all batches were delivered."""
+        return not self._batches and self._peek() is None
+
+    def head(self) -> Work | None:
+        """Return the oldest work that isn't delivered: in order, the next one. None if there is none."""
+        return next(iter(self._batches.values())).work if self._batches else self._peek()
+
+    # For those who judge workers
+
+    def awaited(self) -> list[int]:
+        """Return the workers that the loop waits for: at most one in order, maybe several in completion order."""
+        if not self._limits.in_order:
+            return self.queues.busy()
+        batch = next(iter(self._batches.values()), None)
+        return [batch.worker] if batch is not None and batch.state is BatchState.SENT else []
+
+    def work_of(self, serial: int) -> Work | None:
+        """Return what a worker is building; None if it is idle or builds for an old generation."""
+        task = self.queues.first(serial)
+        return self._batches[task[1]].work if task is not None and task[0] == self.generation else None
+
+    # Inside
+
+    def _peek(self) -> Work | None:
+        if self._planned is None and self._source is not None:
+            self._planned = self._source.next()
+        return self._planned
+
+    def _send(self, serial: int, batch: Batch[Answer]) -> Send:
+        self.queues.push(serial, (self.generation, batch.sequence))
+        batch.move(BatchMove.ASSIGN)
+        batch.worker = serial
+        return Send(serial, self.generation, batch.sequence, batch.work)
+
+    def _pass_void(self) -> None:
+        """Pass over the batches at the head that don't exist."""
+        while self._batches:
+            sequence, batch = next(iter(self._batches.items()))
+            if batch.state is not BatchState.VOID:
+                return
+            batch.move(BatchMove.PASS)
+            del self._batches[sequence]
+
+    def __repr__(self) -> str:
+        lost = f", {len(self._lost)} lost" if self._lost else ""
+        return f"<Ledger generation {self.generation}, tasks sent: {self.queues!r}, {len(self._ready)} ready{lost}>"

@@ -1,0 +1,172 @@
+"""Records which tasks each worker has, and which workers have room for more. Not thread-safe.
+
+A worker does its tasks in order, so it is building the first of them, and each answer is about that one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from swift_loader.errors import ProtocolError
+from swift_loader.scheduler.work import StreamWork, Work
+
+__all__ = ["MAX_TASKS", "Limits", "Queue", "Queues"]
+
+Task = tuple[int, int]
+"""(generation, sequence)."""
+
+LOOKAHEAD_S = 0.001
+"""Work that should wait in a worker's pipe, so that the worker isn't idle while the trainer's thread wakes up."""
+
+MIN_TASKS = 2
+"""One that is being built and one that waits. More would bind batches to a worker that may be slow."""
+
+STEADY_S = 0.01
+"""How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
+that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
+
+MAX_TASKS = 64
+"""Far fewer messages than a pipe holds, so sending a task never blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far ahead of the loop the workers may work."""
+
+    max_in_flight: int
+    """Batches of all workers that are being built or wait for the loop."""
+    max_ready_per_worker: int
+    """Batches of one worker that may wait for the loop. At this number, the worker gets no new task."""
+    max_tasks: int
+    """Tasks that may wait in a worker's pipe."""
+    in_order: bool
+    """False delivers batches as soon as they are ready, within an epoch."""
+
+    def max_of_worker(self, num_workers: int) -> int:
+        """Return how many batches of one of so many workers may be built or waiting at a time."""
+        return min(self.max_in_flight, self.max_ready_per_worker + min(self.max_tasks, self.share(num_workers)))
+
+    def share(self, num_workers: int) -> int:
+        """Return how many tasks one of so many workers may have at a time."""
+        return max(1, self.max_in_flight // max(1, num_workers))
+
+
+@dataclass(slots=True)
+class Queue:
+    """The tasks of a worker."""
+
+    place: int
+    max_tasks: int
+    """How many tasks of the current generation it should have. Depends on `build_s`."""
+    tasks: deque[tuple[int, int]] = field(default_factory=deque)
+    """(generation, sequence) of tasks that were sent and aren't answered, in the order sent."""
+    num_current: int = 0
+    """How many of these tasks belong to the current generation."""
+    num_ready: int = 0
+    build_s: float = math.inf
+    """Smoothed time to build a batch. Infinite until the first one is known."""
+    deviation_s: float = 0.0
+    """Smoothed absolute difference from `build_s`."""
+
+    def note_build(self, build_s: float) -> None:
+        """Record how long a batch took."""
+        if math.isinf(self.build_s):
+            self.build_s = build_s
+        else:
+            self.deviation_s += 0.2 * (abs(build_s - self.build_s) - self.deviation_s)
+            self.build_s += 0.2 * (build_s - self.build_s)
+
+
+class Queues:
+    """The tasks of all workers."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._queues: dict[int, Queue] = {}
+        """By the worker's serial number."""
+        self._open: dict[int, Queue] = {}
+        """Those that get tasks."""
+
+    def add(self, serial: int, place: int) -> None:
+        """Give tasks to this worker from now on."""
+        self._queues[serial] = self._open[serial] = Queue(place, self._task_limit(math.inf, 0.0))
+
+    def retire(self, serial: int) -> None:
+        """Give this worker no more tasks. It may still answer those that it has. Idempotent."""
+        self._open.pop(serial, None)
+
+    def remove(self, serial: int) -> list[Task]:
+        """Forget a worker, which may be unknown. Return its tasks."""
+        self.retire(serial)
+        queue = self._queues.pop(serial, None)
+        return [] if queue is None else list(queue.tasks)
+
+    def begin(self) -> None:
+        """Count none of the tasks and batches so far: they belong to earlier generations."""
+        for queue in self._queues.values():
+            queue.num_current = queue.num_ready = 0
+
+    def push(self, serial: int, task: Task) -> None:
+        """Record that a worker gets a task of the current generation."""
+        queue = self._queues[serial]
+        queue.tasks.append(task)
+        queue.num_current += 1
+
+    def pop(self, serial: int, task: Task) -> Queue:
+        """Remove the oldest task of a worker, which has answered it. Return the rest.
+
+        Raises:
+            ProtocolError: The worker answers another task.
+        """
+        queue = self._queues.get(serial)
+        if queue is None or not queue.tasks or queue.tasks[0] != task:
+            raise ProtocolError(f"worker {serial} answered task {task}, but its next task is {self.first(serial)}")
+        queue.tasks.popleft()
+        return queue
+
+    def note_build(self, queue: Queue, build_s: float) -> None:
+        """Record how long a worker took for a batch."""
+        queue.note_build(build_s)
+        queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
+
+    def note_ready(self, serial: int, change: int) -> None:
+        """Count a READY batch of a worker (1), or one less (-1). The worker may be gone."""
+        queue = self._queues.get(serial)
+        if queue is not None:
+            queue.num_ready += change
+
+    def first(self, serial: int) -> Task | None:
+        """Return the oldest task of a worker; None if it has none or is gone."""
+        queue = self._queues.get(serial)
+        return queue.tasks[0] if queue is not None and queue.tasks else None
+
+    def busy(self) -> list[int]:
+        """Return the workers that have tasks of the current generation."""
+        return [serial for serial, queue in self._queues.items() if queue.num_current]
+
+    def pick(self, work: Work, max_ready: float) -> int | None:
+        """Return the worker with the least to do among those that have room and may build this."""
+        place = work.place if isinstance(work, StreamWork) else None
+        # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
+        share = self.limits.share(len(self._queues))
+        candidates = [
+            (len(queue.tasks), queue.num_ready, serial)
+            for serial, queue in self._open.items()
+            if queue.num_ready < max_ready
+            and queue.num_current < queue.max_tasks
+            and queue.num_current < share
+            and len(queue.tasks) < 2 * MAX_TASKS
+            and (place is None or queue.place == place)
+        ]
+        return min(candidates)[2] if candidates else None
+
+    def _task_limit(self, build_s: float, deviation_s: float) -> int:
+        if self.limits.in_order and deviation_s > STEADY_S:
+            return 1
+        lookahead = 1 + math.ceil(LOOKAHEAD_S / build_s) if build_s > 0 else MAX_TASKS
+        return min(max(MIN_TASKS, lookahead), self.limits.max_tasks, MAX_TASKS)
+
+    def __repr__(self) -> str:
+        return ", ".join(f"worker {serial}: {len(queue.tasks)}" for serial, queue in self._queues.items()) or "none"

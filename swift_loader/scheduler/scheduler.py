@@ -1,0 +1,347 @@
+"""Decides what is done next: events and times come in, actions go out.
+
+    executor ──event──► handle      decide ──actions──► executor      begin, take ◄── the loop
+
+Guarantees: each batch of a generation is delivered exactly once, in order or as it gets ready, or the loop gets an
+error. A batch that is lost with its worker is sent to another one. A worker that is gone is replaced, or the error says
+why not. After `Fail`, batches that are ready are still delivered.
+
+    NEW ──first begin──► RUNNING ──a failure──► FAILED
+      any of them ──close──► CLOSED
+
+Not thread-safe: the caller holds its lock around each call. It carries out the actions after the release, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from swift_loader.errors import ProtocolError, WorkerDied
+from swift_loader.scheduler.actions import (
+    Action,
+    Casualty,
+    Fail,
+    GiveUp,
+    Kill,
+    Reap,
+    Replace,
+    ReplaceTemplate,
+    Stall,
+    TemplateLost,
+    Warn,
+)
+from swift_loader.scheduler.events import (
+    Built,
+    Disconnected,
+    Ended,
+    Event,
+    ExecutorFailed,
+    Failed,
+    Ready,
+    SampleFailed,
+    Skipped,
+    StreamEnded,
+    TemplateEnded,
+)
+from swift_loader.scheduler.ledger import Batch, Ledger
+from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
+from swift_loader.scheduler.watchdog import Judgement, Watchdog
+from swift_loader.scheduler.work import Work, WorkSource
+from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
+
+__all__ = ["Delivered", "Scheduler", "SchedulerSettings", "SchedulerState"]
+
+
+class SchedulerState(Enum):
+    """See the drawing above."""
+
+    NEW = "new"
+    RUNNING = "running"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What the decisions depend on."""
+
+    limits: Limits
+    max_restarts: int = 0
+    """How many workers in a row may be replaced in one place before one of them builds a batch."""
+    stall_warning_s: float | None = None
+    """How long a worker may spend on a batch that the loop waits for before there is a warning; None: no warning."""
+    timeout_s: float | None = None
+    """How long it may spend before it is killed and replaced, and how long the loop waits for a batch that no worker
+    has; None: no limit."""
+
+
+class Delivered(NamedTuple):
+    """A batch for the loop, or the error in its place."""
+
+    work: Work
+    num_before: int
+    """How many batches of the generation were delivered before it."""
+    outcome: Any
+    """As in `Built`; None if there is an error."""
+    error: BaseException | None
+    failures: tuple[Any, ...]
+    """The failures of its samples, in the order in which they were reported."""
+
+
+class SampleFailures:
+    """The failed samples of batches that aren't delivered."""
+
+    def __init__(self) -> None:
+        self.by_batch: dict[tuple[int, int, int], dict[int, Any]] = {}
+        """By (worker, generation, sequence), then by position. The worker is part of the key because a report of a
+        worker that dies doesn't hold for the rebuilt batch."""
+
+    def note(self, event: SampleFailed, generation: int) -> None:
+        """Record a report, if it is about a batch of this generation."""
+        if event.generation == generation:
+            self.by_batch.setdefault(event[:3], {})[event.position] = event.failure
+
+    def take(self, batch: tuple[int, int, int]) -> tuple[Any, ...]:
+        """Remove and return the failures of a batch."""
+        return tuple(self.by_batch.pop(batch, {}).values())
+
+
+class Scheduler:
+    """Schedules the batches of one loader."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._limits = settings.limits
+        self.state = SchedulerState.NEW
+        self.ledger: Ledger[Built | Failed] = Ledger(settings.limits)
+        """The batches in flight. The caller only reads it."""
+        self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s)
+        """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`."""
+        self._restarts = Restarts(settings.max_restarts)
+        self._workers: dict[int, Worker] = {}
+        """By serial number; all but those that are GONE."""
+        self._failures = SampleFailures()
+        self._actions: list[Action] = []
+        """What `decide` returns first."""
+
+    # The loop's side
+
+    def try_out(self, work: Work) -> None:
+        """Have the trial batch built, before the first `begin`."""
+        self.ledger.try_out(work)
+
+    def take_trial(self) -> Delivered | None:
+        """Return the trial batch; None if it isn't there. It stays for `begin`."""
+        batch = self.ledger.next_deliverable()
+        return self._delivered(batch, 0) if batch is not None else None
+
+    def forget_trial(self) -> list[Any]:
+        """Remove the trial batch, so that `begin` doesn't use it. Return its outcome, if it is there."""
+        batch = self.ledger.deliver()
+        return [] if batch is None else [_outcome(batch)]
+
+    def begin(self, source: WorkSource, *, keeps_meaning: bool) -> list[Any]:
+        """Begin a new generation. Return the outcomes that nobody needs any more, to be dropped outside the lock.
+
+        Args:
+            source: Hands out the work.
+            keeps_meaning: Whether equal work is the same batch as before. If not, no batch is blamed for the deaths so
+                far, and the trial batch isn't used.
+        """
+        if self.state is SchedulerState.NEW:
+            self.state = SchedulerState.RUNNING
+        if not keeps_meaning:
+            self._restarts.forget_batches()
+            for worker in self._workers.values():
+                worker.work = None
+        self._failures.by_batch.clear()
+        return [_outcome(batch) for batch in self.ledger.begin(source, reuses_trial=keeps_meaning)]
+
+    def take(self) -> Delivered | None:
+        """Remove and return the next batch; None if it isn't ready. Then there may be room for more: call `decide`."""
+        num_before = self.ledger.num_delivered
+        batch = self.ledger.deliver()
+        return self._delivered(batch, num_before) if batch is not None else None
+
+    def _delivered(self, batch: Batch[Built | Failed], num_before: int) -> Delivered:
+        answer = batch.answer
+        assert answer is not None
+        failures = self._failures.take(answer[:3]) if self._failures.by_batch else ()
+        if isinstance(answer, Built):
+            return Delivered(batch.work, num_before, answer.outcome, None, failures)
+        return Delivered(batch.work, num_before, None, answer.error, failures)
+
+    def fail(self, cause: Casualty | BaseException) -> None:
+        """Stop after the batches that are ready."""
+        if self.state in (SchedulerState.NEW, SchedulerState.RUNNING):
+            self.state = SchedulerState.FAILED
+            self._actions.append(Fail(cause))
+
+    def close(self) -> list[Any]:
+        """Forget everything, and ignore later events. Return the outcomes, to be dropped outside the lock."""
+        self.state = SchedulerState.CLOSED
+        dropped = [_outcome(batch) for batch in self.ledger.ready()]
+        self.ledger = Ledger(self._limits)
+        self._workers.clear()
+        self._failures.by_batch.clear()
+        self._actions.clear()
+        return dropped
+
+    # The executor's side
+
+    def decide(self, now_s: float) -> list[Action]:
+        """Return what to do now: first what events and times have caused, then each task for which there is room.
+
+        Raises:
+            Exception: The source of work raised it. What was decided before comes with the next call.
+        """
+        actions = self._actions
+        if self.state is SchedulerState.RUNNING or self.state is SchedulerState.NEW:
+            while (send := self.ledger.assign()) is not None:
+                self._workers[send.worker].sent_s.append(now_s)
+                actions.append(send)
+        if not actions:
+            return []
+        self._actions = []
+        return actions
+
+    def handle(self, event: Event, now_s: float) -> None:
+        """Take in what happened.
+
+        Raises:
+            ProtocolError: A worker said what makes no sense. The caller then handles `ExecutorFailed`.
+        """
+        if self.state is SchedulerState.CLOSED:
+            return
+        match event:
+            case Built():
+                self._take_answer(event, event.build_s, now_s)
+            case SampleFailed():
+                self._failures.note(event, self.ledger.generation)
+            case Failed():
+                self._take_answer(event, 0.0, now_s)
+            case Skipped():
+                self.ledger.skip(event.worker, event.generation)
+                self._workers[event.worker].note_answer(now_s)
+            case StreamEnded():
+                self.ledger.end_shard(*event)
+                self._workers[event.worker].note_answer(now_s)
+            case Ready():
+                self._worker(event).move(WorkerMove.READY)
+                self.ledger.queues.add(event.worker, event.place)
+            case Disconnected():
+                self._lose(self._worker(event), WorkerMove.DISCONNECT)
+            case Ended():
+                self._take_ended(event)
+            case TemplateEnded():
+                self._take_template_ended(event.error)
+            case ExecutorFailed():
+                self.fail(event.error)
+
+    def _worker(self, event: Ready | Disconnected) -> Worker:
+        """Return the record of a worker. Its first event makes it."""
+        return self._workers.setdefault(event.worker, Worker(event.worker, event.place))
+
+    def _take_answer(self, answer: Built | Failed, build_s: float, now_s: float) -> None:
+        work = self.ledger.work_of(answer.worker) if self._restarts.is_counting else None
+        if self.ledger.complete(*answer[:3], answer, build_s) and work is not None:
+            self._restarts.note_batch(self._workers[answer.worker].place, work.key)
+        self._workers[answer.worker].note_answer(now_s)
+
+    def _lose(self, worker: Worker, move: WorkerMove) -> None:
+        """Give a worker no more tasks, and ask how it ended."""
+        was_reaped = worker.state is WorkerState.REAPED
+        worker.move(move)
+        if not was_reaped:
+            # Its batches are LOST only when it is replaced: one that kills workers must not reach another one first.
+            self.ledger.queues.retire(worker.serial)
+            worker.work, worker.is_trial = self.ledger.work_of(worker.serial), not self.ledger.generation
+            self._actions.append(Reap(worker.serial))
+
+    def _take_ended(self, event: Ended) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
+        worker.move(WorkerMove.END)
+        del self._workers[worker.serial]
+        num_lost = self.ledger.remove_worker(worker.serial)
+        if self.state is SchedulerState.FAILED:
+            return
+        if not event.death.with_template:  # else the template is to blame, which is judged by itself
+            work = worker.work if event.death.is_at_work else None
+            decision = self._restarts.note_death(worker.place, work.key if work is not None else None)
+            casualty = Casualty(
+                worker=worker.serial,
+                place=worker.place,
+                decision=decision,
+                num_in_a_row=self._restarts.num_in_a_row(worker.place),
+                work=work,
+                is_trial=work is not None and worker.is_trial,
+                num_lost=num_lost,
+                death=event.death,
+                is_stalled=worker.is_stalled,
+            )
+            if decision is not Decision.REPLACE:
+                self.fail(casualty)
+                return
+            self._actions.append(Warn(casualty))
+        self._actions.append(Replace(worker.serial, worker.place))
+
+    def _take_template_ended(self, error: WorkerDied) -> None:
+        if self.state is SchedulerState.FAILED:
+            return
+        if self._restarts.note_death(TEMPLATE, None) is Decision.REPLACE:
+            self._actions.append(Warn(TemplateLost(error, self._restarts.num_in_a_row(TEMPLATE))))
+            self._actions.append(ReplaceTemplate())
+        else:
+            self.fail(error)
+
+    # Time
+
+    def wake(self, now_s: float) -> None:
+        """Record that the loop runs again. If the process was stopped, the workers get more time."""
+        if stopped_s := self.watchdog.wake(now_s):
+            for worker in self._workers.values():
+                worker.postpone(stopped_s)
+
+    def tick(self, now_s: float) -> None:
+        """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
+        if now_s < self.watchdog.deadline_s or self.state not in (SchedulerState.NEW, SchedulerState.RUNNING):
+            return
+        awaited = [self._workers[serial] for serial in self.ledger.awaited()]
+        awaited = [worker for worker in awaited if worker.state is not WorkerState.REAPED]  # it is being replaced
+        for worker in awaited:
+            self._judge_worker(worker, now_s)
+        if not awaited:
+            judgement = self.watchdog.judge_itself(now_s)
+            stall = Stall(None, self.ledger.head(), now_s - self.watchdog.began_s, not self.ledger.generation)
+            if judgement is not Judgement.NOTHING:
+                self._actions.append(GiveUp(stall) if judgement is Judgement.GIVE_UP else Warn(stall))
+        self.watchdog.plan_next_check([worker.busy_since_s for worker in awaited], now_s)
+
+    def _judge_worker(self, worker: Worker, now_s: float) -> None:
+        judgement = self.watchdog.judge(worker.busy_since_s, now_s)
+        if judgement is Judgement.NOTHING:
+            return
+        work = self.ledger.work_of(worker.serial)
+        stall = Stall(worker.serial, work, now_s - worker.busy_since_s, work is not None and not self.ledger.generation)
+        if judgement is Judgement.WARN:
+            self._actions.append(Warn(stall))
+            return
+        self.watchdog.start_over(now_s)
+        if worker.state is WorkerState.KILLED:  # SIGKILL had no effect: continue without this worker
+            self._lose(worker, WorkerMove.ABANDON)
+            return
+        worker.move(WorkerMove.KILL)
+        worker.is_stalled = True
+        self.ledger.queues.retire(worker.serial)
+        self._actions.append(Kill(worker.serial, stall))
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.state.value}, {self.ledger!r}>"
+
+
+def _outcome(batch: Batch[Built | Failed]) -> Any:
+    return batch.answer.outcome if isinstance(batch.answer, Built) else batch.answer and batch.answer.error

@@ -1,0 +1,128 @@
+"""What the scheduler hands out to workers: which samples form a batch.
+
+    PlannedWork   (epoch, step)               the worker computes the indices, so nothing is sent or kept
+    IndexWork     (epoch, step, indices)      a sampler chose the indices; kept until delivered, to rebuild a lost batch
+    StreamWork    (epoch, step, place, turn)  a batch of one worker's shard of a stream; only that worker can build it
+
+A source hands out work in the order of delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+__all__ = ["IndexSource", "IndexWork", "PlannedSource", "PlannedWork", "StreamWork", "Work", "WorkSource"]
+
+
+class PlannedWork(NamedTuple):
+    """A batch that follows from the plan."""
+
+    epoch: int
+    step: int
+
+    @property
+    def key(self) -> Hashable:
+        """The same for the same batch of another generation."""
+        return self
+
+
+class IndexWork(NamedTuple):
+    """A batch whose samples a sampler chose."""
+
+    epoch: int
+    step: int
+    indices: Sequence[int]
+    """Dataset indices: a list or a tuple."""
+
+    @property
+    def key(self) -> Hashable:
+        """The same for the same batch of another generation."""
+        return self.epoch, self.step
+
+
+class StreamWork(NamedTuple):
+    """A batch of a shard of a stream."""
+
+    epoch: int
+    step: int
+    """Counts the batches that were handed out. Some of them may lie beyond the end of their shard."""
+    place: int
+    """The worker's place: each place has a shard."""
+    turn: int
+    """Which batch of the shard, from 0."""
+
+    @property
+    def key(self) -> Hashable:
+        """The same for the same batch of another generation."""
+        return self.epoch, self.place, self.turn
+
+
+Work = PlannedWork | IndexWork | StreamWork
+
+
+class WorkSource(Protocol):
+    """Hands out the work of one generation, in the order of delivery."""
+
+    def next(self) -> Work | None:
+        """Return the next work; None if there is none left."""
+        ...
+
+    def end_shard(self, place: int) -> None:
+        """Hand out no more work of this place's shard. Idempotent. Only called for `StreamWork`."""
+        ...
+
+
+class PlannedSource:
+    """The batches of a plan from a position on, across the ends of epochs, without end."""
+
+    def __init__(self, epoch: int, step: int, num_batches: Callable[[int], int]) -> None:
+        """Begin at a batch.
+
+        Args:
+            epoch: The epoch to begin at. All later epochs have the same number of batches.
+            step: The step in this epoch.
+            num_batches: Returns how many batches an epoch has.
+        """
+        self._epoch, self._step = epoch, step
+        self._stop = num_batches(epoch)
+        self._num_later = num_batches(epoch + 1)
+
+    def next(self) -> PlannedWork | None:
+        """Return the next work; None if no epoch has any."""
+        if self._step >= self._stop:
+            if not self._num_later:
+                return None
+            self._epoch, self._step, self._stop = self._epoch + 1, 0, self._num_later
+        work = PlannedWork(self._epoch, self._step)
+        self._step += 1
+        return work
+
+    def end_shard(self, place: int) -> None:
+        """Do nothing: a plan has no shards."""
+
+
+class IndexSource:
+    """The batches of one epoch of a sampler."""
+
+    def __init__(self, epoch: int, step: int, batches: Iterator[Sequence[int]]) -> None:
+        """Begin at a batch.
+
+        Args:
+            epoch: The epoch.
+            step: The number of the first batch of `batches`.
+            batches: Dataset indices of each batch. What it raises, `next` raises.
+        """
+        self._epoch, self._step = epoch, step
+        self._batches = batches
+
+    def next(self) -> IndexWork | None:
+        """Return the next work; None once the sampler is exhausted."""
+        for indices in self._batches:
+            work = IndexWork(self._epoch, self._step, indices)
+            self._step += 1
+            return work
+        return None
+
+    def end_shard(self, place: int) -> None:
+        """Do nothing: a sampler has no shards."""
