@@ -1,8 +1,8 @@
-"""What the scheduler wants done. The executor does it, in this order."""
+"""What the scheduler wants done. The executor does it, in this order. Not frozen, see `events`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from swift_loader.errors import WorkerDied
 from swift_loader.scheduler.events import Death
@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 
-class Stall(NamedTuple):
+@dataclass(slots=True)
+class Stall:
     """A wait of the loop that has lasted too long."""
 
     worker: int | None
@@ -38,7 +39,8 @@ class Stall(NamedTuple):
     """Whether `work` is the trial batch."""
 
 
-class Casualty(NamedTuple):
+@dataclass(slots=True)
+class Casualty:
     """A worker that ended, and the decision about it."""
 
     worker: int
@@ -57,7 +59,8 @@ class Casualty(NamedTuple):
     """Whether it was killed for a stall."""
 
 
-class TemplateLost(NamedTuple):
+@dataclass(slots=True)
+class TemplateLost:
     """The template ended, and is replaced together with its workers."""
 
     error: WorkerDied
@@ -65,7 +68,8 @@ class TemplateLost(NamedTuple):
     """How many templates have ended since the last batch."""
 
 
-class Send(NamedTuple):
+@dataclass(slots=True)
+class Send:
     """Send a task to a worker."""
 
     worker: int
@@ -75,43 +79,50 @@ class Send(NamedTuple):
     work: Work
 
 
-class Kill(NamedTuple):
+@dataclass(slots=True)
+class Kill:
     """Kill a worker that hangs. Its end is an event."""
 
     worker: int
     stall: Stall
 
 
-class Reap(NamedTuple):
+@dataclass(slots=True)
+class Reap:
     """Stop listening to a worker, and find out how it ended. `Ended` follows, even if the worker lives on."""
 
     worker: int
 
 
-class Replace(NamedTuple):
+@dataclass(slots=True)
+class Replace:
     """Let go of a worker that is gone, and start another one in its place."""
 
     worker: int
     place: int
 
 
-class ReplaceTemplate(NamedTuple):
+@dataclass(slots=True)
+class ReplaceTemplate:
     """Start another template. The workers that ended with it are replaced one by one."""
 
 
-class Warn(NamedTuple):
+@dataclass(slots=True)
+class Warn:
     """Warn the user."""
 
     about: Casualty | Stall | TemplateLost
 
 
-class GiveUp(NamedTuple):
+@dataclass(slots=True)
+class GiveUp:
     """End this wait of the loop with an error, because no worker has the batch. A later wait may succeed."""
 
     stall: Stall
 
 
-class Fail(NamedTuple):
+@dataclass(slots=True)
+class Fail:
     """Raise an error in the loop, after the batches that are ready. Comes once; no `Send` or `Replace` follows."""
 
     cause: Casualty | BaseException

@@ -78,10 +78,6 @@ class Batch(Generic[Answer]):
     answer: Answer | None = None
     """Set once the batch is READY."""
 
-    def move(self, move: BatchMove) -> None:
-        """Go to the next state; KeyError if there is none, which is a defect of the caller."""
-        self.state = BATCH_STATES[self.state, move]
-
 
 class Ledger(Generic[Answer]):
     """The batches in flight. `Answer` is what a worker answers to a task."""
@@ -143,7 +139,8 @@ class Ledger(Generic[Answer]):
         """Remove a worker. Return how many batches were lost with it; other workers will build them."""
         lost = [sequence for generation, sequence in self.queues.remove(serial) if generation == self.generation]
         for sequence in lost:
-            self._batches[sequence].move(BatchMove.LOSE)
+            batch = self._batches[sequence]
+            batch.state = BATCH_STATES[batch.state, BatchMove.LOSE]
         self._lost = sorted(self._lost + lost)
         return len(lost)
 
@@ -180,7 +177,7 @@ class Ledger(Generic[Answer]):
         queue.num_current -= 1
         queue.num_ready += 1
         batch = self._batches[sequence]
-        batch.move(BatchMove.COMPLETE)
+        batch.state = BATCH_STATES[batch.state, BatchMove.COMPLETE]
         batch.answer = answer
         self._ready[sequence] = batch
         return True
@@ -198,7 +195,7 @@ class Ledger(Generic[Answer]):
         batch = self._batches[sequence]
         if not isinstance(batch.work, StreamWork) or self._source is None:
             raise ProtocolError(f"worker {serial} told the end of a stream for {batch.work}")
-        batch.move(BatchMove.END)
+        batch.state = BATCH_STATES[batch.state, BatchMove.END]
         self._source.end_shard(batch.work.place)
         if isinstance(self._planned, StreamWork) and self._planned.place == batch.work.place:
             self._planned = None
@@ -234,7 +231,7 @@ class Ledger(Generic[Answer]):
         if batch is None:
             return None
         del self._batches[batch.sequence], self._ready[batch.sequence]
-        batch.move(BatchMove.DELIVER)
+        batch.state = BATCH_STATES[batch.state, BatchMove.DELIVER]
         self.queues.note_ready(batch.worker, -1)
         self.num_delivered += 1
         self._pass_void()
@@ -281,7 +278,7 @@ class Ledger(Generic[Answer]):
 
     def _send(self, serial: int, batch: Batch[Answer]) -> Send:
         self.queues.push(serial, (self.generation, batch.sequence))
-        batch.move(BatchMove.ASSIGN)
+        batch.state = BATCH_STATES[batch.state, BatchMove.ASSIGN]
         batch.worker = serial
         return Send(serial, self.generation, batch.sequence, batch.work)
 
@@ -291,7 +288,7 @@ class Ledger(Generic[Answer]):
             sequence, batch = next(iter(self._batches.items()))
             if batch.state is not BatchState.VOID:
                 return
-            batch.move(BatchMove.PASS)
+            batch.state = BATCH_STATES[batch.state, BatchMove.PASS]
             del self._batches[sequence]
 
     def __repr__(self) -> str:

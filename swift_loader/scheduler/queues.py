@@ -151,16 +151,19 @@ class Queues:
         place = work.place if isinstance(work, StreamWork) else None
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
         share = self.limits.share(len(self._queues))
-        candidates = [
-            (len(queue.tasks), queue.num_ready, serial)
-            for serial, queue in self._open.items()
-            if queue.num_ready < max_ready
-            and queue.num_current < queue.max_tasks
-            and queue.num_current < share
-            and len(queue.tasks) < 2 * MAX_TASKS
-            and (place is None or queue.place == place)
-        ]
-        return min(candidates)[2] if candidates else None
+        least: tuple[int, int, int] | None = None
+        for serial, queue in self._open.items():
+            if (
+                queue.num_ready < max_ready
+                and queue.num_current < queue.max_tasks
+                and queue.num_current < share
+                and len(queue.tasks) < 2 * MAX_TASKS
+                and (place is None or queue.place == place)
+            ):
+                load = (len(queue.tasks), queue.num_ready, serial)
+                if least is None or load < least:
+                    least = load
+        return least[2] if least is not None else None
 
     def _task_limit(self, build_s: float, deviation_s: float) -> int:
         if self.limits.in_order and deviation_s > STEADY_S:

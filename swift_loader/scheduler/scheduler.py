@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
@@ -78,7 +78,8 @@ class SchedulerSettings:
     has; None: no limit."""
 
 
-class Delivered(NamedTuple):
+@dataclass(slots=True)
+class Delivered:
     """A batch for the loop, or the error in its place."""
 
     work: Work
@@ -102,11 +103,13 @@ class SampleFailures:
     def note(self, event: SampleFailed, generation: int) -> None:
         """Record a report, if it is about a batch of this generation."""
         if event.generation == generation:
-            self.by_batch.setdefault(event[:3], {})[event.position] = event.failure
+            self.by_batch.setdefault((event.worker, event.generation, event.sequence), {})[event.position] = (
+                event.failure
+            )
 
-    def take(self, batch: tuple[int, int, int]) -> tuple[Any, ...]:
-        """Remove and return the failures of a batch."""
-        return tuple(self.by_batch.pop(batch, {}).values())
+    def take(self, answer: Built | Failed) -> tuple[Any, ...]:
+        """Remove and return the failures of the batch that was answered so."""
+        return tuple(self.by_batch.pop((answer.worker, answer.generation, answer.sequence), {}).values())
 
 
 class Scheduler:
@@ -168,7 +171,7 @@ class Scheduler:
     def _delivered(self, batch: Batch[Built | Failed], num_before: int) -> Delivered:
         answer = batch.answer
         assert answer is not None
-        failures = self._failures.take(answer[:3]) if self._failures.by_batch else ()
+        failures = self._failures.take(answer) if self._failures.by_batch else ()
         if isinstance(answer, Built):
             return Delivered(batch.work, num_before, answer.outcome, None, failures)
         return Delivered(batch.work, num_before, None, answer.error, failures)
@@ -226,7 +229,7 @@ class Scheduler:
                 self.ledger.skip(event.worker, event.generation)
                 self._workers[event.worker].note_answer(now_s)
             case StreamEnded():
-                self.ledger.end_shard(*event)
+                self.ledger.end_shard(event.worker, event.generation, event.sequence)
                 self._workers[event.worker].note_answer(now_s)
             case Ready():
                 self._worker(event).move(WorkerMove.READY)
@@ -245,10 +248,13 @@ class Scheduler:
         return self._workers.setdefault(event.worker, Worker(event.worker, event.place))
 
     def _take_answer(self, answer: Built | Failed, build_s: float, now_s: float) -> None:
-        work = self.ledger.work_of(answer.worker) if self._restarts.is_counting else None
-        if self.ledger.complete(*answer[:3], answer, build_s) and work is not None:
-            self._restarts.note_batch(self._workers[answer.worker].place, work.key)
-        self._workers[answer.worker].note_answer(now_s)
+        serial = answer.worker
+        work = self.ledger.work_of(serial) if self._restarts.is_counting else None
+        is_wanted = self.ledger.complete(serial, answer.generation, answer.sequence, answer, build_s)
+        worker = self._workers[serial]
+        if is_wanted and work is not None:
+            self._restarts.note_batch(worker.place, work.key)
+        worker.note_answer(now_s)
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
         """Give a worker no more tasks, and ask how it ended."""
