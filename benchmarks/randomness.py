@@ -21,6 +21,7 @@ from systems import Throughput, make_swift
 from swift_loader.order import OrderSettings
 from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError
@@ -63,7 +64,7 @@ class Building:
         """Return the mean over several batches."""
         start = time.perf_counter()
         for _ in range(_BATCHES_PER_TURN):
-            self._builder.build(self._store, 1, 0, 0, self._step)
+            self._builder.build(self._store, Task(1, 0, 0, self._step))
             self._step = (self._step + 1) % CASES[0].num_batches
         return (time.perf_counter() - start) / _BATCHES_PER_TURN * 1e6
 

@@ -22,6 +22,7 @@ from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.transport.definitions import NewDefinitions
+from swift_loader.transport.messages import Task
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
@@ -115,7 +116,7 @@ class InlineEngine:
         try:
             keeping = preserved_generators() if self._setup.options.rng is Rng.SAMPLE else nullcontext()
             with keeping, limited_threads(chosen_threads()), ordinary_tensors():
-                built = builder.build(store, 0, 0, epoch, step)
+                built = builder.build(store, Task(0, 0, epoch, step))
         except BuildError as failed:
             if failed.__cause__ is not None and is_interrupt(failed.__cause__):
                 raise failed.__cause__ from None

@@ -217,6 +217,7 @@ class ProcessEngine:
 
     def _await_probe(self) -> None:
         assert self._duty is not None
+        assert self._plan is not None
         listening, watch = self._duty.take(), self._new_watch()
         while True:
             with self._lock:
@@ -230,7 +231,7 @@ class ProcessEngine:
                 living = [worker for worker in living if worker.is_ready]  # so that the time of its start doesn't count
                 if self._prober is None and living:
                     self._prober = living[0].serial
-                    living[0].send(Assignment(self._prober, 0, 0, 0, 0), Kind.PROBE)
+                    living[0].send(Assignment(self._prober, 0, 0, self._plan.trial_epoch or 0, 0))
             self._listen_or_look(listening, watch)
         if probed.error is not None:
             raise probed.error
@@ -541,7 +542,7 @@ class ProcessEngine:
     def _note_failed(self, worker: WorkerHandle, failed: SampleFailed) -> None:
         key = (worker.serial, failed.failure.generation, failed.failure.sequence)
         with self._lock:
-            if failed.failure.generation == self._ledger.generation:
+            if 0 < failed.failure.generation == self._ledger.generation:  # of the trial batch they aren't wanted
                 self._failed.setdefault(key, {})[failed.position] = failed
 
     def _take_failed(self, worker: WorkerHandle, generation: int, sequence: int) -> tuple[SampleFailure, ...]:

@@ -28,7 +28,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.descriptors import why_there_are_none
-from swift_loader.transport.frames import Frame, Kind
+from swift_loader.transport.frames import Frame
 from swift_loader.transport.messages import (
     MAX_SLOTS_PER_TASK,
     NO_SLOT,
@@ -211,7 +211,7 @@ class WorkerHandle:
         if batch.slot != NO_SLOT:
             self._leases.end(batch.slot)
 
-    def send(self, assignment: Assignment, kind: Kind = Kind.TASK) -> list[Segment]:
+    def send(self, assignment: Assignment) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: `on_end` handles it.
 
         Returns:
@@ -223,7 +223,7 @@ class WorkerHandle:
             self._new_plan = None
         _, generation, sequence, epoch, step = assignment
         self._sent_s.append(time.monotonic())
-        self._send(Task(generation, sequence, epoch, step, released, retired).pack(kind))
+        self._send(Task(generation, sequence, epoch, step, None, released, retired).pack())
         return given_up
 
     def _returned_slots(self) -> tuple[list[int], list[int], list[Segment]]:

@@ -31,7 +31,6 @@ class Kind(IntEnum):
     FORKED = 4  # template -> trainer: the worker has this pid; its pidfd is attached
     EXITED = 5  # template -> trainer: that worker has exited, with this code
     READY = 10  # worker -> trainer: it accepts tasks; its board is attached
-    PROBE = 11  # trainer -> worker: build the first batch, as a trial
     TASK = 12  # trainer -> worker: build this batch
     SEGMENT = 13  # worker -> trainer: batches may be in the attached memory
     BATCH = 14  # worker -> trainer: the batch is in that slot

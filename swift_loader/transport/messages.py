@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from swift_loader.plan import PlanSettings
 
 __all__ = [
+    "MAX_INDICES_PER_TASK",
     "MAX_INLINE_BYTES",
     "NO_SLOT",
     "UNKNOWN_ADDRESS",
@@ -55,8 +56,14 @@ MAX_INLINE_BYTES = 16 * 1024
 MAX_SLOTS_PER_TASK = 1024
 """Maximum number of released slots that one task names; the others go into the next task."""
 
-_TASK = struct.Struct("<QqqII")
-_SLOT = struct.Struct("<I")
+MAX_INDICES_PER_TASK = 7 * 1024
+"""Maximum number of indices of a task that a sampler chose them for, so that it fits into one message."""
+
+_TASK = struct.Struct("<QqqIIi")
+_SLOT_NBYTES = 4
+_INDEX_NBYTES = 8
+_NOT_CHOSEN = -1
+"""The number of indices of a task whose indices the worker computes."""
 _BATCH = struct.Struct("<QIIQIIQQQQ")
 _SEGMENT = struct.Struct("<IQ")
 _SEGMENT_GONE = struct.Struct("<I")
@@ -123,34 +130,46 @@ class Verify:
 
 @dataclass(slots=True)
 class Task:
-    """Asks for one batch. The worker computes the batch's indices from its plan."""
+    """Asks for one batch."""
 
     generation: int
+    """0: the trial batch. It belongs to no run of the loop, so it is never skipped."""
     sequence: int
     """Number of the batch within its generation, in the order of delivery."""
     epoch: int
     step: int
+    indices: Sequence[int] | None = None
+    """The dataset indices that a sampler chose, at most `MAX_INDICES_PER_TASK`. None: the worker computes them from its
+    plan, `epoch` and `step`."""
     released: Sequence[int] = ()
     """Slots whose batches the user has dropped: the worker may write to them again."""
     retired: Sequence[int] = ()
     """Slots that the trainer has unmapped: the worker should unmap them, too."""
 
-    def pack(self, kind: Kind = Kind.TASK) -> bytes:
+    def pack(self) -> bytes:
         """Return the frame."""
-        slots = (*self.released, *self.retired)
-        head = _TASK.pack(self.sequence, self.epoch, self.step, len(self.released), len(self.retired))
-        return pack_frame(kind, head + struct.pack(f"<{len(slots)}I", *slots), self.generation)
+        indices, slots = self.indices, (*self.released, *self.retired)
+        num_indices = _NOT_CHOSEN if indices is None else len(indices)
+        body = _TASK.pack(self.sequence, self.epoch, self.step, len(self.released), len(self.retired), num_indices)
+        body += struct.pack(f"<{len(slots)}I", *slots)
+        if indices is not None:
+            body += struct.pack(f"<{num_indices}q", *indices)
+        return pack_frame(Kind.TASK, body, self.generation)
 
     @classmethod
     def unpack(cls, frame: Frame) -> Task:
         """Return the task in a frame."""
         if len(frame.body) < _TASK.size:
             raise _malformed(frame)
-        sequence, epoch, step, num_released, num_retired = _TASK.unpack_from(frame.body)
-        if len(frame.body) != _TASK.size + (num_released + num_retired) * _SLOT.size:
+        sequence, epoch, step, num_released, num_retired, num_indices = _TASK.unpack_from(frame.body)
+        end_of_slots = _TASK.size + (num_released + num_retired) * _SLOT_NBYTES
+        if num_indices < _NOT_CHOSEN or len(frame.body) != end_of_slots + max(0, num_indices) * _INDEX_NBYTES:
             raise _malformed(frame)
         slots = struct.unpack_from(f"<{num_released + num_retired}I", frame.body, _TASK.size)
-        return cls(frame.generation, sequence, epoch, step, slots[:num_released], slots[num_released:])
+        indices = None
+        if num_indices != _NOT_CHOSEN:
+            indices = struct.unpack_from(f"<{num_indices}q", frame.body, end_of_slots)
+        return cls(frame.generation, sequence, epoch, step, indices, slots[:num_released], slots[num_released:])
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.board import Board
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.definitions import Definitions
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage, Task
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
@@ -90,29 +90,20 @@ class BatchBuilder:
         """Build the batches of another plan from now on."""
         self._plan = PlanReader(Plan.of(self._num_samples, plan))
 
-    def build(self, store: SlotStore, generation: int, sequence: int, epoch: int, step: int) -> Batch:
+    def build(self, store: SlotStore, task: Task) -> Batch:
         """Build a batch and return its announcement. The bulk data is in a slot of `store`.
 
-        Raises:
-            BuildError: The user's code raised; `__cause__` is its exception.
-        """
-        indices = self._plan.batch(epoch, step).indices.tolist()
-        return self._build(store, generation, sequence, epoch, indices)
-
-    def build_probe(self, store: SlotStore) -> Batch:
-        """Build a trial batch and return its announcement. It is a real batch, so it can't fail where the loop can't.
+        It is built twice if the first attempt shows that it draws random numbers.
 
         Raises:
             BuildError: The user's code raised; `__cause__` is its exception.
         """
-        epoch = self._plan.plan.trial_epoch
-        assert epoch is not None, "a trial was asked for where no batch is ever built"
-        return self.build(store, 0, 0, epoch, 0)
-
-    def _build(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
-        """Build a batch; build it again if the first attempt shows that it draws random numbers."""
+        if task.indices is None:
+            indices = self._plan.batch(task.epoch, task.step).indices.tolist()
+        else:
+            indices = list(task.indices)
         try:
-            built = self._attempt(store, generation, sequence, epoch, indices)
+            built = self._attempt(store, task, indices)
         except BaseException as error:
             is_owed = self._seeding.end()
             if not is_owed or not isinstance(error, BuildError):
@@ -123,15 +114,15 @@ class BatchBuilder:
             if built.slot != NO_SLOT:
                 store.give(built.slot)
         try:
-            return self._attempt(store, generation, sequence, epoch, indices)
+            return self._attempt(store, task, indices)
         finally:
             self._seeding.end()
 
-    def _attempt(self, store: SlotStore, generation: int, sequence: int, epoch: int, indices: list[int]) -> Batch:
+    def _attempt(self, store: SlotStore, task: Task, indices: list[int]) -> Batch:
         self.failures = ()
         failpoint(Failpoint.WORKER_STARTED)
         start = time.perf_counter_ns()
-        fetched = self._fetcher.fetch(self._plan.plan.settings.order.seed, epoch, indices)
+        fetched = self._fetcher.fetch(self._plan.plan.settings.order.seed, task.epoch, indices)
         failpoint(Failpoint.WORKER_FETCHED)
         lap = _Lap(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
@@ -149,8 +140,8 @@ class BatchBuilder:
         self.failures, num_samples = fetched.failures, len(fetched.samples)
         fetched.samples.clear()  # they may be large, and the next batch may come much later
         return Batch(
-            generation,
-            sequence,
+            task.generation,
+            task.sequence,
             slot,
             encoded.num_blocks,
             inline,

@@ -74,20 +74,20 @@ class _Worker:
         self._builder = builder
         self._definitions = definitions
         self._store = SegmentStore(channel)
-        self._queue: deque[tuple[Kind, Task]] = deque()
+        self._queue: deque[Task] = deque()
         self._plans: deque[NewPlan] = deque()
         """Received plans that aren't used yet."""
 
     def serve(self) -> None:
         """Answer the tasks in the order received, each with a batch, a failure, or SKIPPED."""
         while self._refill():
-            kind, task = self._queue.popleft()
+            task = self._queue.popleft()
             self._words[NUM_BEGUN] += 1
-            newest = self._queue[-1][1].generation if self._queue else task.generation
-            if task.generation < newest:
+            newest = self._queue[-1].generation if self._queue else task.generation
+            if 0 < task.generation < newest:  # a later task can't make the trial batch, of generation 0, obsolete
                 self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
             else:
-                answer = self._answer(kind, task).pack()
+                answer = self._answer(task).pack()
                 failpoint(Failpoint.WORKER_AFTER_COMMIT)
                 self._channel.send(answer)
                 failpoint(Failpoint.WORKER_NOTIFIED)
@@ -116,28 +116,25 @@ class _Worker:
         if frame.kind is Kind.VERIFY:
             self._channel.send(self._judge().pack())
             return
-        if frame.kind not in (Kind.TASK, Kind.PROBE):
+        if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
         task = Task.unpack(frame)
         for slot in task.released:
             self._store.give(slot)
         for slot in task.retired:
             self._store.retire(slot)
-        self._queue.append((frame.kind, task))
+        self._queue.append(task)
         failpoint(Failpoint.WORKER_RECEIVED)
 
-    def _answer(self, kind: Kind, task: Task) -> Batch | Failure:
+    def _answer(self, task: Task) -> Batch | Failure:
         while self._plans and self._plans[0].generation <= task.generation:
             self._builder.follow(self._plans.popleft().settings)
         try:
-            if kind is Kind.PROBE:
-                return self._builder.build_probe(self._store)
-            batch = self._builder.build(self._store, task.generation, task.sequence, task.epoch, task.step)
+            batch = self._builder.build(self._store, task)
             self._report(self._builder.failures, task)
             return batch
         except BuildError as failed:
-            if kind is Kind.TASK:
-                self._report(failed.failures, task)
+            self._report(failed.failures, task)
             return describe_failure(
                 failed.__cause__ or failed,
                 failed.stage,

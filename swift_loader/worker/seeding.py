@@ -69,8 +69,8 @@ class Seeding:
         self._had_torch = "torch" in sys.modules
         if self._by_sample:
             base = derive_key(seed, Purpose.SAMPLE.value, epoch)
-            self._keys = derive_keys(base, np.array(indices, np.uint64)).tolist()
-            self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, indices[0])
+            self._keys = derive_keys(base, np.array(indices, np.int64).view(np.uint64)).tolist()
+            self._collate_key = derive_key(seed, Purpose.COLLATE.value, epoch, *indices[:1])
             seed_generators(self._collate_key)  # for `__getitems__`, which gets no seed per sample
         elif self._idle is None or snapshot_generators() != self._idle:
             seed_generators(_IDLE_KEY)
@@ -123,7 +123,8 @@ class Fetching:
     def __init__(self, seed: int, epoch: int, indices: list[int], samples: list[Any], *, in_bulk: bool = False) -> None:
         self.seed = seed
         self.epoch = epoch
-        self._first = indices[0]
+        self._first = indices[:1]
+        """Empty if the batch is."""
         self.indices = indices
         """The batch's dataset indices; `indices[len(samples)]` is being fetched. Never changed in place."""
         self.samples = samples
@@ -171,7 +172,7 @@ class Fetching:
     def _name(self, number: int) -> tuple[int, ...]:
         if number < len(self.indices):
             return (self.indices[number],)
-        return (Purpose.COLLATE.value, self._first)
+        return (Purpose.COLLATE.value, *self._first)
 
 
 _current: Fetching | None = None

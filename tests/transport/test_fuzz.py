@@ -49,8 +49,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.EXITED: Exited(3, -9),
     Kind.READY: Ready(4096, BuildReport(100, 7, ((3, 99),))),
     Kind.VERIFIED: Verdicts({3: Verdict.CHANGED}),
-    Kind.PROBE: Task(0, 0, 0, 0),
-    Kind.TASK: Task(1, 2, 3, 4, (5, 6), (7,)),
+    Kind.TASK: Task(1, 2, 3, 4, (8, -9, 8), (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
     Kind.SEGMENT_GONE: SegmentGone(3),
     Kind.BATCH: Batch(1, 2, 3, 4, b"structure", 0, 9, 8, 10, 11, 12),
@@ -67,8 +66,7 @@ PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 def packed(kind: Kind) -> bytes:
     if kind in BARE:
         return pack_frame(kind, generation=1)
-    message = EXAMPLES[kind]
-    data: bytes = message.pack(kind) if isinstance(message, Task) else message.pack()
+    data: bytes = EXAMPLES[kind].pack()
     return data
 
 
@@ -163,9 +161,12 @@ def test_another_pickled_content_is_refused(kind: Kind, content: object) -> None
         with_type(kind).unpack(frame_of(kind, pickle.dumps(content)))
 
 
-@pytest.mark.parametrize("counts", [(2**32 - 1, 2**32 - 1), (2**32 - 1, 0), (0, 2**20)])
-def test_a_task_with_fewer_slots_than_it_says_is_refused(counts: tuple[int, int]) -> None:
-    body = struct.pack("<QqqII", 1, 2, 3, *counts) + bytes(40)
+@pytest.mark.parametrize(
+    "counts",
+    [(2**32 - 1, 2**32 - 1, -1), (2**32 - 1, 0, 0), (0, 2**20, -1), (0, 0, 2**31 - 1), (0, 0, -2), (11, 0, -1)],
+)
+def test_a_task_with_other_counts_than_it_says_is_refused(counts: tuple[int, int, int]) -> None:
+    body = struct.pack("<QqqIIi", 1, 2, 3, *counts) + bytes(40)
     with pytest.raises(ProtocolError):
         Task.unpack(frame_of(Kind.TASK, body))
     unpack_or_refuse(Kind.TASK, body)

@@ -3,13 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.frames import Frame, Kind, unpack_frame
+from swift_loader.transport.channel import MAX_MESSAGE_BYTES
+from swift_loader.transport.frames import _HEAD, Frame, Kind, unpack_frame
 from swift_loader.transport.messages import (
+    MAX_INDICES_PER_TASK,
     MAX_SLOTS_PER_TASK,
     NO_SLOT,
     Batch,
@@ -33,6 +36,7 @@ bits_31 = st.integers(-(2**31), 2**31 - 1)
 bits_32 = st.integers(0, 2**32 - 1)
 bits_63 = st.integers(-(2**63), 2**63 - 1)
 bits_64 = st.integers(0, 2**64 - 1)
+indices = st.lists(bits_63, max_size=20).map(tuple)
 slots = st.lists(bits_32, max_size=20).map(tuple)
 metas = st.binary(min_size=1, max_size=100)
 
@@ -55,7 +59,7 @@ failures = st.builds(
 )
 reports = st.builds(BuildReport, bits_64, bits_63, st.lists(st.tuples(bits_63, bits_32), max_size=6).map(tuple))
 messages = st.one_of(
-    st.builds(Task, bits_32, bits_64, bits_63, bits_63, slots, slots),
+    st.builds(Task, bits_32, bits_64, bits_63, bits_63, st.none() | indices, slots, slots),
     st.builds(SegmentMade, bits_32, bits_64),
     st.builds(SegmentGone, bits_32),
     failures,
@@ -115,15 +119,26 @@ def test_each_message_has_its_kind(message: Message, kind: Kind) -> None:
     assert frame_of(message.pack()).kind is kind
 
 
-def test_a_task_can_be_sent_as_a_probe() -> None:
-    frame = frame_of(Task(0, 0, 0, 0).pack(Kind.PROBE))
-    assert frame.kind is Kind.PROBE
-    assert Task.unpack(frame) == Task(0, 0, 0, 0)
+@given(chosen=indices, released=slots, retired=slots)
+def test_a_task_with_indices_holds_them_after_its_slots(
+    chosen: tuple[int, ...], released: tuple[int, ...], retired: tuple[int, ...]
+) -> None:
+    planned, with_indices = (
+        Task(1, 2, 3, 4, given, released, retired).pack()[_HEAD.size :] for given in (None, chosen)
+    )
+    assert with_indices[len(planned) :] == np.array(chosen, "<i8").tobytes()
 
 
-def test_a_task_holds_as_many_slots_as_it_may() -> None:
-    task = Task(1, 2, 3, 4, tuple(range(MAX_SLOTS_PER_TASK)), tuple(range(MAX_SLOTS_PER_TASK)))
+def test_a_task_without_indices_differs_from_one_whose_batch_is_empty() -> None:
+    tasks = [Task(1, 2, 3, 4), Task(1, 2, 3, 4, ())]
+    assert [Task.unpack(frame_of(task.pack())).indices for task in tasks] == [None, ()]
+
+
+def test_a_task_with_as_many_slots_and_indices_as_it_may_have_fits_into_a_message() -> None:
+    slots = tuple(range(MAX_SLOTS_PER_TASK))
+    task = Task(1, 2, 3, 4, tuple(range(MAX_INDICES_PER_TASK)), released=slots)
     assert Task.unpack(frame_of(task.pack())) == task
+    assert len(task.pack()) <= MAX_MESSAGE_BYTES
 
 
 def test_the_structure_of_a_batch_may_lie_in_its_slot() -> None:

@@ -21,6 +21,7 @@ from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
@@ -88,7 +89,7 @@ class Built:
         self.note = ""
         try:
             with preserved_generators():
-                batch = builder.build(HeapStore(), 1, 0, 0, step)
+                batch = builder.build(HeapStore(), Task(1, 0, 0, step))
             self.samples = batches[-1]
             assert batch.num_samples == len(self.samples)
         except BuildError as failed:
@@ -297,7 +298,7 @@ def test_an_error_of_the_collate_is_none_of_a_sample(on_error: OnError) -> None:
 
     builder._collate = collate_into(refuse)
     with pytest.raises(BuildError, match="collating"):
-        builder.build(HeapStore(), 1, 0, 0, 0)
+        builder.build(HeapStore(), Task(1, 0, 0, 0))
     assert list(builder.failures) == []
 
 
@@ -319,11 +320,11 @@ def test_the_only_sample_has_no_replacement() -> None:
 
 def test_a_trial_batch_does_without_samples_that_fail() -> None:
     builder, batches = make_builder(Single(8, frozenset({0, 1})), OnError.SKIP)
-    builder.build_probe(HeapStore())
+    builder.build(HeapStore(), Task(0, 0, 0, 0))
     assert batches[-1] == [(2, 0.0), (3, 0.0)]
     builder, _ = make_builder(Single(8, frozenset({0, 1, 2, 3})), OnError.SKIP)
     with pytest.raises(BuildError):
-        builder.build_probe(HeapStore())
+        builder.build(HeapStore(), Task(0, 0, 0, 0))
 
 
 def test_a_failure_keeps_no_sample_alive() -> None:

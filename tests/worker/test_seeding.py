@@ -16,6 +16,7 @@ from swift_loader import SwiftLoader, sample_rng
 from swift_loader.order import OrderSettings
 from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
@@ -63,7 +64,7 @@ class Builder:
 
     def build(self, step: int, epoch: int = 0) -> Any:
         with preserved_generators():
-            self.builder.build(HeapStore(), 1, 0, epoch, step)
+            self.builder.build(HeapStore(), Task(1, 0, epoch, step))
         return self.batches[-1]
 
 
@@ -246,7 +247,7 @@ def test_other_modes_leave_the_generators_to_go_on(rng: Rng) -> None:
     expected = [random.random() for _ in range(8)]
     random.seed(3)
     for step in range(2):
-        builder.builder.build(HeapStore(), 1, 0, 0, step)
+        builder.builder.build(HeapStore(), Task(1, 0, 0, step))
     assert [drawn for batch in builder.batches for _, drawn in batch] == expected
     assert dataset.fetched == list(range(8))
 
