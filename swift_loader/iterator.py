@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from swift_loader.bad_samples import SampleFailure
+from swift_loader.delivery.delivery import Delivery
 from swift_loader.device.ahead import Source
-from swift_loader.engine.base import Delivery
-from swift_loader.engine.forks import check_process
 from swift_loader.errors import SwiftLoaderError
+from swift_loader.executors.process.forks import check_process
 
 __all__ = ["EpochIterator", "OpenEpoch", "Turns"]
 

@@ -18,8 +18,8 @@ from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
 from swift_loader.checks import check_callable, check_epoch, check_rank
 from swift_loader.device.destination import find_destination
-from swift_loader.engine.pool import WorkerPool
 from swift_loader.errors import LoaderClosed
+from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.iterator import EpochIterator, OpenEpoch, Turns
 from swift_loader.notices import warn
 from swift_loader.options import Options
@@ -204,7 +204,7 @@ class SwiftLoader:
         self._state = LoaderState.NEW
         self._session: Session | None = None
         self._close: weakref.finalize[Any, Any] | None = None
-        self._pool: WorkerPool | None = None
+        self._pool: Supervisor | None = None
         """Owned by the loader until `start()` hands it to the session."""
         self._current: weakref.ref[EpochIterator] | None = None
         self.turns = Turns()
@@ -277,8 +277,8 @@ class SwiftLoader:
             report_failure(placement, error)
             raise
         try:
-            agree_on_length(placement, session.engine.num_samples)
-            self._run.note_length(session.engine.num_samples)  # raises on all ranks, or on none
+            agree_on_length(placement, session.dispatcher.num_samples)
+            self._run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
         except BaseException:
             session.close()
             raise
@@ -287,7 +287,7 @@ class SwiftLoader:
             self.close()
             raise LoaderClosed("the loader was closed while it started")
         self._state = LoaderState.STARTED
-        session.aim(self._run.progress.next_begin(session.engine.num_samples))
+        session.aim(self._run.progress.next_begin(session.dispatcher.num_samples))
 
     def prepare(self) -> None:
         """Begin to build the dataset in another process, and return at once.
@@ -413,7 +413,7 @@ class SwiftLoader:
         self._supersede()
         if self._session is not None:
             self._session.follow(self._run.order)
-            self._session.aim(self._run.progress.next_begin(self._session.engine.num_samples))
+            self._session.aim(self._run.progress.next_begin(self._session.dispatcher.num_samples))
 
     def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
         """Begin the next epoch and return it. Called by the iterator."""
@@ -424,7 +424,7 @@ class SwiftLoader:
         assert self._session is not None
         self._supersede()
         self._current = weakref.ref(iterator)
-        begin = self._run.progress.next_begin(self._session.engine.num_samples)
+        begin = self._run.progress.next_begin(self._session.dispatcher.num_samples)
         opened = self._session.open_epoch(begin)
         plan = self._session.plan
         self._run.progress.begin(begin, plan, opened.first_step)
@@ -534,7 +534,7 @@ class SwiftLoader:
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session
         name = self._state.value if session is None else f"{self._state.value}, {session!r}"
-        batch_nbytes = 0 if session is None else session.engine.largest_batch_nbytes
+        batch_nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
         queue = f", data_queue_size={delivery.in_flight.describe(batch_nbytes)}" if delivery.num_workers else ""
         return (
             f"<SwiftLoader {name}; batch_size={sampling.batch_size}, nb_consumer={sampling.world_size}, "
@@ -583,14 +583,14 @@ class SwiftLoader:
         """Return the length of the dataset in a template. The template is kept: `start()` forks the workers from it."""
         pool = self._pool if self._pool is not None and self._pool.is_ours else self._make_pool()
         try:
-            return pool.start_template()
+            return pool.start_template()[0]
         except BaseException:
             self._drop_pool()
             raise
 
-    def _make_pool(self) -> WorkerPool:
+    def _make_pool(self) -> Supervisor:
         setup = WorkerSetup(self._options.workers, self._plan_settings())
-        self._pool = pool = WorkerPool(setup, self._options.delivery)
+        self._pool = pool = Supervisor(setup, self._options.delivery)
         self._close = weakref.finalize(self, pool.close)
         return pool
 
@@ -599,13 +599,13 @@ class SwiftLoader:
         if self._close is not None:
             self._close()
 
-    def _take_pool(self, plan: PlanSettings) -> WorkerPool | None:
+    def _take_pool(self, plan: PlanSettings) -> Supervisor | None:
         """Return the pool that `prepare()` or `len()` started, if this plan can use it."""
         pool, self._pool = self._pool, None
         if pool is None or not pool.is_ours or self._close is None:
             return None
         is_other_plan = self._options.workers.rng is Rng.WORKER and pool.setup.plan != plan  # workers are seeded by it
-        if is_other_plan or not pool.is_current():
+        if is_other_plan or not pool.templates.is_current():
             self._close()
             return None
         self._close.detach()

@@ -16,16 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swift_loader.delivery.delivery import Delivery
+from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.ahead import DirectSource, MovingSource
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Destination
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.transfer import Transfer
-from swift_loader.engine.base import Delivery, Engine
-from swift_loader.engine.inline import InlineEngine
-from swift_loader.engine.pool import WorkerPool
-from swift_loader.engine.processes import ProcessEngine
 from swift_loader.errors import SwiftLoaderError
+from swift_loader.executors.base import Executor
+from swift_loader.executors.inline import InlineExecutor
+from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.iterator import OpenEpoch
 from swift_loader.log import open_log
 from swift_loader.metrics import Metrics
@@ -34,6 +36,9 @@ from swift_loader.options import Options
 from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import Plan, PlanSettings, Position
+from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["Session"]
@@ -49,7 +54,7 @@ class Session:
         destination: Destination | None,
         *,
         dataset: Any = None,
-        pool: WorkerPool | None = None,
+        pool: Supervisor | None = None,
     ) -> None:
         """Make the engine. The caller must call `close()` from here on.
 
@@ -77,45 +82,69 @@ class Session:
         self._owner_pid = os.getpid()
         self._close_steps: list[Callable[[], None]] = [self._close_log]
         self._settings = plan
-        self.engine: Engine
-        setup = WorkerSetup(options.workers, plan)
-        if options.delivery.num_workers:
-            try:
-                self.engine = self._make_engine(pool or WorkerPool(setup, options.delivery))
-            except BaseException:
-                self._close_log()
-                raise
-        else:
-            self.engine = InlineEngine(setup, self.metrics, options.delivery.batch_decoder, dataset)
+        try:
+            self.dispatcher = self._make_dispatcher(WorkerSetup(options.workers, plan), dataset, pool)
+        except BaseException:
+            self._close_log()
+            raise
 
-    def _make_engine(self, pool: WorkerPool) -> ProcessEngine:
+    def _make_dispatcher(self, setup: WorkerSetup, dataset: Any, supervisor: Supervisor | None) -> Dispatcher:
+        delivery = self._options.delivery
+        executor: Executor
+        if delivery.num_workers:
+            executor = self._make_executor(supervisor or Supervisor(setup, delivery))
+            settings = SchedulerSettings(
+                delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
+            )
+        else:
+            executor = InlineExecutor(setup, self.metrics, delivery.batch_decoder, dataset)
+            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
+        return Dispatcher(
+            executor,
+            Scheduler(settings),
+            in_order=delivery.in_order,
+            metrics=self.metrics,
+            on_restart=self._note_restart,
+        )
+
+    def _make_executor(self, supervisor: Supervisor) -> ProcessExecutor:
         try:
             make_page_lock = self._destination.make_page_lock if self._destination is not None else None
             on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
-            return ProcessEngine(pool, self.metrics, self._log, self._notices.append, on_segment)
+            return ProcessExecutor(supervisor, self.metrics, self._log, on_segment)
         except BaseException:
-            pool.close()
+            supervisor.close()
             raise
+
+    def _note_restart(self, notice: str) -> None:
+        """Record that a process is replaced. Any thread."""
+        self._notices.append(notice)
+        self.metrics.note_restart()
+        self._log(notice)
 
     def start(self) -> None:
         """Start the engine and block until it runs. Another thread may close the session meanwhile."""
         plan = self._settings
-        self.engine.start()
-        self.plan = Plan.of(self.engine.num_samples, plan)
+        workers = self._options.workers
+        tries_out = workers.validate and self._options.delivery.num_workers > 0
+        # Out of order, the trial batch would always be delivered first.
+        keeps_trial = workers.on_error is OnError.RAISE and self._options.delivery.in_order
+        self.dispatcher.start(tries_out=tries_out, keeps_trial=keeps_trial)
+        self.plan = Plan.of(self.dispatcher.num_samples, plan)
         seed = plan.order.seed
-        self._log(f"rank {plan.rank} of {plan.world_size} started: {self.engine.num_samples} samples, seed {seed}")
+        self._log(f"rank {plan.rank} of {plan.world_size} started: {self.dispatcher.num_samples} samples, seed {seed}")
         with self._closing_lock:
             self._close_steps.insert(0, self._report)
 
     def follow(self, order: OrderSettings) -> None:
         """Use another order, from the next `aim` on."""
-        self.plan = Plan.of(self.engine.num_samples, replace(self.plan.settings, order=order))
+        self.plan = Plan.of(self.dispatcher.num_samples, replace(self.plan.settings, order=order))
 
     def aim(self, position: Position) -> int:
         """Make the engine build what follows this position. Return the step that begins there."""
         settings, step = self.plan.settings.going_on_at(position)
-        self.plan = Plan.of(self.engine.num_samples, settings)
-        self.engine.seek(position.epoch, step, settings)
+        self.plan = Plan.of(self.dispatcher.num_samples, settings)
+        self.dispatcher.seek(position.epoch, step, settings)
         return step
 
     def open_epoch(self, position: Position) -> OpenEpoch:
@@ -129,7 +158,7 @@ class Session:
             self._copies = Copies(self._destination.make_stream(), self._options.delivery.max_on_device)
         self._copies.catch_up()
         num_left, depth = num_batches - first_step, self._options.delivery.max_on_device
-        moving = MovingSource(self._pull, self.engine.is_ready, self._move, self._copies, depth, num_left)
+        moving = MovingSource(self._pull, self.dispatcher.is_ready, self._move, self._copies, depth, num_left)
         return OpenEpoch(position.epoch, first_step, num_batches, moving, owner_pid)
 
     def close(self) -> None:
@@ -139,7 +168,7 @@ class Session:
         """
         if os.getpid() != self._owner_pid:  # a fork of the trainer: everything here belongs to the parent
             return
-        self.engine.close()
+        self.dispatcher.close()
         with self._closing_lock:
             steps, self._close_steps = self._close_steps, []
         with contextlib.ExitStack() as stack:  # each step runs even if the one before fails
@@ -162,7 +191,7 @@ class Session:
 
     def _pull(self) -> Delivery:
         self.tell()
-        delivery = self.engine.next_batch()
+        delivery = self.dispatcher.next_batch()
         if isinstance(delivery.error, SwiftLoaderError):
             self.tell()  # the warnings that led to the error
         return delivery
@@ -186,4 +215,4 @@ class Session:
 
     def __repr__(self) -> str:
         settings = self._settings
-        return f"<Session rank {settings.rank} of {settings.world_size}, {self.engine!r}>"
+        return f"<Session rank {settings.rank} of {settings.world_size}, {self.dispatcher!r}>"

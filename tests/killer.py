@@ -13,16 +13,16 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from random import Random
 
 from swift_loader import SwiftLoader
-from swift_loader.engine.casualties import TEMPLATE
-from swift_loader.engine.processes import ProcessEngine
-from swift_loader.engine.worker import WorkerHandle
+from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.worker import WorkerHandle
+from swift_loader.scheduler.restarts import TEMPLATE
 
 __all__ = ["STOPS_IN_SLOT_WRITE", "Aim", "Killer"]
 
@@ -57,9 +57,10 @@ class Killer:
 
     def __init__(self, loader: SwiftLoader, aims: Sequence[Aim], rng: Random, pause_s: float = 0.02) -> None:
         assert loader._session is not None
-        assert isinstance(loader._session.engine, ProcessEngine)
-        self._engine = loader._session.engine
-        self._pool = self._engine._pool
+        self._dispatcher = loader._session.dispatcher
+        assert isinstance(self._dispatcher._executor, ProcessExecutor)
+        self._scheduler = self._dispatcher._scheduler
+        self._supervisor = self._dispatcher._executor._supervisor
         self._aims, self._rng, self._pause_s = aims, rng, pause_s
         self._stop = threading.Event()
         self._is_done = threading.Event()
@@ -78,7 +79,7 @@ class Killer:
     @property
     def is_dealt_with(self) -> bool:
         """Whether all that were killed have been replaced."""
-        return not self._num_missing() and self._struck.isdisjoint(self._pool.workers)
+        return not self._num_missing() and self._struck.isdisjoint(self._supervisor.workers.all)
 
     def __enter__(self) -> Killer:
         self._thread.start()
@@ -131,8 +132,8 @@ class Killer:
 
     def _await_replacement(self, victims: list[WorkerHandle], *, is_hanging: bool) -> bool:
         """Return whether they were replaced; one that only hangs is let go if nobody waits for it."""
-        deadline_s = time.monotonic() + _PATIENCE_S + (self._pool.settings.timeout_s or 0.0)
-        while any(victim.serial in self._pool.workers for victim in victims) or self._num_missing():
+        deadline_s = time.monotonic() + _PATIENCE_S + (self._supervisor.settings.timeout_s or 0.0)
+        while any(victim.serial in self._supervisor.workers.all for victim in victims) or self._num_missing():
             if self._stop.wait(_TICK_S):
                 return False
             if is_hanging and time.monotonic() > deadline_s:
@@ -141,10 +142,10 @@ class Killer:
         return bool(victims)
 
     def _num_missing(self) -> int:
-        return self._pool.settings.num_workers - len(self._pool.workers)
+        return self._supervisor.settings.num_workers - len(self._supervisor.workers.all)
 
     def _continue_stopped(self, except_for: Sequence[WorkerHandle] = ()) -> None:
-        for worker in self._pool.workers.values():
+        for worker in self._supervisor.workers.all.values():
             if worker not in except_for and _state(worker) == "T":
                 self._signal(worker, signal.SIGCONT)
 
@@ -157,22 +158,22 @@ class Killer:
     @contextmanager
     def _quiet(self) -> Iterator[list[WorkerHandle]]:
         """Keep the ledger as it is for a while, and yield the workers that may die, in random order."""
-        with self._engine._dispatch_lock, self._engine._lock:
-            candidates = [worker for worker in self._pool.workers.values() if self._may_die(worker)]
-            is_settled = not self._num_missing() and not self._engine._ledger._lost
+        with self._dispatcher._dispatch_lock, self._dispatcher._lock:
+            candidates = [worker for worker in self._supervisor.workers.all.values() if self._may_die(worker)]
+            is_settled = not self._num_missing() and not self._scheduler.ledger._lost
             self._rng.shuffle(candidates)
             yield candidates if is_settled else []
 
     def _may_die(self, worker: WorkerHandle) -> bool:
-        casualties = self._engine._coroner._casualties
-        is_blamed = any(batch in casualties._by_batch for batch in self._batches_of(worker))
-        return not is_blamed and casualties.num_in_a_row(worker.place) <= 1 and not worker.process.has_ended
+        restarts = self._scheduler._restarts
+        is_blamed = any(batch in restarts._by_batch for batch in self._batches_of(worker))
+        return not is_blamed and restarts.num_in_a_row(worker.place) <= 1 and not worker.process.has_ended
 
-    def _batches_of(self, worker: WorkerHandle) -> list[tuple[int, int]]:
-        ledger = self._engine._ledger
-        known = ledger._workers.get(worker.serial)
+    def _batches_of(self, worker: WorkerHandle) -> list[Hashable]:
+        ledger = self._scheduler.ledger
+        known = ledger.queues._queues.get(worker.serial)
         tasks = known.tasks if known is not None else ()
-        return [ledger.locate(sequence) for generation, sequence in tasks if generation == ledger.generation]
+        return [ledger._batches[sequence].work.key for generation, sequence in tasks if generation == ledger.generation]
 
     def _kill(self, victims: list[WorkerHandle]) -> list[WorkerHandle]:
         self._struck.update(victim.serial for victim in victims)
@@ -198,7 +199,7 @@ class Killer:
 
     def _strike_all(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:
-            if len(candidates) < self._pool.settings.num_workers:
+            if len(candidates) < self._supervisor.settings.num_workers:
                 return []
             for worker in candidates:
                 self._signal(worker, signal.SIGSTOP)
@@ -212,13 +213,13 @@ class Killer:
 
     def _strike_template(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:
-            num_in_a_row = self._engine._coroner._casualties.num_in_a_row(TEMPLATE)
-            if not candidates or not self._pool._forks or num_in_a_row > 1:
+            num_in_a_row = self._scheduler._restarts.num_in_a_row(TEMPLATE)
+            if not candidates or not self._supervisor.templates.are_forkable or num_in_a_row > 1:
                 return []
-            self._struck.update(self._pool.workers)
-            template = self._pool._templates[0]
+            self._struck.update(self._supervisor.workers.all)
+            template = self._supervisor.templates.all[0]
             signal.pidfd_send_signal(template.pidfd, signal.SIGKILL)
-            return list(self._pool.workers.values())
+            return list(self._supervisor.workers.all.values())
 
     def _strike_by_stopping(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:

@@ -20,7 +20,6 @@ from random import Random
 from typing import Any
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
-from swift_loader.engine.processes import ProcessEngine
 from tests.checked import Checked, Reference, check_batch, collate_flat, digest
 from tests.figures import Figures, Measured
 from tests.helpers import make_loader, wait_until
@@ -194,11 +193,10 @@ class Soak:
 def _have_somebody_listen(loader: SwiftLoader) -> None:
     """Have deaths noticed while the loop is away: after a quick one that broke off, nobody listens."""
     assert loader._session is not None
-    engine = loader._session.engine
-    assert isinstance(engine, ProcessEngine)
-    assert engine._duty is not None
-    assert engine._error is None
-    engine._duty.hand_back()
+    dispatcher = loader._session.dispatcher
+    assert dispatcher._receivers is not None
+    assert dispatcher._error is None
+    dispatcher._receivers.hand_over()
 
 
 class Hoard:

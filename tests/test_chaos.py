@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from swift_loader import ProtocolError, WorkerStalled
-from swift_loader.engine.ledger import Ledger
+from swift_loader.scheduler.ledger import Batch, BatchState, Ledger
 from tests.chaos import Case, run_case
 from tests.helpers import slow
 from tests.killer import Aim
@@ -52,9 +51,12 @@ def test_these_were_a_hundred_kills_of_all_kinds() -> None:
 def test_an_engine_that_forgets_what_a_dead_worker_had_is_caught(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = Ledger.remove_worker
+
     def remove_worker(ledger: Ledger[Any], index: int) -> int:
-        worker = ledger._workers.pop(index, None)
-        return len(worker.tasks) if worker is not None else 0
+        num_lost = real(ledger, index)
+        ledger._lost.clear()
+        return num_lost
 
     monkeypatch.setattr(Ledger, "remove_worker", remove_worker)
     with pytest.raises(WorkerStalled, match="no worker is ready to build"):
@@ -67,9 +69,12 @@ def test_an_engine_that_builds_again_what_is_here_already_is_caught(monkeypatch:
     real = Ledger.remove_worker
 
     def remove_worker(ledger: Ledger[Any], index: int) -> int:
-        for sequence, (worker, _) in ledger._ready.items():
-            if worker == index:
-                heapq.heappush(ledger._lost, sequence)
+        for batch in list(ledger._ready.values()):
+            if batch.worker == index:
+                again: Batch[Any] = Batch(ledger._next_sequence, batch.work, BatchState.LOST)
+                ledger._batches[again.sequence] = again
+                ledger._lost.append(again.sequence)
+                ledger._next_sequence += 1
         return real(ledger, index)
 
     monkeypatch.setattr(Ledger, "remove_worker", remove_worker)

@@ -16,11 +16,14 @@ import pytest
 import torch
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, batch_key
+from swift_loader.delivery import receivers
+from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.destination import Destination
 from swift_loader.device.pinning import PageLock
 from swift_loader.device.transfer import Transfer
-from swift_loader.engine import duty, lease
-from swift_loader.engine.processes import ProcessEngine
+from swift_loader.executors.process import lease
+from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.transport.board import NUM_BEGUN
 from tests.datasets import Blocks, Counting
 from tests.device.fake import FakeDevice
@@ -194,17 +197,21 @@ def test_without_page_locking_there_is_one_warning_and_the_same_batches(start_on
     check(batches)
 
 
-def engine_of(loader: SwiftLoader) -> ProcessEngine:
+def dispatcher_of(loader: SwiftLoader) -> Dispatcher:
     assert loader._session is not None
-    engine = loader._session.engine
-    assert isinstance(engine, ProcessEngine)
-    return engine
+    return loader._session.dispatcher
+
+
+def workers_of(loader: SwiftLoader) -> list[WorkerHandle]:
+    executor = dispatcher_of(loader)._executor
+    assert isinstance(executor, ProcessExecutor)
+    return list(executor._supervisor.workers.all.values())
 
 
 def wait_for_ready(loader: SwiftLoader, count: int) -> None:
     """Wait until so many batches are ready; receiver threads are to be on duty, as after the first batch."""
-    engine = engine_of(loader)
-    wait_until(lambda: engine._ledger.num_ready >= count, f"{count} batches are ready")
+    dispatcher = dispatcher_of(loader)
+    wait_until(lambda: dispatcher._scheduler.ledger.num_ready >= count, f"{count} batches are ready")
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -280,8 +287,8 @@ def test_what_a_move_keeps_of_the_host_s_memory_counts(start_on: Start, monkeypa
 
     loader = start_on(device, move=move, data_queue_size=4, workers=1)
     assert len(list(loader)) == 24
-    (worker,) = engine_of(loader)._pool.workers.values()
-    assert 5 <= len(worker._leases._held) <= 5 + 4 + 2
+    (worker,) = workers_of(loader)
+    assert 5 <= len(worker.memory._leases._held) <= 5 + 4 + 2
     check(kept)
 
 
@@ -304,7 +311,7 @@ class Watching(Registry):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine: ProcessEngine | None = None
+        self.engine: Dispatcher | None = None
         self.held: list[bool] = []
 
     def unregister(self, address: int) -> bool:
@@ -318,8 +325,8 @@ def test_a_dead_worker_s_memory_is_unlocked_and_unmapped_without_a_lock(start_on
     registry = Watching()
     loader = start_on(FakeDevice(), registry=registry, workers=1, data_queue_size=4)
     list(loader)
-    registry.engine = engine_of(loader)
-    (worker,) = registry.engine._pool.workers.values()
+    registry.engine = dispatcher_of(loader)
+    (worker,) = workers_of(loader)
     os.kill(worker.process.pid, signal.SIGKILL)
     with pytest.warns(SwiftLoaderWarning, match="SIGKILL"):
         assert len(list(loader)) == 24
@@ -337,7 +344,7 @@ def test_slots_that_are_too_many_are_unlocked_and_unmapped_without_a_lock(start_
 
     loader = start_on(device, move=move, registry=registry, workers=1, data_queue_size=1)
     list(loader)
-    registry.engine = engine_of(loader)
+    registry.engine = dispatcher_of(loader)
     kept.clear()
     for _ in loader:
         kept.clear()
@@ -349,12 +356,13 @@ def test_slots_that_are_too_many_are_unlocked_and_unmapped_without_a_lock(start_
 def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
     start_on: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duty, "SHORT_ABSENCE_NS", 10**15)  # the loop counts as quick, and goes on listening itself
+    monkeypatch.setattr(receivers, "SHORT_ABSENCE_NS", 10**15)  # the loop counts as quick, and goes on listening itself
     device, depth = FakeDevice(lag=99), 3
     loader = start_on(device, data_queue_size=10, workers=3, max_nb_batch_on_device=depth, validate=False)
-    workers = list(engine_of(loader)._pool.workers.values())
-    wait_until(lambda: all(worker.is_ready for worker in workers), "the workers are ready")
-    engine_of(loader)._duty.take()  # type: ignore[union-attr]
+    workers = workers_of(loader)
+    ready = dispatcher_of(loader)._scheduler.ledger.queues._queues
+    wait_until(lambda: len(ready) == len(workers), "the workers are ready")
+    dispatcher_of(loader)._receivers.take()  # type: ignore[union-attr]
     batches = iter(loader)
     next(batches)
     wait_until(lambda: all(map(_is_through, workers)), "all that the workers were told to build is in the pipes")
@@ -365,7 +373,7 @@ def test_a_quick_loop_finds_what_is_in_the_pipes_and_has_it_moved_ahead(
 
 def _is_through(worker: Any) -> bool:
     """Return whether a worker has announced all that it was told to build, which nobody has taken in."""
-    has_begun_all: bool = worker._board.words[NUM_BEGUN] - worker._num_answered == len(worker._sent_s)
+    has_begun_all: bool = worker._board.words[NUM_BEGUN] - worker._num_answered == len(worker.tasks)
     return has_begun_all and psutil.Process(worker.process.pid).status() == psutil.STATUS_SLEEPING
 
 

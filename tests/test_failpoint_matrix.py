@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderError
-from swift_loader.engine import pool
+from swift_loader.executors.process import workers
 from swift_loader.failpoints import VARIABLE, Action, Failpoint
 from tests import datasets
 from tests.helpers import make_loader, slow_unless
@@ -95,7 +95,7 @@ def test_what_arrives_is_the_reference_or_a_prefix_and_a_typed_error(
         else ""
     )
     monkeypatch.setenv(VARIABLE, f"{cell.point.value}={cell.action.value},once={marker}{hit}")
-    monkeypatch.setattr(pool, "FORK_LIMIT_S", 0.5)
+    monkeypatch.setattr(workers, "FORK_LIMIT_S", 0.5)
     if cell.later:
         marker.touch()  # as if it had happened
     dataset = partial(datasets.Slow, seconds=0.003) if cell.later else datasets.Counting

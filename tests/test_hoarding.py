@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader
-from swift_loader.engine import lease
-from swift_loader.engine.processes import ProcessEngine
+from swift_loader.executors.process import lease
+from swift_loader.executors.process.executor import ProcessExecutor
 from tests import datasets
 from tests.helpers import make_loader, wait_until
 
@@ -24,9 +24,9 @@ IN_FLIGHT = 10
 def worker_handles(loader: SwiftLoader) -> list[Any]:
     """Return the trainer's handles on the workers."""
     assert loader._session is not None
-    engine = loader._session.engine
-    assert isinstance(engine, ProcessEngine)
-    return list(engine._pool.workers.values())
+    executor = loader._session.dispatcher._executor
+    assert isinstance(executor, ProcessExecutor)
+    return list(executor._supervisor.workers.all.values())
 
 
 def value_of(index: int) -> int:
@@ -68,14 +68,14 @@ def check_what_is_kept(seed: int, keep: float, drop: float) -> None:
 def test_every_slot_comes_back() -> None:
     with make_loader(datasets.Images, kwargs={"num_samples": 400}, batch_size=4) as loader:
         hoard = list(loader)
-        held = sum(len(worker._leases._held) for worker in worker_handles(loader))
+        held = sum(len(worker.memory._leases._held) for worker in worker_handles(loader))
         assert held >= 100
         hoard.clear()
         for _ in range(3):
             for _ in loader:
                 pass
         gc.collect()
-        segments = [len(worker._segments) for worker in worker_handles(loader)]
+        segments = [len(worker.memory._segments) for worker in worker_handles(loader)]
         assert max(segments) <= 10 + 8, f"segments beyond the bound: {segments}"
 
 
@@ -84,7 +84,7 @@ def test_beyond_the_budget_batches_are_copied_out(monkeypatch: pytest.MonkeyPatc
     kwargs = {"num_samples": 400}
     with make_loader(datasets.Images, kwargs=kwargs, shuffle=False, batch_size=4, data_queue_size=IN_FLIGHT) as loader:
         hoard = list(loader)
-        assert all(len(worker._leases._held) <= 6 + IN_FLIGHT for worker in worker_handles(loader))
+        assert all(len(worker.memory._leases._held) <= 6 + IN_FLIGHT for worker in worker_handles(loader))
         for number, batch in enumerate(hoard):
             assert [int(image[0, 0, 0]) for image in batch] == [value_of(number * 4 + row) for row in range(4)]
         hoard.clear()
@@ -138,7 +138,7 @@ def test_small_batches_that_are_kept_do_not_keep_the_slots_of_large_ones() -> No
     _, before = num_mapped(os.getpid())
     with loader_of("mixed", 240) as loader:
         kept = [batch for batch in loader if batch.nbytes < 100]
-        held = [len(worker._leases._held) for worker in worker_handles(loader)]
+        held = [len(worker.memory._leases._held) for worker in worker_handles(loader)]
         assert max(held) < 20, f"slots that are in use: {held}"
         for process in (os.getpid(), *(worker.process.pid for worker in worker_handles(loader))):
             assert num_mapped(process)[1] - before < 40 * (5 << 20)
@@ -149,7 +149,7 @@ def test_beyond_a_limit_what_a_batch_needs_is_copied_and_not_its_slot(monkeypatc
     monkeypatch.setattr(lease, "MAX_WASTED_BYTES", 4 << 20)
     with loader_of("filling half", 240) as loader:
         kept = list(loader)
-        assert sum(len(worker._leases._held) for worker in worker_handles(loader)) < 120
+        assert sum(len(worker.memory._leases._held) for worker in worker_handles(loader)) < 120
         bases = [_base_of(batch) for batch in kept]
         assert sum(base.nbytes for base in bases if type(base) is np.ndarray) < 1.1 * sum(
             batch.nbytes for batch in kept
@@ -169,10 +169,10 @@ def test_segments_that_batches_have_outgrown_are_given_up_on_both_sides() -> Non
         most = 0
         for index, batch in enumerate(loader):
             assert (batch == value_of(index)).all()
-            most = max(most, *(len(worker._segments) for worker in worker_handles(loader)))
+            most = max(most, *(len(worker.memory._segments) for worker in worker_handles(loader)))
         assert most <= 10 + 8 + 2
         for worker in worker_handles(loader):
-            assert num_mapped(worker.process.pid)[0] <= len(worker._segments) + 4  # board, payload
+            assert num_mapped(worker.process.pid)[0] <= len(worker.memory._segments) + 4  # board, payload
 
 
 def test_segments_that_are_far_too_large_are_given_up_on_both_sides() -> None:
@@ -181,7 +181,7 @@ def test_segments_that_are_far_too_large_are_given_up_on_both_sides() -> None:
             assert (batch == value_of(index)).all()
             del batch
         for worker in worker_handles(loader):
-            assert sum(segment.nbytes for segment in worker._segments.values()) < 4 << 20
+            assert sum(segment.nbytes for segment in worker.memory._segments.values()) < 4 << 20
         pids = [worker.process.pid for worker in worker_handles(loader)]
         wait_until(
             lambda: all(num_mapped(pid)[1] < 4 << 20 for pid in pids), "the workers have given up the large ones"

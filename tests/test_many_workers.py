@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_loader.engine.pool import FIRST_WORKERS
-from swift_loader.engine.processes import MAX_RECEIVERS
+from swift_loader.executors.process.executor import MAX_RECEIVERS
+from swift_loader.executors.process.workers import FIRST_WORKERS
 from swift_loader.failpoints import VARIABLE
 from tests import datasets
 from tests.helpers import ids_of, make_loader, wait_until

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader
-from swift_loader.engine.pool import WorkerPool
+from swift_loader.executors.process.supervisor import Supervisor
 from tests import datasets
 from tests.helpers import make_loader
 
 
-def pool_of(loader: SwiftLoader) -> WorkerPool:
+def pool_of(loader: SwiftLoader) -> Supervisor:
     return loader._make_pool()
 
 
@@ -23,10 +23,10 @@ def test_a_pool_that_was_closed_before_it_began_keeps_nothing() -> None:
 
 
 def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: WorkerPool) -> None:
+    def fail(_: Supervisor) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(WorkerPool, "_look_after_template", fail)
+    monkeypatch.setattr(Supervisor, "_look_after_template", fail)
     loader = make_loader(datasets.Counting)
     pool = pool_of(loader)
     try:
@@ -36,7 +36,7 @@ def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: 
         pool.close()
 
 
-def start_it_often(pool: WorkerPool) -> None:
+def start_it_often(pool: Supervisor) -> None:
     for _ in range(3):
         pool.start_template()
-        pool._order(lambda: None).result(10)
+        pool._thread.order(lambda: None).result(10)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from swift_loader.delivery.delivery import Delivery
 from swift_loader.device.ahead import MovingSource
 from swift_loader.device.copies import Copies
 from swift_loader.device.streams import NoStream
 from swift_loader.device.transfer import Transfer
-from swift_loader.engine.base import Delivery
 from swift_loader.errors import LoaderClosed
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from swift_loader import DevicePrefetcher, SwiftLoader, SwiftLoaderWarning
 from swift_loader.device.pinning import CudaRegistry, PageLock
-from swift_loader.engine import lease
+from swift_loader.executors.process import lease
 from swift_loader.transport.segments import Segment
 from tests import datasets
 from tests.helpers import make_loader, run_script

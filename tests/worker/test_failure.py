@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.engine.failures import rebuild
+from swift_loader.executors.failures import rebuild
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import unpack_frame

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from swift_loader import ProtocolError, sample_rng
+from swift_loader import ProtocolError, SwiftLoader, sample_rng
 from swift_loader.order import OrderSettings
 from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.channel import Channel
@@ -23,7 +24,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from swift_loader.worker.setup import WorkerSetup
 
 NUM_SAMPLES = 20
 
@@ -64,11 +65,10 @@ def judge(report: BuildReport) -> Verdicts:
     return Verdicts({report.num_samples: Verdict.CHANGED})
 
 
-def answers(dataset: Any, sent: Sequence[bytes], **options: Any) -> list[Frame]:
+def answers(dataset: Any, sent: Sequence[bytes], *, draws: bool = False, **options: Any) -> list[Frame]:
     """Return what a worker sends in answer to these messages, which are all there before it reads the first."""
-    setup = WorkerSetup(
-        DatasetSource(), plan_of(), Rng.SAMPLE, as_list, None, dataset_per_worker=False, validate=False, **options
-    )
+    of_loader = SwiftLoader(dataset=dataset, rng="sample", collate_fn=as_list, validate=False)._options.workers
+    setup = WorkerSetup(replace(of_loader, **options), plan_of(), draws)
     ours, theirs = Channel.pair()
 
     def work() -> None:

@@ -1,0 +1,1 @@
+"""Runs a scheduler over an executor, and hands its batches to the loop."""

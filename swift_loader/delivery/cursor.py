@@ -1,0 +1,47 @@
+"""Counts which batch of which epoch the loop gets next. Pure."""
+
+from __future__ import annotations
+
+from swift_loader.plan import Plan
+
+__all__ = ["Cursor"]
+
+
+class Cursor:
+    """A place in a plan: an epoch, and how many of its batches are behind the loop."""
+
+    def __init__(self, plan: Plan, epoch: int, step: int, *, in_order: bool) -> None:
+        """Begin at a step of an epoch, with all earlier steps behind the loop."""
+        self.plan = plan
+        self._in_order = in_order
+        self._num_delivered = 0
+        """Since the beginning here."""
+        self._epoch = epoch
+        self._num_before = step
+        self._num_batches = plan.num_batches(epoch)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch, step) of the next batch. In completion order, it only tells how many batches were delivered."""
+        return (self._epoch + 1, 0) if self.is_between_epochs else (self._epoch, self._num_before)
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether the last batch of the epoch was delivered. Cheap, because it is asked after each batch."""
+        return self._num_before >= self._num_batches
+
+    def is_at(self, epoch: int, step: int) -> bool:
+        """Return whether exactly the batches before this one were delivered. Out of order, a count can't tell."""
+        is_prefix = self._in_order or not self._num_delivered or step == 0
+        return is_prefix and self.position == (epoch, step)
+
+    def advance(self, epoch: int) -> int:
+        """Record a batch of this epoch. Return how many batches of the epoch were delivered before it."""
+        if epoch != self._epoch:
+            self._epoch, self._num_before, self._num_batches = epoch, 0, self.plan.num_batches(epoch)
+        self._num_before += 1
+        self._num_delivered += 1
+        return self._num_before - 1
+
+    def __repr__(self) -> str:
+        return f"<Cursor at batch {self._num_before} of epoch {self._epoch}>"

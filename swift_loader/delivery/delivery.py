@@ -1,0 +1,33 @@
+"""A batch on its way from the dispatcher to the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swift_loader.bad_samples import SampleFailure
+from swift_loader.executors.process.lease import Loan
+
+__all__ = ["Delivery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch on its way to the loop, or the error in its place."""
+
+    batch: Any
+    epoch: int
+    step: int
+    failures: tuple[SampleFailure, ...] = ()
+    """The batch's failed samples."""
+    num_before: int | None = None
+    """How many steps of the epoch were delivered before it. None: exactly the steps before its own."""
+    error: BaseException | None = None
+    """Why there is no batch. The loop raises it, now and at each later `next`."""
+    loan: Loan | None = None
+    """The loan of the slot that the batch lies in. None if it lies in no slot."""
+
+    def keep(self) -> None:
+        """Note that only the user keeps the batch's memory from here on. Any thread."""
+        if self.loan is not None:
+            self.loan.keep()

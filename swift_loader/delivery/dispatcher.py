@@ -1,0 +1,434 @@
+"""Runs a scheduler over an executor, and hands its batches to the loop.
+
+    executor ──Inbox.wait──► events ──► scheduler ──► actions ──► executor    on the thread that leads
+                                            │
+    next_batch ◄──────────── take ──────────┘
+
+The thread that leads is the loop's while it waits for a batch, else receiver threads; see `receivers`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+from swift_loader.delivery.cursor import Cursor
+from swift_loader.delivery.delivery import Delivery
+from swift_loader.delivery.receivers import Receivers
+from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError
+from swift_loader.executors.base import Executor, Inbox
+from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
+from swift_loader.plan import Plan, PlanSettings
+from swift_loader.scheduler.actions import Action, Fail, GiveUp, Stall, Warn
+from swift_loader.scheduler.events import Event, ExecutorFailed
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
+from swift_loader.scheduler.work import PlannedSource, PlannedWork
+from swift_loader.transport.descriptors import explained
+
+__all__ = ["Dispatcher"]
+
+LOOP_LIMIT_S = 2.0
+"""How long `close` waits for the loop's thread to leave `next_batch`."""
+
+
+class _Phase(Enum):
+    """What an exception of a signal handler would interrupt on the loop's thread."""
+
+    HARMLESS = "harmless"
+    """Something that the next call repeats, such as a wait."""
+    TAKING = "taking a batch"
+    """Something that can't be repeated."""
+
+
+class Dispatcher:
+    """The batches of one executor, in the order that its scheduler decides."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        *,
+        in_order: bool,
+        metrics: Metrics,
+        on_restart: Callable[[str], None],
+    ) -> None:
+        """Make a dispatcher that isn't started.
+
+        Args:
+            executor: The dispatcher owns it.
+            scheduler: The dispatcher owns it.
+            in_order: As in the scheduler's limits.
+            metrics: Counts the waits.
+            on_restart: Gets the warning about a process that is replaced. Any thread calls it.
+        """
+        self._executor = executor
+        self._scheduler = scheduler
+        self._in_order = in_order
+        self._metrics = metrics
+        self._on_restart = on_restart
+        # All locks are reentrant: a signal handler or finaliser may close the loader on a thread that holds them.
+        self._lock = threading.RLock()
+        """Guards the scheduler, the cursor and the error. Nothing of the user's runs under it."""
+        self._dispatch_lock = threading.RLock()
+        """Held while actions are carried out, so that each worker gets its tasks in the order of the decisions. Taken
+        before the other lock."""
+        self._loop_lock = threading.RLock()
+        """Held by the thread that waits for a batch."""
+        self._cursor: Cursor | None = None
+        """None until the first `seek`."""
+        self._error: BaseException | None = None
+        """Why there are no more batches than those that are ready."""
+        self._stalled: list[str | BaseException] = []
+        """Warnings of workers that hang, for the loop's thread, and the error that ends its wait."""
+        self._receivers: Receivers | None = None
+        self._phase = _Phase.HARMLESS
+
+    @property
+    def num_samples(self) -> int:
+        """Length of the dataset. Known after `start`."""
+        return self._executor.plan.order.num_samples
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        return self._executor.largest_batch_nbytes
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    def start(self, *, tries_out: bool, keeps_trial: bool) -> None:
+        """Get ready to build batches. Blocks until the dataset is built. If it raises, it leaves nothing behind.
+
+        Args:
+            tries_out: Whether to wait for a trial batch.
+            keeps_trial: Whether the loop may get the trial batch as its first one.
+
+        Raises:
+            WorkerDied: A process died.
+            Exception: Whatever building the dataset or the trial batch raised.
+        """
+        try:
+            with explained():
+                self._executor.start()
+                self._scheduler.watchdog.grace_s = self._executor.grace_s
+                self._receivers = Receivers(self._executor.inboxes, self._receive_and_act, self._note_failure)
+                self._receivers.begin()
+                self._check_open()
+                self._executor.start_others()
+                trial_epoch = self._executor.plan.trial_epoch
+                if tries_out and trial_epoch is not None:
+                    self._try_out(PlannedWork(trial_epoch, 0), keeps_trial=keeps_trial)
+            self._check_open()
+            self._receivers.hand_over()
+        except BaseException:
+            self.close()
+            raise
+
+    def _try_out(self, work: PlannedWork, *, keeps_trial: bool) -> None:
+        assert self._receivers is not None
+        inbox = self._receivers.take()
+        with self._lock:
+            self._scheduler.try_out(work)
+            self._scheduler.watchdog.begin(time.monotonic())
+        while True:
+            with self._lock:
+                self._check_open()
+                trial = self._scheduler.take_trial()
+                if trial is None and self._error is not None:
+                    raise self._error
+            if trial is not None:
+                break
+            self._act()
+            if self._error is None:
+                self._receive_or_judge(inbox)
+        if trial.error is not None:
+            raise trial.error
+        if not keeps_trial:
+            with self._lock:
+                dropped = self._scheduler.forget_trial()
+            del dropped  # outside the lock
+
+    # The loop's side --------------------------------------------------------------------------------------------------
+
+    def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
+        """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already."""
+        self._executor.check_process()
+        self._phase = _Phase.TAKING
+        try:
+            dropped = self._seek(epoch, step, plan)
+            self._act()
+        except BaseException as interrupt:
+            self._note_interrupt(interrupt)
+            raise
+        self._phase = _Phase.HARMLESS
+        del dropped  # outside the locks: the user's objects may have finalisers
+
+    def _seek(self, epoch: int, step: int, settings: PlanSettings) -> list[Any]:
+        """Seek, and return the ready batches that nobody needs any more."""
+        with self._dispatch_lock, self._lock:  # no task of the new plan may overtake it
+            before, plan = self._cursor, self._executor.plan if self._cursor is None else self._cursor.plan
+            is_same_plan = settings == plan.settings
+            if before is not None and is_same_plan and before.is_at(epoch, step):
+                return []
+            plan = plan if is_same_plan else Plan.of(self.num_samples, settings)
+            dropped = self._scheduler.begin(PlannedSource(epoch, step, plan.num_batches), keeps_meaning=is_same_plan)
+            self._executor.begin(self._scheduler.ledger.generation, plan)
+            self._cursor = Cursor(plan, epoch, step, in_order=self._in_order)
+        return dropped
+
+    def next_batch(self) -> Delivery:
+        """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
+
+        Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
+        what the user's code raised. So any exception that is raised comes from a signal handler and says nothing about
+        the batch. If it interrupted something that can't be repeated, there are no more batches afterwards.
+
+        Raises:
+            SwiftLoaderError: This process is a fork of the one that started the executor.
+        """
+        self._executor.check_process()
+        assert self._receivers is not None
+        assert self._cursor is not None
+        entered_ns = time.perf_counter_ns()
+        with self._loop_lock:
+            try:
+                self._phase = _Phase.TAKING
+                num_ready = self._scheduler.ledger.num_ready
+                delivery = self._take() or self._wait(self._receivers.take())
+                self._act()
+                left_ns = time.perf_counter_ns()
+                self._receivers.leave(entered_ns, left_ns, is_epoch_over=self._cursor.is_between_epochs)
+                self._phase = _Phase.HARMLESS
+            except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
+                return self._refuse(error)
+            except BaseException as interrupt:
+                self._note_interrupt(interrupt)
+                raise
+        self._metrics.note_wait(left_ns - entered_ns, num_ready)
+        return delivery
+
+    def _wait(self, inbox: Inbox) -> Delivery:
+        """Receive until the next batch has arrived."""
+        with self._lock:
+            self._scheduler.watchdog.begin(time.monotonic())
+        while True:
+            delivery = self._take()
+            if delivery is not None:
+                return delivery
+            self._act()
+            if self._error is None:
+                self._phase = _Phase.HARMLESS
+                self._receive_or_judge(inbox)
+                self._phase = _Phase.TAKING
+
+    def _take(self) -> Delivery | None:
+        """Return the next batch, or its error; None if it isn't ready.
+
+        Raises:
+            LoaderClosed: The dispatcher was closed.
+        """
+        with self._lock:
+            self._check_open()
+            delivered = self._scheduler.take()
+            if delivered is None:
+                if self._error is None and self._scheduler.ledger.is_exhausted:
+                    return self._refuse(SwiftLoaderError("there are no more batches: the source of work has ended"))
+                return None if self._error is None else self._refuse(self._error)
+            assert self._cursor is not None
+            work, outcome, error = delivered.work, delivered.outcome, delivered.error
+            num_before = self._cursor.advance(work.epoch)
+        if error is not None:
+            if delivered.failures:  # all samples failed: the last one's error says more than the worker's traceback
+                error.__cause__ = delivered.failures[-1].exception
+            return Delivery(None, work.epoch, work.step, delivered.failures, num_before, error)
+        if outcome.loan is not None:
+            outcome.loan.take()
+        return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.loan)
+
+    def _refuse(self, error: BaseException) -> Delivery:
+        position = (0, 0) if self._cursor is None else self._cursor.position
+        return Delivery(None, *position, error=error)
+
+    def is_ready(self) -> bool:
+        """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.
+
+        Raises:
+            Exception: A signal handler raised it meanwhile, see `next_batch`.
+        """
+        with self._loop_lock:
+            try:
+                self._phase = _Phase.HARMLESS
+                return self._has_deliverable() or self._receive_what_is_here()
+            except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
+                self._note_failure(error)
+                return False
+            except BaseException as interrupt:
+                self._note_interrupt(interrupt)
+                raise
+
+    def _has_deliverable(self) -> bool:
+        with self._lock:
+            return self._scheduler.ledger.next_deliverable() is not None
+
+    def _receive_what_is_here(self) -> bool:
+        """Receive until the next batch is here, or nothing more is. Return whether it is."""
+        if self._receivers is None or not self._receivers.loop_leads:  # the threads have received what was there
+            return False
+        inbox = self._receivers.take()
+        while self._receive(inbox, 0):
+            self._phase = _Phase.TAKING
+            self._act()
+            self._phase = _Phase.HARMLESS
+            if self._has_deliverable():
+                return True
+        return False
+
+    def _note_interrupt(self, interrupt: BaseException) -> None:
+        """Deliver no more batches if the interrupt came while one was taken. It is harmless during a wait.
+
+        An interrupt is Ctrl-C or any other exception of a signal handler.
+        """
+        is_receiving = self._receivers is not None and self._receivers.inbox.is_taking_in
+        if self._phase is _Phase.TAKING or is_receiving:
+            error = SwiftLoaderError(
+                f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, so a batch may be lost; "
+                f"make a new loader"
+            )
+            error.__cause__ = interrupt
+            self._note_failure(error)
+
+    # The thread that leads --------------------------------------------------------------------------------------------
+
+    def _receive_and_act(self, inbox: Inbox) -> bool:
+        """Receive events and act on them. Return False if there were none, because the inbox was woken."""
+        if not self._receive(inbox, None):
+            return False
+        self._act()
+        return True
+
+    def _receive(self, inbox: Inbox, timeout_s: float | None) -> bool:
+        """Wait for events, and let the scheduler handle them. Return whether there were any.
+
+        Raises:
+            Exception: A signal handler raised it. No event is lost.
+        """
+        events = inbox.wait(timeout_s)
+        if events:
+            self._handle(events)
+        inbox.is_taking_in = False
+        if inbox.interrupt is not None:
+            interrupt, inbox.interrupt = inbox.interrupt, None
+            raise interrupt
+        return bool(events)
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            for event in events:
+                try:
+                    self._scheduler.handle(event, now_s)
+                except ProtocolError as error:
+                    self._scheduler.handle(ExecutorFailed(error), now_s)
+
+    def _act(self) -> None:
+        """Carry out what the scheduler decides."""
+        garbage: list[Any] = []
+        with self._dispatch_lock:
+            with self._lock:
+                actions = self._scheduler.decide(time.monotonic())
+            for action in actions:
+                garbage += self._carry_out(action)
+        del garbage  # outside the locks
+
+    def _carry_out(self, action: Action) -> list[Any]:
+        if isinstance(action, Fail):
+            error = self._executor.error_of(action.cause)
+            with self._lock:
+                self._error = error
+        elif isinstance(action, GiveUp):
+            self._stalled.append(self._executor.error_of(action.stall))
+        elif isinstance(action, Warn):
+            note = self._stalled.append if isinstance(action.about, Stall) else self._on_restart
+            note(self._executor.notice_of(action.about))
+        else:
+            return self._executor.carry_out(action)
+        return []
+
+    def _receive_or_judge(self, inbox: Inbox) -> None:
+        """Receive events. After too long a wait, judge who the loop waits for. An interrupt at any point is harmless.
+
+        Raises:
+            WorkerStalled: No worker has had the batch for too long.
+        """
+        watchdog = self._scheduler.watchdog
+        if watchdog.deadline_s == math.inf:
+            self._receive(inbox, None)
+            return
+        now_s = self._note_time()
+        left_s = max(0.0, watchdog.deadline_s - now_s)
+        watchdog.rest(now_s, now_s + left_s)
+        is_quiet = not self._receive(inbox, left_s)
+        # Look once more before judging a worker: SIGSTOP and SIGCONT end a wait even if events have arrived.
+        if is_quiet and self._note_time() >= watchdog.deadline_s and not self._receive(inbox, 0):
+            self._judge()
+        watchdog.rest(now_s := time.monotonic(), now_s)
+
+    def _note_time(self) -> float:
+        """Return the time. If this process was stopped, give the workers more time: they may have been stopped too."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._scheduler.wake(now_s)
+        return now_s
+
+    def _judge(self) -> None:
+        """Warn of the workers that the loop waits for, if they take too long, or have them killed."""
+        with self._lock:
+            self._scheduler.tick(time.monotonic())
+        self._act()
+        stalled, self._stalled = self._stalled, []
+        for stall in stalled:
+            if isinstance(stall, BaseException):
+                raise stall
+            warn(stall)
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Deliver what is ready, then this error. Any thread."""
+        with self._lock:
+            self._scheduler.handle(ExecutorFailed(error), time.monotonic())
+        self._act()
+
+    def _check_open(self) -> None:
+        if self._scheduler.state is SchedulerState.CLOSED:
+            raise LoaderClosed("the loader was closed; make a new one")
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop all processes and threads and free all resources, within 5 s. Idempotent and thread-safe."""
+        try:
+            self._executor.check_process()
+        except SwiftLoaderError:  # a fork of the trainer: processes and threads belong to the parent
+            return
+        with self._lock:
+            if self._scheduler.state is SchedulerState.CLOSED:
+                return
+            dropped = self._scheduler.close()
+        self._executor.stop()
+        # With a limit: the calling thread may be building a batch itself, which nobody can end.
+        has_loop = self._loop_lock.acquire(timeout=LOOP_LIMIT_S)
+        try:
+            if self._receivers is not None:
+                self._receivers.stop()  # without the dispatch lock, which a receiver thread may be waiting for
+        finally:
+            if has_loop:
+                self._loop_lock.release()
+        with self._dispatch_lock:
+            garbage = self._executor.close()
+        del dropped, garbage  # outside the locks: the user's objects may have finalisers
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self._scheduler!r}, {self._executor!r}>"

@@ -1,0 +1,146 @@
+"""Decides which thread receives from the workers: the loop's thread or the receiver threads (leader/followers).
+
+    thread that leads ──kick──► parked ──resume──► leads        (the loop's thread kicks, leads itself, resumes)
+
+For a small batch, a hand-over between threads costs more than everything else. So a loop that waits for each batch
+receives the events itself. The receiver threads, one per worker up to 16, or one for all, take over while the loop is
+busy. The thread that leads blocks in its inbox, and uses no CPU while nothing happens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from swift_loader.executors.base import Inbox
+
+__all__ = ["Receivers"]
+
+SHORT_ABSENCE_NS = 1_000_000
+"""A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
+
+
+class _Leader(Enum):
+    LOOP = "the loop"
+    THREADS = "the threads"
+
+
+class Receivers:
+    """Hands the receiving back and forth between the loop's thread and the receiver threads of one dispatcher."""
+
+    def __init__(
+        self,
+        inboxes: Sequence[Inbox],
+        receive: Callable[[Inbox], bool],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """Get ready. The loop leads.
+
+        Args:
+            inboxes: The loop's inbox, then one for each thread.
+            receive: Receives events from an inbox and acts on them. Returns False once the inbox was woken.
+            on_failure: Called with the error that ended a thread. That thread runs it.
+        """
+        self.inbox = inboxes[0]
+        """The loop's."""
+        self._threads = [_ReceiverThread(inbox, receive, on_failure) for inbox in inboxes[1:]]
+        self._leader = _Leader.LOOP
+        self._left_ns = 0
+        self._absence_ns = float(SHORT_ABSENCE_NS)
+
+    @property
+    def loop_leads(self) -> bool:
+        """Whether the loop leads: what the workers send stays in their pipes until it receives."""
+        return self._leader is _Leader.LOOP or not self._threads
+
+    def begin(self) -> None:
+        """Start the threads, parked."""
+        for thread in self._threads:
+            thread.start()
+            thread.park()
+
+    def take(self) -> Inbox:
+        """Park the threads. Return the inbox from which the caller receives until it calls `leave`."""
+        if self._leader is _Leader.THREADS:
+            self._leader = _Leader.LOOP
+            for thread in self._threads:
+                thread.park()
+        return self.inbox
+
+    def leave(self, entered_ns: int, left_ns: int, *, is_epoch_over: bool) -> None:
+        """Record that the loop got its batch. The threads take over unless the loop will probably be back at once.
+
+        After the last batch of an epoch they always take over.
+        """
+        absence_ns = max(0, entered_ns - self._left_ns)
+        self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
+        self._left_ns = left_ns
+        if is_epoch_over or self._absence_ns > SHORT_ABSENCE_NS:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Let the threads lead."""
+        if self._leader is _Leader.LOOP:
+            self._leader = _Leader.THREADS
+            for thread in self._threads:
+                thread.resume()
+
+    def stop(self) -> None:
+        """Stop the threads. Idempotent."""
+        for thread in self._threads:
+            thread.stop()
+
+    def __repr__(self) -> str:
+        return f"<Receivers: {self._leader.value} lead, {len(self._threads)} threads>"
+
+
+class _ReceiverThread:
+    """A thread that receives from some workers while the loop's thread doesn't."""
+
+    def __init__(
+        self, inbox: Inbox, receive: Callable[[Inbox], bool], on_failure: Callable[[BaseException], None]
+    ) -> None:
+        self._inbox = inbox
+        self._receive = receive
+        self._on_failure = on_failure
+        self._parked = threading.Semaphore(0)
+        self._resumed = threading.Semaphore(0)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, which leads until `park`."""
+        self._thread.start()
+
+    def park(self) -> None:
+        """Make the thread stop receiving, and wait until it has. The caller leads then."""
+        if not self._stopping.is_set():
+            self._inbox.wake()
+            self._parked.acquire()
+
+    def resume(self) -> None:
+        """Let the thread lead again."""
+        self._resumed.release()
+
+    def stop(self) -> None:
+        """End the thread, parked or not. Idempotent."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._inbox.wake()
+        self._resumed.release()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if not self._receive(self._inbox) and not self._stopping.is_set():
+                    self._inbox.sleep()
+                    self._parked.release()
+                    self._resumed.acquire()
+        except BaseException as error:  # even a SystemExit of the user's decoder: the loop must hear of it
+            self._on_failure(error)
+        finally:
+            self._parked.release()  # a thread in `park` needn't wait any longer

@@ -1,0 +1,1 @@
+"""Places where batches are built: worker processes, or the calling thread. They act, and decide nothing."""

@@ -1,0 +1,126 @@
+"""The interface between the dispatcher and the places where batches are built.
+
+    scheduler ──actions──► Executor                 what happens there ──events──► Inbox.wait ──► scheduler
+
+An executor decides nothing and calls nobody back: each event comes out of `wait`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swift_loader.executors.process.lease import Loan
+from swift_loader.plan import Plan
+from swift_loader.scheduler.actions import Casualty, Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost
+from swift_loader.scheduler.events import Event
+
+__all__ = ["Executor", "Inbox", "Outcome", "ToDo"]
+
+ToDo = Send | Kill | Reap | Replace | ReplaceTemplate
+"""The actions that an executor carries out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A batch as an executor hands it over."""
+
+    batch: Any
+    loan: Loan | None = None
+    """The loan of the slot that the batch lies in. None if it lies in no slot."""
+
+
+class Inbox(Protocol):
+    """A source of events. One thread at a time uses it."""
+
+    interrupt: Exception | None
+    """What a signal handler raised during `wait`, once the work that it interrupted was repeated. The caller raises it
+    after it has handled the events."""
+    is_taking_in: bool
+    """Whether events were taken out, but not handled yet. An exception of a signal handler may lose one then. The
+    caller resets it."""
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Return what has happened. Blocks until something has, but no longer than `timeout_s`.
+
+        Without a timeout, it returns an empty list only if somebody woke it.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
+        ...
+
+    def sleep(self) -> None:
+        """Let `wait` block again."""
+        ...
+
+
+class Executor(Protocol):
+    """A place where batches are built. The dispatcher's thread calls it, unless a method says otherwise."""
+
+    @property
+    def inboxes(self) -> Sequence[Inbox]:
+        """The loop's inbox, which gets all events, then one for each thread that takes over while the loop is busy."""
+        ...
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that replacing a worker may take."""
+        ...
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that it starts with. Known after `start`."""
+        ...
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        ...
+
+    def start(self) -> None:
+        """Get ready to build batches. Blocks until the dataset is built.
+
+        Raises:
+            WorkerDied: A process died.
+            Exception: Whatever building the dataset raised.
+        """
+        ...
+
+    def start_others(self) -> None:
+        """Start the workers that `start` left for later. Returns at once."""
+        ...
+
+    def check_process(self) -> None:
+        """Raise `SwiftLoaderError` if this process is a fork that can't use the executor. Takes no lock."""
+        ...
+
+    def begin(self, generation: int, plan: Plan) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+        ...
+
+    def carry_out(self, action: ToDo) -> list[Any]:
+        """Do what the scheduler decided: send, kill, reap or replace.
+
+        Returns:
+            What the caller must drop outside its locks, because freeing it takes a while.
+        """
+        ...
+
+    def error_of(self, cause: Casualty | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        ...
+
+    def notice_of(self, about: Casualty | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        ...
+
+    def stop(self) -> None:
+        """End all processes, and wake whoever waits in the first inbox. Any thread. Idempotent."""
+        ...
+
+    def close(self) -> list[Any]:
+        """Free all resources. Nobody may wait in an inbox any more. Idempotent. Returns the same as `carry_out`."""
+        ...

@@ -1,0 +1,203 @@
+"""The executor without workers, for debugging. It builds batches in the thread that waits for them.
+
+It gives the same bytes and the same errors as worker processes, because it runs the same code: plan, fetch, collate,
+encode, decode. If it seeds the user's random generators for a batch, it restores them afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from swift_loader.errors import RemoteTraceback
+from swift_loader.executors.base import Inbox, Outcome, ToDo
+from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sample
+from swift_loader.inference_mode import ordinary_tensors
+from swift_loader.interrupts import is_interrupt
+from swift_loader.metrics import Metrics
+from swift_loader.plan import Plan
+from swift_loader.scheduler.actions import Casualty, Send, Stall, TemplateLost
+from swift_loader.scheduler.events import Built, Event, Failed, Ready, SampleFailed, Skipped
+from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.transport.definitions import NewDefinitions
+from swift_loader.transport.messages import Task
+from swift_loader.transport.payload import chosen_threads
+from swift_loader.transport.store import HeapStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.torch_settings import limited_threads
+
+__all__ = ["InlineExecutor"]
+
+_WORKER = 0
+"""The serial number and the place of the only worker: the calling thread."""
+
+
+class InlineExecutor:
+    """Builds batches in the thread that calls `wait`. It is its own inbox."""
+
+    def __init__(
+        self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
+    ) -> None:
+        self._setup = setup
+        self._metrics = metrics
+        self._definitions = NewDefinitions()
+        self._reader = BatchReader(self._definitions, batch_decoder)
+        self._dataset = dataset
+        self._builder: BatchBuilder | None = None
+        self._current: tuple[int, Plan | None] = (0, None)
+        """The generation whose batches are needed, and its plan."""
+        self._events: deque[Event] = deque()
+        self._tasks: deque[Send] = deque()
+        self.interrupt: Exception | None = None
+        self.is_taking_in = False
+
+    @property
+    def inboxes(self) -> Sequence[Inbox]:
+        """This object: no thread takes over while the loop is busy."""
+        return [self]
+
+    @property
+    def plan(self) -> Plan:
+        """The current plan. Known after `start`."""
+        _, plan = self._current
+        assert plan is not None, "the executor hasn't started"
+        return plan
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Return 0: nothing is in flight."""
+        return 0
+
+    @property
+    def grace_s(self) -> float:
+        """Return 0: nothing is replaced."""
+        return 0.0
+
+    def start(self) -> None:
+        """Measure the dataset and make the builder."""
+        num_samples = length_of(self._dataset)
+        self._current = (0, Plan.of(num_samples, self._setup.plan))
+        self._builder = BatchBuilder(
+            self._dataset, num_samples, self._setup, self._definitions, is_interrupt=is_interrupt
+        )
+        self._events.append(Ready(_WORKER, _WORKER))
+
+    def start_others(self) -> None:
+        """Do nothing: there are no others."""
+
+    def check_process(self) -> None:
+        """Do nothing: a fork has a copy of everything."""
+
+    def begin(self, generation: int, plan: Plan) -> None:
+        """Use this plan from this generation on."""
+        _, before = self._current
+        if self._builder is not None and before is not None and plan.settings != before.settings:
+            self._builder.follow(plan.settings)
+        self._current = (generation, plan)
+
+    def carry_out(self, action: ToDo) -> list[Any]:
+        """Keep a task for `wait`."""
+        assert isinstance(action, Send), f"the calling thread can't be stopped or replaced: {action}"
+        self._tasks.append(action)
+        return []
+
+    def error_of(self, cause: Casualty | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        assert isinstance(cause, BaseException), f"the calling thread can't die or hang: {cause}"
+        return cause
+
+    def notice_of(self, about: Casualty | Stall | TemplateLost) -> str:
+        """Raise: there is nothing to warn of."""
+        raise AssertionError(f"the calling thread can't die or hang: {about}")
+
+    def stop(self) -> None:
+        """Do nothing: no process runs."""
+
+    def close(self) -> list[Any]:
+        """Release the dataset. Idempotent."""
+        self._builder = None
+        return []
+
+    # Its inbox --------------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Build the next batch. Return nothing if there is no time or no task.
+
+        Raises:
+            Exception: A signal handler raised it. The next call builds the batch.
+        """
+        builder = self._builder  # another thread may call close() meanwhile
+        if not self._events and self._tasks and builder is not None and timeout_s is None:
+            task = self._tasks[0]
+            if task.generation == self._current[0]:
+                self._events.append(self._build(builder, task))
+            else:
+                self._events.append(Skipped(_WORKER, task.generation))
+            self._tasks.popleft()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake(self) -> None:
+        """Do nothing: `wait` doesn't block."""
+
+    def sleep(self) -> None:
+        """Do nothing: `wait` doesn't block."""
+
+    def _build(self, builder: BatchBuilder, task: Send) -> Event:
+        try:
+            return Built(_WORKER, task.generation, task.sequence, Outcome(self._batch(builder, task)), 0.0)
+        except BuildError as failed:
+            if failed.__cause__ is not None and is_interrupt(failed.__cause__):
+                raise failed.__cause__ from None
+            return Failed(_WORKER, task.generation, task.sequence, self._explain(failed, task.work))
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            return Failed(_WORKER, task.generation, task.sequence, error)
+
+    def _batch(self, builder: BatchBuilder, task: Send) -> Any:
+        self._definitions.clear()
+        store, work = HeapStore(), task.work
+        indices = work.indices if isinstance(work, IndexWork) else None
+        wanted = Task(task.generation, task.sequence, work.epoch, work.step, indices)
+        keeping = preserved_generators() if self._setup.options.rng is Rng.SAMPLE else nullcontext()
+        with keeping, limited_threads(chosen_threads()), ordinary_tensors():
+            built = builder.build(store, wanted)
+        decode_started_ns = time.perf_counter_ns()
+        with ordinary_tensors():
+            batch = self._reader.read(built, store.memory)
+        self._metrics.note_batch(built, time.perf_counter_ns() - decode_started_ns)
+        for failed in builder.failures:
+            error = rebuild(failed.failure, "the loop's process", self._definitions, f", {self._describe(work)}")
+            failure = rebuild_sample(failed, work.epoch, work.step, error)
+            self._events.append(SampleFailed(_WORKER, task.generation, task.sequence, failed.position, failure))
+        return batch
+
+    def _explain(self, failed: BuildError, work: Work) -> BaseException:
+        """Return the user's own exception. The end of its chain of causes says where it happened."""
+        error = failed.__cause__ or failed
+        place = f", dataset index {failed.index}" if failed.index is not None else ""
+        note = f". {failed.note}" if failed.note else ""
+        last = error
+        while last.__cause__ is not None:
+            last = last.__cause__
+        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{place}, {self._describe(work)}{note}")
+        return error
+
+    def _describe(self, work: Work) -> str:
+        _, plan = self._current
+        assert plan is not None
+        indices = work.indices if isinstance(work, IndexWork) else plan.batch(work.epoch, work.step).indices.tolist()
+        return describe_batch(work.epoch, work.step, indices)
+
+    def __repr__(self) -> str:
+        return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

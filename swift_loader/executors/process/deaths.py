@@ -1,0 +1,50 @@
+"""Puts into words how a process ended."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+
+from swift_loader.errors import WorkerDied
+
+__all__ = ["attached", "died", "how_it_ended"]
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Return in words how a process ended."""
+    if exit_code is None:
+        return "ended with an unknown exit status"
+    return f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"exited with code {exit_code}"
+
+
+def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "", stderr: str = "") -> WorkerDied:
+    """Return the error for a process that died.
+
+    Args:
+        who: Which process.
+        exit_code: As from `os.waitstatus_to_exitcode`; None if it is unknown.
+        consequence: What it means for the loop.
+        traces: Output of the fault handler, if it crashed.
+        stderr: The last lines of its stderr.
+    """
+    hint = ""
+    if exit_code == -signal.SIGKILL:
+        hint = ". The kernel sends SIGKILL when memory runs out: see dmesg, and use fewer workers or smaller batches"
+    elif exit_code is not None and exit_code < 0:
+        hint = ". The dataset's code, or a library that it uses, crashed"
+    elif exit_code is not None:
+        hint = ". The dataset's code ended the process: look for sys.exit and os._exit"
+    return WorkerDied(f"{who} {how_it_ended(exit_code)}; {consequence}{hint}{attached(traces=traces, stderr=stderr)}")
+
+
+def attached(*, traces: str = "", stderr: str = "") -> str:
+    """Return a process's stack and stderr as the end of a message; empty if there are none."""
+    parts = [("Its Python stack", traces), ("The last lines of its stderr", stderr)]
+    return "".join(f"\n{title}:\n{textwrap.indent(text, '    ')}" for title, text in parts if text)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,0 +1,221 @@
+"""Builds batches in worker processes: carries out what the scheduler decides, and reports what happens.
+
+Which thread does what:
+
+    loop's thread, or a receiver thread    Inbox.wait; carry_out, under the dispatcher's dispatch lock
+    supervisor's thread                    starts and reaps processes, forwards their stderr, posts events
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from swift_loader.executors.base import ToDo
+from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.process.deaths import attached
+from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.forks import check_process
+from swift_loader.executors.process.inbox import Inbox, Inboxes
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.process.worker import Hang, WorkerHandle
+from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
+from swift_loader.plan import Plan, PlanSettings
+from swift_loader.scheduler.actions import (
+    Casualty,
+    Kill,
+    Reap,
+    Replace,
+    ReplaceTemplate,
+    Send,
+    Stall,
+    TemplateLost,
+)
+from swift_loader.transport.segments import Segment
+
+__all__ = ["MAX_RECEIVERS", "ProcessExecutor"]
+
+MAX_RECEIVERS = 16
+"""Threads that listen to workers while the loop doesn't; with more, they only wait for each other's GIL."""
+
+
+class _Running(NamedTuple):
+    """What exists once the dataset is built."""
+
+    plan: Plan
+    """The plan that the workers start with."""
+    explainer: Explainer
+    reader: MessageReader
+    inboxes: Inboxes
+
+
+class ProcessExecutor:
+    """The workers of one loader."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        metrics: Metrics,
+        log: Callable[[str], None],
+        on_segment: Callable[[Segment], None] | None = None,
+    ) -> None:
+        """Make an executor that isn't started.
+
+        Args:
+            supervisor: The executor owns it. Its template may be running already.
+            metrics: Counts the stages.
+            log: Writes a line to the log.
+            on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
+                calls it.
+        """
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._log = log
+        self._on_segment = on_segment
+        self._owner_pid = os.getpid()
+        self._running: _Running | None = None
+        self._plan: tuple[int, PlanSettings] = (0, supervisor.setup.plan)
+        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
+        dispatch lock uses it."""
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start template and workers. Blocks until the dataset is built.
+
+        Raises:
+            WorkerDied: A process died.
+            Exception: Whatever building the dataset raised.
+        """
+        supervisor, settings = self._supervisor, self._supervisor.settings
+        num_samples, build_s = supervisor.start_template(self._warn_of_template, settings.stall_warning_s)
+        templates = supervisor.templates
+        if templates.first is not None and templates.first.reason:
+            self._log(f"each worker builds its own dataset: {templates.first.reason}")
+        plan = Plan.of(num_samples, supervisor.setup.plan)
+        explainer = Explainer(settings, plan, templates.definitions, build_s)
+        batches = BatchReader(templates.definitions, settings.batch_decoder)
+        reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment)
+        inboxes = Inboxes(min(settings.num_workers, MAX_RECEIVERS) if settings.thread_per_worker else 1, reader)
+        self._running = _Running(plan, explainer, reader, inboxes)
+        supervisor.start_workers(inboxes)
+
+    def _warn_of_template(self) -> None:
+        warn(
+            f"building the dataset has taken {self._supervisor.settings.stall_warning_s:g} s so far"
+            f"{attached(traces=self._supervisor.templates.ask_for_stacks())}"
+        )
+
+    def start_others(self) -> None:
+        """Start the workers that `start` left for later. Returns at once."""
+        self._supervisor.workers.start_others()
+
+    def check_process(self) -> None:
+        """Raise `SwiftLoaderError` if this process is a fork of the one that started the workers. Takes no lock."""
+        check_process(self._owner_pid)
+
+    # What it is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> _Running:
+        """What exists once the dataset is built."""
+        assert self._running is not None, "the executor hasn't started"
+        return self._running
+
+    @property
+    def inboxes(self) -> Sequence[Inbox]:
+        """The loop's inbox, then one for each thread that takes over while the loop is busy."""
+        return self.running.inboxes.all
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the workers start with. Known after `start`."""
+        return self.running.plan
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        return 0 if self._running is None else self._running.reader.largest_batch_nbytes
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that replacing a worker may take: a new build of the dataset may be slower than the first one."""
+        return GRACE_BUILDS * self.running.explainer.build_s
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def begin(self, generation: int, plan: Plan) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+        self.running.explainer.current = (generation, plan)
+        if plan.settings != self._plan[1]:
+            self._plan = (generation, plan.settings)
+
+    def carry_out(self, action: ToDo) -> list[Segment]:
+        """Do what the scheduler decided. The caller holds the dispatch lock.
+
+        Returns:
+            Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
+        """
+        if isinstance(action, ReplaceTemplate):
+            self._supervisor.replace_template()
+            return []
+        worker = self._supervisor.workers.all.get(action.worker)
+        if worker is None:  # the loader is being closed
+            return []
+        if isinstance(action, Send):
+            return worker.send(action, *self._plan)
+        if isinstance(action, Kill):
+            text = self.running.explainer.hang(action.stall, worker)
+            worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
+            worker.process.send_signal(signal.SIGKILL)
+        elif isinstance(action, Reap):
+            self.running.inboxes.forget(worker)
+            self._supervisor.reap(worker)
+        elif isinstance(action, Replace):
+            return self._supervisor.replace(worker)
+        return []
+
+    def error_of(self, cause: Casualty | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        explainer = self.running.explainer
+        if isinstance(cause, Stall):
+            return explainer.no_worker_error(cause)
+        return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, Casualty) else cause
+
+    def notice_of(self, about: Casualty | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        explainer = self.running.explainer
+        if isinstance(about, TemplateLost):
+            return explainer.template_replacement(about)
+        if isinstance(about, Casualty):
+            return explainer.replacement(about, self._worker(about.worker))
+        if about.worker is None:
+            return f"{explainer.no_worker(about)}, for {self._supervisor.settings.stall_warning_s:g} s now"
+        worker = self._worker(about.worker)
+        stacks = attached(traces=worker.ask_for_stacks())
+        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
+
+    def _worker(self, serial: int) -> WorkerHandle:
+        return self._supervisor.workers.all[serial]
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all processes, and wake whoever waits in the loop's inbox. Any thread. Idempotent."""
+        if self._running is not None:
+            self._running.inboxes.all[0].wake()
+        self._supervisor.stop()
+
+    def close(self) -> list[Segment]:
+        """Close all handles. The processes must have ended, and no thread may wait in an inbox. Idempotent."""
+        given_up = self._supervisor.close_processes()
+        if self._running is not None:
+            self._running.inboxes.close()
+        return given_up
+
+    def __repr__(self) -> str:
+        return f"<ProcessExecutor, {self._supervisor!r}>"

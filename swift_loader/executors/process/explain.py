@@ -1,0 +1,143 @@
+"""Puts what is known about workers into words: who, how it ended, at which batch, and what follows."""
+
+from __future__ import annotations
+
+from swift_loader.bad_samples import SampleFailure
+from swift_loader.errors import SwiftLoaderError, WorkerStalled
+from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sample
+from swift_loader.executors.process.deaths import attached, died, how_it_ended
+from swift_loader.executors.process.worker import WorkerHandle
+from swift_loader.options import DeliveryOptions
+from swift_loader.plan import Plan
+from swift_loader.scheduler.actions import Casualty, Send, Stall, TemplateLost
+from swift_loader.scheduler.restarts import Decision
+from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.messages import Failure, SampleFailed, Stage
+
+__all__ = ["GRACE_BUILDS", "Explainer"]
+
+GRACE_BUILDS = 3
+"""When no worker has the batch, a new build of the dataset may take this many times as long as the first one."""
+
+
+class Explainer:
+    """The words for one executor's workers."""
+
+    def __init__(self, settings: DeliveryOptions, plan: Plan, definitions: Definitions, build_s: float) -> None:
+        self.current = (0, plan)
+        """The generation whose batches are needed, and its plan. Replaced as a whole: several threads read it."""
+        self.build_s = build_s
+        """Seconds that the first build of the dataset took."""
+        self._settings = settings
+        self._rank = plan.settings.rank
+        self._definitions = definitions
+
+    def who(self, worker: WorkerHandle) -> str:
+        """Return place, rank and pid of a worker."""
+        return f"worker {worker.place} of {self._settings.num_workers} (rank {self._rank}, pid {worker.process.pid})"
+
+    def indices(self, work: Work) -> list[int]:
+        """Return the dataset indices of a batch of the current plan."""
+        if isinstance(work, IndexWork):
+            return list(work.indices)
+        _, plan = self.current
+        if work.step >= plan.num_batches(work.epoch):  # the loop has just begun with another plan
+            return []
+        indices: list[int] = plan.batch(work.epoch, work.step).indices.tolist()
+        return indices
+
+    def batch(self, work: Work, *, is_trial: bool = False) -> str:
+        """Return the number of a batch, its epoch and its dataset indices."""
+        return "the trial batch, " * is_trial + describe_batch(work.epoch, work.step, self.indices(work))
+
+    # What a worker reports --------------------------------------------------------------------------------------------
+
+    def is_needed(self, generation: int) -> bool:
+        """Return whether batches of this generation are needed. The trial batch has generation 0."""
+        return generation in (0, self.current[0])
+
+    def failure(self, failure: Failure, worker: WorkerHandle) -> Exception:
+        """Return the exception for a failure of the user's code in a worker."""
+        is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage is not Stage.BUILD
+        where = f", {self._place(worker.tasks[0])}" if is_known else ""
+        return rebuild(failure, self.who(worker), self._definitions, where)
+
+    def sample_failure(self, failed: SampleFailed, worker: WorkerHandle) -> SampleFailure:
+        """Return the record of a sample that failed in the batch of the worker's oldest task."""
+        task = worker.tasks[0]
+        error = rebuild(failed.failure, self.who(worker), self._definitions, f", {self._place(task)}")
+        return rebuild_sample(failed, task.work.epoch, task.work.step, error)
+
+    def _place(self, task: Send) -> str:
+        return self.batch(task.work, is_trial=not task.generation)
+
+    # Workers that hang ------------------------------------------------------------------------------------------------
+
+    def stall(self, stall: Stall, worker: WorkerHandle) -> str:
+        """Return where a worker has been for how long."""
+        if stall.work is None:
+            return f"has been at a batch that isn't needed any more for {stall.busy_s:.1f} s"
+        position, where = worker.position_in_batch(), self.batch(stall.work, is_trial=stall.is_trial)
+        indices = self.indices(stall.work)
+        if position is not None:
+            is_fetched = position >= len(indices)
+            where += ", with all samples fetched," if is_fetched else f", at dataset index {indices[position]},"
+        return f"has been at {where} for {stall.busy_s:.1f} s"
+
+    def hang(self, stall: Stall, worker: WorkerHandle) -> str:
+        """Return why a worker is being killed."""
+        return f"{self.stall(stall, worker)}, longer than timeout={self._settings.timeout_s:g} s, and was killed"
+
+    def no_worker(self, stall: Stall) -> str:
+        """Return which batch no worker is ready to build."""
+        return f"no worker is ready to build {'a batch' if stall.work is None else self.batch(stall.work)}"
+
+    def no_worker_error(self, stall: Stall) -> WorkerStalled:
+        """Return the error for a batch that no worker has taken for too long."""
+        return WorkerStalled(
+            f"{self.no_worker(stall)}, for longer than timeout={self._settings.timeout_s:g} s plus {GRACE_BUILDS} "
+            f"times the {self.build_s:.1f} s that the first build of the dataset took. If workers need longer to "
+            f"start, raise timeout; else find out what building the dataset waits for"
+        )
+
+    # Workers that died ------------------------------------------------------------------------------------------------
+
+    def replacement(self, case: Casualty, worker: WorkerHandle) -> str:
+        """Return the notice of a worker that died and is replaced."""
+        hang, death = worker.hang, case.death
+        how = how_it_ended(death.exit_code) if hang is None else hang.text
+        left = attached(traces=death.traces if hang is None else hang.traces, stderr=death.stderr)
+        at_work = self._at_work(case) if hang is None else ""
+        return f"{self.who(worker)} {how}{at_work}. It is replaced ({self._count(case)}), and nothing is lost{left}"
+
+    def death(self, case: Casualty, worker: WorkerHandle) -> SwiftLoaderError:
+        """Return the error for a worker that died and isn't replaced."""
+        hang, death = worker.hang, case.death
+        batches = "batch is" if case.num_lost == 1 else "batches are"
+        lost = f"{case.num_lost} {batches} lost. {self._reason(case)}"
+        if hang is not None:
+            left = attached(traces=hang.traces, stderr=death.stderr)
+            return WorkerStalled(f"{self.who(worker)} {hang.text}; {lost}{left}")
+        at_work = self._at_work(case).removeprefix("; ")
+        lost = f"{at_work}, and {lost}" if at_work else lost
+        return died(self.who(worker), death.exit_code, lost, traces=death.traces, stderr=death.stderr)
+
+    def template_replacement(self, case: TemplateLost) -> str:
+        """Return the notice of a template that died and is replaced."""
+        return f"{case.error}\nIt is replaced ({self._count(case)}) together with its workers, and nothing is lost"
+
+    def _at_work(self, case: Casualty) -> str:
+        return "" if case.work is None else f"; it was building {self.batch(case.work, is_trial=case.is_trial)}"
+
+    def _count(self, case: Casualty | TemplateLost) -> str:
+        return f"{case.num_in_a_row} of worker_restarts={self._settings.max_restarts} in a row"
+
+    def _reason(self, case: Casualty) -> str:
+        if case.decision is Decision.BATCH_IS_TO_BLAME:
+            return "The batch has ended two workers, so it isn't tried a third time: look at its samples"
+        max_restarts = self._settings.max_restarts
+        if not max_restarts:
+            return "With worker_restarts=0, no worker is replaced"
+        limit = f"(worker_restarts={max_restarts})"
+        return f"{case.num_in_a_row} workers in a row have ended in this place without a batch {limit}"

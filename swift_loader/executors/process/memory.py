@@ -1,0 +1,121 @@
+"""The shared memory of one worker, as the trainer sees it: its segments, and the slots that batches lie in.
+
+The thread that listens to the worker adds segments and lends slots. The thread that sends a task takes the slots that
+have come back. Both only use operations of dicts and deques that are atomic.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import ProtocolError
+from swift_loader.executors.process.lease import LeaseBook, Loan
+from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch
+from swift_loader.transport.segments import Segment
+
+__all__ = ["ReturnedSlots", "WorkerMemory"]
+
+MAX_COPIED_BYTES = 1 << 16
+"""A batch up to this size is copied out at once if its slot is far too large for it. The copy takes a few µs."""
+
+MIN_WASTE = 16
+"""A slot is far too large if it is this many times as large as the batch."""
+
+
+class ReturnedSlots(NamedTuple):
+    """Slots that nobody uses any more."""
+
+    released: list[int]
+    """The worker may write to these again."""
+    retired: list[int]
+    """The worker must unmap these."""
+    given_up: list[Segment]
+    """The memory of the retired slots. Unlocking and unmapping it takes a while, so drop it where nobody waits."""
+
+
+class WorkerMemory:
+    """The segments of one worker. A segment is one slot."""
+
+    def __init__(self, max_segments: int) -> None:
+        """Begin without segments.
+
+        Args:
+            max_segments: How many a worker needs if the user keeps no batch. Free ones beyond this number are retired.
+        """
+        self._max_segments = max_segments
+        self._segments: dict[int, Segment] = {}
+        """By slot."""
+        self._leases = LeaseBook()
+
+    def add(self, slot: int, descriptor: int, nbytes: int) -> Segment:
+        """Map a segment that the worker announced, and return it."""
+        segment = self._segments[slot] = Segment.attach(descriptor, nbytes)
+        return segment
+
+    def drop(self, slot: int) -> None:
+        """Unmap a segment that the worker doesn't use any more."""
+        if self._segments.pop(slot, None) is None:
+            raise ProtocolError(f"a worker retired slot {slot}, which doesn't exist")
+
+    def segment_of(self, batch: Batch) -> Segment | None:
+        """Return the memory of a batch. None if the batch is so small that it is in the message."""
+        if batch.slot == NO_SLOT:
+            return None
+        segment = self._segments.get(batch.slot)
+        if segment is None:
+            raise ProtocolError(f"a worker announced a batch in slot {batch.slot}, which doesn't exist")
+        return segment
+
+    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Loan | None]:
+        """Return the memory of a batch, and the loan of its slot. It lasts as long as a view of the memory exists."""
+        segment = self.segment_of(batch)
+        if segment is None:
+            return np.empty(0, np.uint8), None
+        used = min(batch.used_nbytes, segment.nbytes) or segment.nbytes
+        if (used <= MAX_COPIED_BYTES and used * MIN_WASTE <= segment.nbytes) or self._leases.is_full:
+            copied: NDArray[np.uint8] = segment.array()[:used].copy()
+            self._leases.end(batch.slot)
+            return copied, None
+        memory = self._leases.begin(batch.slot, segment, used)
+        return memory, self._leases.loan(batch.slot)
+
+    def discard(self, batch: Batch) -> None:
+        """Free the slot of a batch that nobody needs any more."""
+        if batch.slot != NO_SLOT:
+            self._leases.end(batch.slot)
+
+    def take_returned(self) -> ReturnedSlots:
+        """Return the slots that have come back since the last call, as far as one task can name them."""
+        retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
+        given_up = [self._segments.pop(slot) for slot in retired]
+        ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
+        for slot in self._surplus_of(ended) if len(self._segments) > self._max_segments else ():
+            ended.remove(slot)
+            retired.append(slot)
+            given_up.append(self._segments.pop(slot))
+        return ReturnedSlots(ended, retired, given_up)
+
+    def _surplus_of(self, ended: list[int]) -> list[int]:
+        """Return the slots to retire, of those that have come back.
+
+        Retire the smallest ones, because a large slot fits any batch. Compare with all slots, because few come back
+        together, often one. Slots that the loop holds don't count: in their place, the worker needs others.
+        """
+        taken = self._leases.taken
+        num_surplus = len(self._segments) - len(taken) - self._max_segments
+        if num_surplus <= 0:
+            return []
+        sizes = sorted(segment.nbytes for slot, segment in self._segments.copy().items() if slot not in taken)
+        smallest = sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]
+        return [slot for slot in smallest if self._segments[slot].nbytes <= sizes[num_surplus - 1]]
+
+    def give_up(self) -> list[Segment]:
+        """Return all segments and forget them. Batches that the user keeps stay valid."""
+        given_up, self._segments = list(self._segments.values()), {}
+        return given_up
+
+    def __repr__(self) -> str:
+        return f"<WorkerMemory of {len(self._segments)} segments, {self._leases!r}>"

@@ -1,0 +1,159 @@
+"""A thread that waits for descriptors, and runs orders of other threads in between.
+
+    OPEN ──stop──► STOPPING ──end──► STOPPED
+
+The supervisor's processes are started on this thread, and live no longer than it does: the kernel kills them when it
+ends. So it ends last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from enum import Enum
+from typing import TypeVar
+
+from swift_loader.errors import LoaderClosed
+from swift_loader.executors.process.event_loop import EventLoop
+
+__all__ = ["OrderThread", "Stopped"]
+
+JOIN_LIMIT_S = 2.0
+
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """The thread is being stopped, so what it waits for won't come."""
+
+
+class _State(Enum):
+    OPEN = "open"
+    STOPPING = "stopping"
+    """No new process starts. The existing ones are being stopped."""
+    STOPPED = "stopped"
+
+
+class OrderThread:
+    """Runs orders one after another. The thread starts with the first order."""
+
+    def __init__(self, look_after: Callable[[], None], on_failure: Callable[[BaseException], None]) -> None:
+        """Make the thread, without starting it.
+
+        Args:
+            look_after: Called on the thread before each wait.
+            on_failure: Called on the thread with an error that ended its work.
+        """
+        self.loop = EventLoop()
+        """Only the thread uses it, except for `poke`."""
+        self.lock = threading.RLock()
+        """Guards the state. Held while a process starts, so that none is started after `stop`."""
+        self._state = _State.OPEN
+        self._orders: deque[Callable[[], None]] = deque()
+        self._look_after = look_after
+        self._on_failure = on_failure
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        """The error that ended the thread's work."""
+
+    # Any thread -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes orders."""
+        return self._state is _State.OPEN and self._failure is None
+
+    def order(self, task: Callable[[], Result]) -> Future[Result]:
+        """Run a task on the thread. The future holds its result.
+
+        Raises:
+            LoaderClosed: The thread is being stopped.
+            BaseException: The error that ended the thread's work.
+        """
+        answer: Future[Result] = Future()
+
+        def carry_out() -> None:
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                answer.set_result(task())
+            except BaseException as error:
+                answer.set_exception(LoaderClosed("the loader was closed") if isinstance(error, Stopped) else error)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swift_loader-supervisor", daemon=True)
+            self._thread.start()
+        if self._failure is not None:
+            raise self._failure
+        if not self.submit(carry_out):
+            raise LoaderClosed("the loader was closed; make a new one")
+        return answer
+
+    def submit(self, order: Callable[[], None]) -> bool:
+        """Queue an order. Return False if the thread is being stopped."""
+        with self.lock:
+            if self._state is not _State.OPEN:
+                return False
+            self._orders.append(order)
+        self.loop.poke()
+        return True
+
+    def stop(self) -> None:
+        """Take no more orders, and wait for none. The caller holds the lock."""
+        self._state = _State.STOPPING
+        self.loop.poke()
+
+    def end(self) -> None:
+        """End the thread. The processes must have ended."""
+        self._state = _State.STOPPED
+        self.loop.poke()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            # With a limit: if a signal handler closes the loader, its thread may hold a lock that this one waits for.
+            self._thread.join(JOIN_LIMIT_S)
+
+    # The thread -------------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise `Stopped` if the thread is being stopped."""
+        if self._state is not _State.OPEN:
+            raise Stopped
+
+    def run_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Process events until `is_done()` is true. Return False if that takes longer than `limit_s`.
+
+        Raises:
+            Stopped: The thread is being stopped.
+        """
+        done_in_time = self.loop.run_until(lambda: is_done() or self._state is not _State.OPEN, limit_s)
+        self.check_open()
+        return done_in_time
+
+    def _run(self) -> None:
+        try:
+            while self._state is _State.OPEN:
+                self._carry_out_orders()
+                self._look_after()
+                if not self._orders:  # orders may have arrived meanwhile
+                    self.loop.run_once()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._failure = error
+            self._on_failure(error)
+            self._carry_out_orders()  # so that the waiting threads get the error
+        while self._state is not _State.STOPPED:
+            self.loop.run_once()
+            if self._failure is not None:
+                self._carry_out_orders()
+        with contextlib.suppress(Stopped):
+            self._carry_out_orders()  # so that the waiting threads get an error
+
+    def _carry_out_orders(self) -> None:
+        while self._orders:
+            self._orders.popleft()()
+
+    def __repr__(self) -> str:
+        return f"<OrderThread {self._state.value}, {len(self._orders)} orders>"

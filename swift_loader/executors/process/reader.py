@@ -1,0 +1,160 @@
+"""Turns a worker's messages into events. Runs on the thread that listens to the worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from swift_loader.errors import DatasetMismatch, ProtocolError
+from swift_loader.executors.base import Inbox, Outcome
+from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.process.dataset_check import DatasetCheck
+from swift_loader.executors.process.explain import Explainer
+from swift_loader.executors.process.worker import WorkerHandle
+from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
+from swift_loader.interrupts import is_interrupt
+from swift_loader.metrics import Metrics
+from swift_loader.scheduler.events import Built, Event, ExecutorFailed, Failed, Ready, SampleFailed, Skipped
+from swift_loader.transport import messages
+from swift_loader.transport.channel import Received
+from swift_loader.transport.frames import Frame, Kind, unpack_frame
+from swift_loader.transport.messages import Batch, SegmentGone, Stage
+from swift_loader.transport.segments import Segment
+
+__all__ = ["MessageReader"]
+
+
+class MessageReader:
+    """Reads the messages of all workers of an executor."""
+
+    def __init__(
+        self,
+        batches: BatchReader,
+        datasets: DatasetCheck,
+        explainer: Explainer,
+        metrics: Metrics,
+        on_segment: Callable[[Segment], None] | None,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            batches: Decodes batches.
+            datasets: Compares the workers' datasets.
+            explainer: Turns failures into exceptions.
+            metrics: Counts the stages.
+            on_segment: Gets each segment before the first batch lies in it, and again with each batch.
+        """
+        self._batches = batches
+        self._datasets = datasets
+        self._explainer = explainer
+        self._metrics = metrics
+        self._on_segment = on_segment
+        self.largest_batch_nbytes = 0
+        """Of the batches that workers have sent; 0 before the first."""
+        self._others = {
+            Kind.SEGMENT: self._read_segment,
+            Kind.SEGMENT_GONE: self._read_segment_gone,
+            Kind.READY: self._read_ready,
+            Kind.VERIFIED: self._read_verified,
+            Kind.SAMPLE_FAILED: self._read_sample_failed,
+            Kind.FAILURE: self._read_failure,
+            Kind.SKIPPED: self._read_skipped,
+        }
+
+    def read(self, worker: WorkerHandle, received: Received, inbox: Inbox) -> Event | None:
+        """Return the event of a message; None if it is of no interest to the scheduler.
+
+        Args:
+            worker: Who sent it.
+            received: The message.
+            inbox: Gets the exception of a signal handler that interrupted the decoding of a batch.
+
+        Raises:
+            ProtocolError: The message is invalid.
+        """
+        frame = unpack_frame(received.data)
+        if frame.kind is Kind.BATCH:
+            return self._read_batch(worker, Batch.unpack(frame), inbox)
+        read = self._others.get(frame.kind)
+        if read is None:
+            raise ProtocolError(f"{self._explainer.who(worker)} sent an unexpected message: {frame.kind.name}")
+        return read(worker, frame, received.descriptors)
+
+    def _read_batch(self, worker: WorkerHandle, batch: Batch, inbox: Inbox) -> Event:
+        started_ns = time.perf_counter_ns()
+        self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
+        outcome: Outcome | Exception
+        if self._explainer.is_needed(batch.generation):
+            outcome = self._decode(worker, batch, inbox)
+        else:
+            worker.memory.discard(batch)
+            outcome = Outcome(None)
+        self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
+        worker.note_answer()
+        if isinstance(outcome, Exception):
+            return Failed(worker.serial, batch.generation, batch.sequence, outcome)
+        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        return Built(worker.serial, batch.generation, batch.sequence, outcome, build_s)
+
+    def _decode(self, worker: WorkerHandle, batch: Batch, inbox: Inbox) -> Outcome | Exception:
+        """Return the batch as views of its slot, or the error of decoding it, which is raised in the batch's place."""
+        if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
+            self._on_segment(segment)
+        memory, loan = worker.memory.lend(batch)
+        while True:
+            try:
+                if not is_inference_mode():
+                    return Outcome(self._batches.read(batch, memory), loan)
+                with ordinary_tensors():
+                    return Outcome(self._batches.read(batch, memory), loan)
+            except Exception as error:
+                if inbox.interrupt is not None or not is_interrupt(error):
+                    return error
+                inbox.interrupt = error  # raised once the batch was decoded again
+
+    def _read_segment(self, worker: WorkerHandle, frame: Frame, descriptors: list[int]) -> None:
+        segment = worker.add_segment(frame, descriptors)
+        if self._on_segment is not None:
+            self._on_segment(segment)
+
+    def _read_segment_gone(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> None:
+        worker.memory.drop(SegmentGone.unpack(frame).slot)
+
+    def _read_ready(self, worker: WorkerHandle, frame: Frame, descriptors: list[int]) -> Event | None:
+        report = worker.note_ready(frame, descriptors)
+        try:
+            differing = self._datasets.compare(report, self._explainer.who(worker))
+        except DatasetMismatch as error:
+            return ExecutorFailed(error)
+        if not differing:
+            return Ready(worker.serial, worker.place)
+        worker.ask_to_verify(differing)
+        return None
+
+    def _read_verified(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+        verdicts = messages.Verdicts.unpack(frame).by_index
+        try:
+            self._datasets.settle(worker.suspected, verdicts, self._explainer.who(worker))
+        except DatasetMismatch as error:
+            return ExecutorFailed(error)
+        return Ready(worker.serial, worker.place)
+
+    def _read_sample_failed(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event | None:
+        failed = messages.SampleFailed.unpack(frame)
+        generation, sequence = failed.failure.generation, failed.failure.sequence
+        if not self._explainer.is_needed(generation) or not worker.tasks:
+            return None
+        failure = self._explainer.sample_failure(failed, worker)
+        return SampleFailed(worker.serial, generation, sequence, failed.position, failure)
+
+    def _read_failure(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+        failure = messages.Failure.unpack(frame)
+        error = self._explainer.failure(failure, worker)
+        if failure.stage is Stage.BUILD:
+            return ExecutorFailed(error)
+        worker.note_answer()
+        return Failed(worker.serial, failure.generation, failure.sequence, error)
+
+    def _read_skipped(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+        worker.note_answer()
+        return Skipped(worker.serial, frame.generation)

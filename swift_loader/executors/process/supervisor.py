@@ -1,0 +1,220 @@
+"""Starts the processes of one loader, learns how they ended, and stops them.
+
+A worker has a place, 0 to n-1, and a serial number. A worker that died is replaced by another in the same place.
+
+One thread, the supervisor's, starts all processes. It lives as long as they do, because the kernel kills them when it
+ends. It waits for orders, for messages of the templates, and for stderr output of the processes, which it forwards. It
+tells nobody directly what it learns: it posts events to the inboxes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import TypeVar
+
+from swift_loader.errors import WorkerDied
+from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.orders import OrderThread
+from swift_loader.executors.process.templates import Templates
+from swift_loader.executors.process.termination import stop_processes
+from swift_loader.executors.process.worker import WorkerHandle
+from swift_loader.executors.process.workers import Workers
+from swift_loader.options import DeliveryOptions
+from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
+from swift_loader.transport.messages import Built
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.nesting import refuse_nesting
+from swift_loader.worker.setup import WorkerSetup
+
+__all__ = ["Supervisor"]
+
+EXIT_LIMIT_S = 0.5
+"""How much later than the end of its pipe a worker's exit status may arrive."""
+
+Result = TypeVar("Result")
+
+
+class Supervisor:
+    """Starts the processes, replaces those that the scheduler wants replaced, and stops them."""
+
+    def __init__(self, setup: WorkerSetup, settings: DeliveryOptions) -> None:
+        self.setup = setup
+        """Sent to the processes when they start."""
+        self.settings = settings
+        self._owner_pid = os.getpid()
+        self._thread = OrderThread(self._look_after_template, self._note_failure)
+        self.templates = Templates(setup, self._thread, self._await_replacement)
+        self.workers = Workers(settings, self._thread, self.templates)
+        self._building: Future[tuple[Built, float]] | None = None
+        self._inboxes: Inboxes | None = None
+        """Where events are posted, once all that fails isn't raised by `start_template` or `start_workers` any more."""
+        self._replaceable = threading.Semaphore(0)
+        """Counts the templates that died and are to be replaced."""
+
+    # For whoever starts and stops it; any thread ----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the first template, unless that was done. Returns while it builds the dataset.
+
+        Raises:
+            RuntimeError: This process is itself a template that imports the user's module.
+            EncodeError: The dataset or a function can't be sent.
+        """
+        if self._building is None:
+            refuse_nesting()
+            self.templates.prepare()
+            self._building = self._thread.order(self.templates.build_first)
+
+    def start_template(
+        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
+    ) -> tuple[int, float]:
+        """Start the first template, unless that was done. Wait until it built the dataset.
+
+        Args:
+            on_wait: Called once if the wait takes longer than `patience_s`.
+            patience_s: Seconds; None: never call `on_wait`.
+
+        Returns:
+            The length of the dataset, and the seconds that it took to build it, including the interpreter's start.
+
+        Raises:
+            WorkerDied: The template died.
+            Exception: Whatever `begin` or building the dataset raised.
+        """
+        self.begin()
+        assert self._building is not None
+        self.templates.first, build_s = _answer(self._building, on_wait, patience_s)
+        return self.templates.first.report.num_samples, build_s
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started the supervisor. A fork of the trainer only has a copy."""
+        return os.getpid() == self._owner_pid
+
+    def start_workers(self, inboxes: Inboxes) -> None:
+        """Start the first workers, or all if each is an interpreter of its own. Returns when their processes exist.
+
+        They needn't be ready by then. From then on, what happens to the processes is posted as an event.
+
+        Raises:
+            WorkerDied: A template died.
+            Exception: Whatever building a dataset raised.
+        """
+
+        def start() -> None:
+            self.workers.start_first(inboxes)
+            self._inboxes = inboxes
+
+        self._thread.order(start).result()
+
+    def reap(self, worker: WorkerHandle) -> None:
+        """Find out how a worker ended. Returns at once; an event tells."""
+        self._thread.submit(lambda: self._reap(worker))
+
+    def replace(self, worker: WorkerHandle) -> list[Segment]:
+        """Close a worker that was reaped, and start another one in its place. Returns at once.
+
+        Returns:
+            The worker's memory, see `WorkerHandle.close`.
+        """
+        with self._thread.lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
+            if not self._thread.submit(lambda: self._start_replacement(worker)):
+                return []
+            self.workers.remove(worker)
+        return worker.close()
+
+    def replace_template(self) -> None:
+        """Replace the template whose end was posted last. Returns at once."""
+        self._replaceable.release()
+        self._thread.loop.poke()
+
+    def stop(self) -> None:
+        """Stop all processes. Descriptors stay open, because other threads may wait on them."""
+        with self._thread.lock:
+            self._thread.stop()
+            workers, templates = self.workers.all, self.templates.all
+        try:
+            for worker in workers.values():
+                worker.channel.shutdown()
+            stop_processes(worker.process.pidfd for worker in workers.values())
+            for template in templates:
+                template.hang_up()
+            stop_processes(template.pidfd for template in templates)
+        finally:
+            self._thread.end()
+
+    def close_processes(self) -> list[Segment]:
+        """Close all handles. The processes must have ended, and no thread may listen to them any more. Idempotent.
+
+        Returns:
+            The workers' memory, see `WorkerHandle.close`.
+        """
+        given_up = [segment for worker in self.workers.all.values() for segment in worker.close()]
+        self.templates.close()
+        self._thread.loop.close()
+        return given_up
+
+    def close(self) -> None:
+        """Stop all processes and close all handles, if nobody listens to them yet. Idempotent."""
+        if self.is_ours and not self._thread.loop.is_closed:
+            self.stop()
+            self.close_processes()
+
+    # The supervisor's thread ------------------------------------------------------------------------------------------
+
+    def _note_failure(self, error: BaseException) -> None:
+        if self._inboxes is not None:
+            self._inboxes.posted.post(ExecutorFailed(error))
+
+    def _look_after_template(self) -> None:
+        """Replace the template that workers are forked from, if it is gone. Its workers are replaced one by one."""
+        if self._inboxes is not None and self.templates.are_forkable:
+            self.templates.living()
+
+    def _await_replacement(self, error: WorkerDied) -> None:
+        """Return when a template that died may be replaced. Before the workers run, its death is an error."""
+        if self._inboxes is None:
+            raise error
+        self._inboxes.posted.post(TemplateEnded(error))
+        self._thread.run_until(partial(self._replaceable.acquire, blocking=False))
+
+    def _reap(self, worker: WorkerHandle) -> None:
+        process, inboxes = worker.process, self._inboxes
+        template, witness = process.template, process.witness
+        assert inboxes is not None
+        if process.pid == template.pid:
+            process.exit_code = template.wait_exit_code()
+        else:
+            self._thread.run_until(lambda: process.exit_code is not None or template.is_gone, EXIT_LIMIT_S)
+        with_template = process.exit_code is None and template.is_gone and process.pid != template.pid
+        self._thread.loop.unwatch(witness.fileno())
+        death = Death(process.exit_code, worker.is_at_work, with_template, witness.last_traces(), witness.last_lines())
+        inboxes.posted.post(Ended(worker.serial, worker.place, death))
+
+    def _start_replacement(self, worker: WorkerHandle) -> None:
+        template = worker.process.template
+        template.forget(worker.serial)
+        if template.pid == worker.process.pid:
+            self.templates.remove(template)
+        if self._thread.is_open:
+            self.workers.start(worker.place)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._thread!r}, {len(self.templates.all)} templates, {len(self.workers.all)} workers>"
+
+
+def _answer(answer: Future[Result], on_wait: Callable[[], None] | None, patience_s: float | None) -> Result:
+    """Wait for the result of an order. Call `on_wait` once if that takes longer than `patience_s`."""
+    try:
+        return answer.result(patience_s)
+    except FutureTimeoutError:
+        if answer.done():  # the task itself raised it
+            raise
+    if on_wait is not None:
+        on_wait()
+    return answer.result()

@@ -1,0 +1,237 @@
+"""The trainer's handle on a template process: it starts the template, requests workers and learns how they ended.
+
+Only the pool's thread uses it. That thread also starts the template, because the kernel kills a template when the
+thread that started it ends. `take_in` doesn't block: it reads what the template sent and stores it in the attributes.
+`swift_loader.worker.template` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+
+from swift_loader.errors import ProtocolError
+from swift_loader.executors.process.diagnostics import Witness
+from swift_loader.executors.process.forks import FORKS
+from swift_loader.executors.process.launch import Launch
+from swift_loader.transport.channel import Channel, Received
+from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
+from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdicts, Verify
+from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.reports import Verdict
+from swift_loader.worker.termination import end_group
+
+__all__ = ["TemplateProcess", "WorkerProcess"]
+
+_EXIT_WAIT_S = 0.5
+"""How much later than the end of the pipe the exit status may arrive."""
+
+
+class WorkerProcess:
+    """A process that serves as a worker: a fork of a template, or one that was a template itself."""
+
+    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, witness: Witness) -> None:
+        self.serial = serial
+        self.pid = pid
+        self.pidfd = pidfd
+        """Owned by this object. Readable once the process has ended."""
+        self.template = template
+        """The template that reports its exit code."""
+        self.witness = witness
+        self.exit_code: int | None = None
+        """Known once the template has reported it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self.pidfd < 0 or _is_readable(self.pidfd)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal. Does nothing if the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Forward the rest of its stderr, then close the descriptors. Idempotent."""
+        self.witness.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class TemplateProcess:
+    """A fresh interpreter that holds the dataset."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.witness = Witness()
+        try:
+            self._channel, theirs = Channel.pair()
+        except BaseException:
+            self.witness.close()
+            raise
+        self.answer: Built | Failure | None = None
+        """Its report on the dataset, or why it couldn't build it."""
+        self.verdicts: dict[int, Verdict] | None = None
+        """Its answer to `ask_to_verify`: why samples differ, by dataset index. None before it answered."""
+        self.reason = ""
+        """Why we killed it; empty if we didn't."""
+        self.is_gone = False
+        """Whether it takes no more messages, because it has ended or become a worker."""
+        self._workers: dict[int, WorkerProcess] = {}
+        """Its workers that were claimed, by serial number."""
+        self._unclaimed: dict[int, WorkerProcess] = {}
+        self._requested: dict[int, Witness] = {}
+        stderr, traces = self.witness.their_ends
+        # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with FORKS.starting:
+                self._process = launch.start(theirs.fileno(), traces, stderr)
+            try:
+                self.pidfd = open_pidfd(self._process.pid)
+            except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
+                self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
+                self.is_gone = True
+        except BaseException:
+            self._channel.close()
+            self.witness.close()
+            raise
+        finally:
+            theirs.close()
+            self.witness.close_their_ends()
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+    @property
+    def pid(self) -> int:
+        """The template's process id."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the template has sent something."""
+        return self._channel.fileno()
+
+    def send_setup(self, layout: PayloadLayout, descriptor: int) -> None:
+        """Send the template what to build. It gets its own copy of the descriptor."""
+        self._send(layout.pack(), descriptor)
+
+    def ask_to_verify(self) -> None:
+        """Ask it why its samples differ from those of an earlier template."""
+        self._send(Verify().pack())
+
+    def request_fork(self, serial: int, theirs: Channel, witness: Witness) -> None:
+        """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
+        self._requested[serial] = witness
+        self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *witness.their_ends)
+
+    def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
+        """Turn the template itself into a worker, and return the worker."""
+        self._send(Fork(serial, in_place=True).pack(), theirs.fileno())
+        process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.witness)
+        self._workers[serial] = process
+        return process
+
+    def has_forked(self, serial: int) -> bool:
+        """Return whether a requested worker exists and wasn't claimed yet."""
+        return serial in self._unclaimed
+
+    def claim(self, serial: int) -> WorkerProcess | None:
+        """Return a requested worker, which the caller then owns. Return None if it doesn't exist."""
+        process = self._unclaimed.pop(serial, None)
+        if process is not None:
+            self._workers[serial] = process
+        return process
+
+    def take_in(self) -> None:
+        """Read all messages of the template, and note if it is gone.
+
+        Raises:
+            ProtocolError: A message is invalid.
+        """
+        try:
+            while (received := self._channel.receive(wait=False)) is not None:
+                self._note(received)
+        except BlockingIOError:
+            if not _is_readable(self.pidfd):
+                return
+        self._note_end()
+
+    def wait_exit_code(self) -> int | None:
+        """Return its exit code; None if it isn't known in time, or because the trainer ignores SIGCHLD.
+
+        Also ends the processes that the dataset started in it.
+        """
+        if self._process.returncode is None and _is_readable(self.pidfd):
+            end_group(self.pid)
+        try:
+            exit_code = self._process.wait(_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
+
+    def end(self, reason: str) -> None:
+        """Kill it. `reason` becomes part of the error that reports its death."""
+        self.reason = reason
+        self._process.kill()
+
+    def hang_up(self) -> None:
+        """Tell the template to exit. Idempotent and thread-safe."""
+        self._channel.shutdown()
+
+    def forget(self, serial: int) -> None:
+        """Remove a worker that is gone."""
+        self._workers.pop(serial, None)
+
+    def close(self) -> None:
+        """Close everything except claimed workers, which their owner closes. The process must have ended."""
+        self._channel.close()
+        self.wait_exit_code()
+        self.witness.close()
+        for process in self._unclaimed.values():
+            process.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def _send(self, message: bytes, *descriptors: int) -> None:
+        try:
+            self._channel.send(message, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            self._note_end()
+
+    def _note_end(self) -> None:
+        self.is_gone = True
+
+    def _note(self, received: Received) -> None:
+        frame, descriptors = unpack_frame(received.data), received.descriptors
+        if frame.kind is Kind.FORKED and len(descriptors) == 1:
+            forked = Forked.unpack(frame)
+            witness = self._requested.pop(forked.worker)
+            self._unclaimed[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, witness)
+        elif frame.kind is Kind.EXITED:
+            exited = Exited.unpack(frame)
+            process = self._workers.get(exited.worker) or self._unclaimed.get(exited.worker)
+            if process is not None:  # else it was replaced before this message came
+                process.exit_code = exited.exit_code
+        elif frame.kind is Kind.BUILT:
+            self.answer = Built.unpack(frame)
+        elif frame.kind is Kind.FAILURE:
+            self.answer = Failure.unpack(frame)
+        elif frame.kind is Kind.VERIFIED:
+            self.verdicts = Verdicts.unpack(frame).by_index
+        else:
+            raise ProtocolError(
+                f"a template sent an unexpected message: {frame.kind.name} with {len(descriptors)} descriptors"
+            )
+
+    def __repr__(self) -> str:
+        return f"<TemplateProcess pid {self.pid}{', gone' if self.is_gone else ''}, {len(self._workers)} workers>"
+
+
+def _is_readable(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

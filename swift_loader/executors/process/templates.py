@@ -1,0 +1,237 @@
+"""The templates of one loader: they hold the dataset, and workers are made from them.
+
+Usually there is one, and all workers are its forks. If the dataset's modules leave threads behind, or with
+`start_method="spawn"`, each worker is an interpreter that was a template first. A template that died is replaced by
+another one with the same payload. Everything here runs on the supervisor's thread, unless a method says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
+from swift_loader.executors.failures import rebuild
+from swift_loader.executors.process.dataset_check import DatasetCheck
+from swift_loader.executors.process.deaths import died
+from swift_loader.executors.process.diagnostics import Witness
+from swift_loader.executors.process.launch import Launch
+from swift_loader.executors.process.orders import OrderThread
+from swift_loader.executors.process.template import TemplateProcess
+from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.descriptors import explained
+from swift_loader.transport.messages import Built, Failure
+from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
+from swift_loader.worker.setup import StartMethod, WorkerSetup
+
+__all__ = ["Templates"]
+
+
+class Templates:
+    """Starts templates, compares their datasets and replaces those that die."""
+
+    def __init__(
+        self, setup: WorkerSetup, thread: OrderThread, await_replacement: Callable[[WorkerDied], None]
+    ) -> None:
+        """Get ready.
+
+        Args:
+            setup: Sent to the templates.
+            thread: The supervisor's.
+            await_replacement: Called with the error that says how a template died. Returns if it is to be replaced.
+        """
+        self.setup = setup
+        """Sent to the templates."""
+        self._thread = thread
+        self._await_replacement = await_replacement
+        self._payload: tuple[PayloadLayout, int] | None = None
+        """The payload and its descriptor, kept so that each later template gets the same."""
+        self._launch: Launch | None = None
+        """The environment in which all interpreters start."""
+        self.definitions = Definitions()
+        """The definitions that travel by value, under the numbers that the processes use."""
+        self.datasets = DatasetCheck()
+        self.first: Built | None = None
+        """The first template's report on the dataset."""
+        self.all: tuple[TemplateProcess, ...] = ()
+        """Those that hold a dataset. Replaced as a whole, under the thread's lock, so that any thread may read it."""
+
+    # Any thread -------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Write what all templates get.
+
+        Raises:
+            EncodeError: The dataset or a function can't be sent.
+            LoaderClosed: The thread is being stopped.
+        """
+        layout, descriptor, self.definitions = self._write_payload()
+        with self._thread.lock:
+            is_open = self._thread.is_open
+            if is_open:
+                self._payload = layout, descriptor
+                self._launch = Launch.of_this_process()
+        if not is_open:
+            os.close(descriptor)
+            raise LoaderClosed("the loader was closed; make a new one")
+
+    def is_current(self) -> bool:
+        """Return whether new templates would build the same. The dataset or the environment may have changed."""
+        if self._launch is None or self._payload is None or not self._launch.is_current():
+            return False
+        layout, descriptor, _ = self._write_payload()
+        try:
+            return same_payload(self._payload, (layout, descriptor))
+        finally:
+            os.close(descriptor)
+
+    def _write_payload(self) -> tuple[PayloadLayout, int, Definitions]:
+        return write_payload(self.setup, Environment.of_this_process(self.setup.modules))
+
+    def ask_for_stacks(self) -> str:
+        """Return the Python stacks of the one that builds the dataset. Blocks for half a second at most."""
+        templates = self.all
+        return templates[-1].witness.ask_for_stacks(templates[-1].pid, templates[-1].pidfd) if templates else ""
+
+    def close(self) -> None:
+        """Close all handles. The processes must have ended. Idempotent."""
+        for template in self.all:
+            template.close()
+        if self._payload is not None:
+            os.close(self._payload[1])
+            self._payload = None
+        if self._launch is not None:
+            self._launch.close()
+            self._launch = None
+
+    # Building ---------------------------------------------------------------------------------------------------------
+
+    def build_first(self) -> tuple[Built, float]:
+        """Return the first template's report and the seconds that it needed."""
+        began_s = time.monotonic()
+        built = self.wait_built(self.add())
+        self.datasets.compare(built.report, "the template process")
+        return built, time.monotonic() - began_s
+
+    def add(self) -> TemplateProcess:
+        """Start a template, and let it build the dataset."""
+        assert self._payload is not None
+        assert self._launch is not None
+        with self._thread.lock:
+            self._thread.check_open()
+            with explained():
+                template = TemplateProcess(self._launch)
+            self.all = (*self.all, template)
+        self.watch(template.witness)
+        for descriptor in (template.fileno(), template.pidfd):
+            self._thread.loop.watch(descriptor, lambda: self._listen_to(template))
+        template.send_setup(*self._payload)
+        return template
+
+    def watch(self, witness: Witness) -> None:
+        """Forward the stderr of a process."""
+        descriptor = witness.fileno()
+
+        def forward() -> None:
+            if not witness.forward():
+                self._thread.loop.unwatch(descriptor)
+
+        self._thread.loop.watch(descriptor, forward)
+
+    def _listen_to(self, template: TemplateProcess) -> None:
+        template.take_in()
+        if template.is_gone:
+            for descriptor in (template.fileno(), template.pidfd):
+                self._thread.loop.unwatch(descriptor)
+
+    def wait_built(self, template: TemplateProcess) -> Built:
+        """Return a template's report on its dataset.
+
+        Raises:
+            WorkerDied: The template died.
+            Exception: Whatever building the dataset raised.
+        """
+        self._thread.run_until(lambda: template.answer is not None or template.is_gone)
+        if isinstance(template.answer, Failure):
+            raise rebuild(template.answer, f"the template process (pid {template.pid})", self.definitions)
+        if template.answer is None:
+            raise self._death_of(template)
+        return template.answer
+
+    def _death_of(self, template: TemplateProcess) -> WorkerDied:
+        witness = template.witness
+        return died(
+            f"the template process (pid {template.pid})",
+            template.wait_exit_code(),
+            template.reason or "it builds the dataset and starts the workers",
+            traces=witness.last_traces(),
+            stderr=witness.last_lines(),
+        )
+
+    def compare(self, template: TemplateProcess, built: Built) -> None:
+        """Check that a later template built the same dataset as the first one.
+
+        Raises:
+            DatasetMismatch: It didn't.
+        """
+        who = f"another template process (pid {template.pid})"
+        differing = self.datasets.compare(built.report, who)
+        if self.are_forkable and not built.forkable:
+            raise DatasetMismatch(
+                f"{who} can't be forked, unlike the first one: {built.reason}. Each build of the dataset must open "
+                f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"
+            )
+        if differing:
+            template.ask_to_verify()
+            self._thread.run_until(lambda: template.verdicts is not None or template.is_gone)
+            self.datasets.settle(differing, template.verdicts or {}, who)
+
+    @property
+    def are_forkable(self) -> bool:
+        """Whether workers are forks of one template."""
+        forks = self.setup.options.start_method is StartMethod.TEMPLATE
+        return forks and self.first is not None and self.first.forkable
+
+    # Replacing --------------------------------------------------------------------------------------------------------
+
+    def living(self) -> TemplateProcess:
+        """Return the template that workers are forked from. If it is gone, replace it first."""
+        while self.all[0].is_gone:
+            self._remove_dead(self.all[0])
+            self._build_again()
+        return self.all[0]
+
+    def build_another(self) -> TemplateProcess:
+        """Return a new template, which will become a worker."""
+        while (template := self._build_again()).is_gone:
+            self._remove_dead(template)
+        return template
+
+    def _build_again(self) -> TemplateProcess:
+        """Start a new template and return it. It may be gone already."""
+        template = self.add()
+        try:
+            built = self.wait_built(template)
+        except WorkerDied:
+            return template
+        self.compare(template, built)
+        return template
+
+    def _remove_dead(self, template: TemplateProcess) -> None:
+        """Remove a template that is gone, once it is to be replaced."""
+        self._thread.check_open()
+        self._await_replacement(self._death_of(template))
+        self.remove(template)
+
+    def remove(self, template: TemplateProcess) -> None:
+        """Remove and close a template that is gone."""
+        for descriptor in (template.fileno(), template.pidfd, template.witness.fileno()):
+            self._thread.loop.unwatch(descriptor)
+        with self._thread.lock:  # `stop` either has seen it, and closes it, or doesn't see it any more
+            self._thread.check_open()
+            self.all = tuple(other for other in self.all if other is not template)
+        template.close()
+
+    def __repr__(self) -> str:
+        return f"<Templates {', '.join(map(repr, self.all)) or 'none'}>"

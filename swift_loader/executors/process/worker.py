@@ -1,0 +1,169 @@
+"""The trainer's handle on one worker: its channel, its process, its tasks and its shared memory.
+
+One thread at a time processes its messages. The thread that holds the dispatch lock sends its tasks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from swift_loader.errors import ProtocolError
+from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.template import WorkerProcess
+from swift_loader.plan import PlanSettings
+from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.work import IndexWork
+from swift_loader.transport.board import NUM_BEGUN, NUM_LEFT_OUT, Board
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.descriptors import why_there_are_none
+from swift_loader.transport.frames import Frame
+from swift_loader.transport.messages import UNKNOWN_ADDRESS, NewPlan, Ready, SegmentMade, Task, Verify
+from swift_loader.transport.reports import BuildReport
+from swift_loader.transport.segments import Segment
+
+__all__ = ["Hang", "WorkerHandle"]
+
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
+"""Errors of a send to a worker that has ended, or whose channel was closed here."""
+
+
+class Hang(NamedTuple):
+    """Why a worker is being killed."""
+
+    text: str
+    """Where it hung, and for how long."""
+    traces: str
+
+
+class WorkerHandle:
+    """One worker, seen from the trainer."""
+
+    def __init__(self, place: int, serial: int, channel: Channel, process: WorkerProcess, memory: WorkerMemory) -> None:
+        self.place = place
+        """Which of the n workers it is, from 0. Its replacement has the same place."""
+        self.serial = serial
+        """Unique among all workers of the loader."""
+        self.process = process
+        self.channel = channel
+        self.memory = memory
+        self.tasks: deque[Send] = deque()
+        """Sent and not answered, in the order sent."""
+        self.suspected: Sequence[int] = ()
+        """Dataset indices of samples that differ from those of an earlier build, until the worker has said why."""
+        self.hang: Hang | None = None
+        """Why it is being killed."""
+        self._num_answered = 0
+        self._plan_generation = 0
+        """The generation of the last plan that was sent; 0: the plan that it started with."""
+        self._length_address = UNKNOWN_ADDRESS
+        self._board: Board | None = None
+
+    def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
+        """Attach its board, which shows its progress. Return its report on the dataset."""
+        ready = Ready.unpack(frame)
+        self._length_address = ready.length_address
+        self._board = Board.attach(_only(descriptors, "a board"))
+        return ready.report
+
+    def ask_to_verify(self, suspected: Sequence[int]) -> None:
+        """Ask it why these samples differ from those of another build."""
+        self.suspected = suspected
+        self._send(Verify().pack())
+
+    def send(self, task: Send, generation: int, plan: PlanSettings) -> list[Segment]:
+        """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
+
+        Args:
+            task: What to build.
+            generation: The first generation of the plan.
+            plan: The plan to use from then on. Sent with the first task that needs it, because frequent seeks would
+                fill the pipe of a busy worker.
+
+        Returns:
+            The memory of retired slots, see `ReturnedSlots`.
+        """
+        returned = self.memory.take_returned()
+        if self._plan_generation != generation:
+            self._send(NewPlan(generation, plan).pack())
+            self._plan_generation = generation
+        work = task.work
+        indices = work.indices if isinstance(work, IndexWork) else None
+        self.tasks.append(task)
+        released, retired, given_up = returned
+        self._send(Task(task.generation, task.sequence, work.epoch, work.step, indices, released, retired).pack())
+        return given_up
+
+    def note_answer(self) -> None:
+        """Record that it has answered its oldest task."""
+        self._num_answered += 1
+        if self.tasks:
+            self.tasks.popleft()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has begun its oldest task. Still valid after its death."""
+        return self._board is not None and self._board.words[NUM_BEGUN] > self._num_answered
+
+    def position_in_batch(self) -> int | None:
+        """Return the place, in the batch as planned, of the sample that it is fetching; None if it is unknown.
+
+        After the last sample, it is the number of samples. It is read from the worker's memory, if the kernel allows.
+        """
+        num_left_out = -1 if self._board is None else self._board.words[NUM_LEFT_OUT]
+        if num_left_out < 0 or self._length_address == UNKNOWN_ADDRESS:
+            return None
+        try:
+            with open(f"/proc/{self.process.pid}/mem", "rb", buffering=0) as memory:
+                length = int.from_bytes(os.pread(memory.fileno(), 8, self._length_address), sys.byteorder)
+        except OSError:
+            return None
+        return length + num_left_out
+
+    def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
+        """Map a segment that the worker announced, and return it."""
+        made = SegmentMade.unpack(frame)
+        return self.memory.add(made.slot, _only(descriptors, "a segment"), made.nbytes)
+
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:
+        """Return the Python stacks of all its threads, or why there are none. See `Witness.ask_for_stacks`."""
+        return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd, by_force=by_force)
+
+    def close(self) -> list[Segment]:
+        """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent.
+
+        Returns:
+            The worker's memory, see `ReturnedSlots`.
+        """
+        self.channel.close()
+        self.process.close()
+        self._board = None
+        return self.memory.give_up()
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self.channel.send(frame)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+
+    def __repr__(self) -> str:
+        return f"<WorkerHandle {self.serial} in place {self.place}, pid {self.process.pid}, {self.memory!r}>"
+
+
+def _only(descriptors: list[int], what: str) -> int:
+    """Return the one descriptor that came with a message.
+
+    Raises:
+        NoDescriptorsLeft: None came, because the kernel drops descriptors if the receiver has no room for them.
+        ProtocolError: More than one came.
+    """
+    if not descriptors:
+        raise why_there_are_none()
+    if len(descriptors) != 1:
+        raise ProtocolError(f"{what} was announced with {len(descriptors)} descriptors")
+    return descriptors[0]

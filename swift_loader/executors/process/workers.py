@@ -1,0 +1,143 @@
+"""The workers of one loader: made from templates, one in each place.
+
+Everything here runs on the supervisor's thread, unless a method says otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from swift_loader.executors.process.diagnostics import Witness
+from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.orders import OrderThread
+from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
+from swift_loader.executors.process.templates import Templates
+from swift_loader.executors.process.worker import WorkerHandle
+from swift_loader.options import DeliveryOptions
+from swift_loader.transport.channel import Channel
+
+__all__ = ["Workers"]
+
+SPARE_SEGMENTS = 8
+"""Per worker, in addition to one per batch in flight: those that the loop holds, and those on their way back."""
+
+FIRST_WORKERS = 4
+"""Forked before the loader starts. The others are forked while these build batches. A fork takes some ms."""
+
+FORK_LIMIT_S = 30.0
+"""A template that doesn't fork within this time hangs and is replaced."""
+
+
+class Workers:
+    """Starts the workers, and knows those that exist."""
+
+    def __init__(self, settings: DeliveryOptions, thread: OrderThread, templates: Templates) -> None:
+        self._settings = settings
+        self._thread = thread
+        self._templates = templates
+        self._inboxes: Inboxes | None = None
+        """Who listens to new workers. None while the first ones start."""
+        self._num_started = 0
+        self.all: dict[int, WorkerHandle] = {}
+        """By serial number. Replaced as a whole, under the thread's lock, so that any thread may read it."""
+
+    def start_first(self, inboxes: Inboxes) -> None:
+        """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""
+        if self._templates.are_forkable:
+            for place in range(min(FIRST_WORKERS, self._settings.num_workers)):
+                self.start(place)
+        else:
+            self._convert_all()
+        for worker in self.all.values():
+            inboxes.watch(worker)
+        self._inboxes = inboxes
+
+    def start_others(self) -> None:
+        """Have the workers started that `start_first` left. Returns at once. Any thread."""
+        if self._templates.are_forkable:
+            self._thread.submit(partial(self._start_other, FIRST_WORKERS))
+
+    def _start_other(self, place: int) -> None:
+        if place < self._settings.num_workers and self._thread.is_open:
+            self.start(place)
+            self._thread.submit(partial(self._start_other, place + 1))  # after the deaths that came meanwhile
+
+    def start(self, place: int) -> None:
+        """Start a worker in this place."""
+        if self._templates.are_forkable:
+            self._fork(self._templates.living(), place)
+        else:
+            self._convert(self._templates.build_another(), place)
+
+    def remove(self, worker: WorkerHandle) -> None:
+        """Forget a worker. Any thread that holds the thread's lock."""
+        self.all = {serial: other for serial, other in self.all.items() if other is not worker}
+
+    def _convert_all(self) -> None:
+        places = range(self._settings.num_workers)
+        while len(self._templates.all) < len(places):  # start all interpreters before waiting for the first one
+            self._templates.add()
+        for place, template in zip(places, self._templates.all, strict=True):
+            built = self._templates.wait_built(template)
+            if place:
+                self._templates.compare(template, built)
+            self._convert(template, place)
+
+    def _fork(self, template: TemplateProcess, place: int) -> None:
+        while True:
+            serial, witness = self._num_started, Witness()
+            try:
+                ours, theirs = Channel.pair()
+            except BaseException:
+                witness.close()
+                raise
+            try:
+                template.request_fork(serial, theirs, witness)
+                theirs.close()
+                witness.close_their_ends()
+                process = self._wait_forked(template, serial)
+            except BaseException:
+                theirs.close()
+                ours.close()
+                witness.close()
+                raise
+            if process is not None:
+                self._add_worker(place, ours, process)
+                return
+            ours.close()
+            witness.close()
+            template = self._templates.living()
+
+    def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
+        """Return the worker; None if the template is gone, or was killed because it hung."""
+        if not self._thread.run_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
+            template.end(f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed")
+            self._thread.run_until(lambda: template.is_gone)
+        return template.claim(serial)
+
+    def _convert(self, template: TemplateProcess, place: int) -> None:
+        """Turn a template into a worker."""
+        ours, theirs = Channel.pair()
+        try:
+            process = template.become_worker(self._num_started, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._add_worker(place, ours, process)
+
+    def _add_worker(self, place: int, ours: Channel, process: WorkerProcess) -> None:
+        keep = self._settings.limits.max_of_worker(self._settings.num_workers) + SPARE_SEGMENTS
+        worker = WorkerHandle(place, self._num_started, ours, process, WorkerMemory(keep))
+        self._num_started += 1
+        if process.pid != process.template.pid:
+            self._templates.watch(process.witness)
+        with self._thread.lock:
+            self.all = {**self.all, worker.serial: worker}
+        if self._inboxes is not None:
+            self._inboxes.watch(worker)
+
+    def __repr__(self) -> str:
+        return f"<Workers {list(self.all.values())}>"
