@@ -287,7 +287,7 @@ class Scheduler:
                 is_trial=work is not None and worker.is_trial,
                 num_lost=num_lost,
                 death=event.death,
-                is_stalled=worker.is_stalled,
+                is_stalled=worker.killed_s is not None,
             )
             if decision is not Decision.REPLACE:
                 self.fail(casualty)
@@ -316,8 +316,12 @@ class Scheduler:
         """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
         if now_s < self.watchdog.deadline_s or self.state not in (SchedulerState.NEW, SchedulerState.RUNNING):
             return
-        awaited = [self._workers[serial] for serial in self.ledger.awaited()]
-        awaited = [worker for worker in awaited if worker.state is not WorkerState.REAPED]  # it is being replaced
+        serials = set(self.ledger.awaited())
+        awaited = [
+            worker
+            for worker in self._workers.values()
+            if worker.state is WorkerState.KILLED or (worker.state is WorkerState.READY and worker.serial in serials)
+        ]
         for worker in awaited:
             self._judge_worker(worker, now_s)
         if not awaited:
@@ -328,22 +332,23 @@ class Scheduler:
         self.watchdog.plan_next_check([worker.busy_since_s for worker in awaited], now_s)
 
     def _judge_worker(self, worker: Worker, now_s: float) -> None:
-        judgement = self.watchdog.judge(worker.busy_since_s, now_s)
-        if judgement is Judgement.NOTHING:
-            return
-        work = self.ledger.work_of(worker.serial)
-        stall = Stall(worker.serial, work, now_s - worker.busy_since_s, work is not None and not self.ledger.generation)
-        if judgement is Judgement.WARN:
-            self._actions.append(Warn(stall))
-            return
-        self.watchdog.start_over(now_s)
-        if worker.state is WorkerState.KILLED:  # SIGKILL had no effect: continue without this worker
-            self._lose(worker, WorkerMove.ABANDON)
-            return
-        worker.move(WorkerMove.KILL)
-        worker.is_stalled = True
-        self.ledger.queues.retire(worker.serial)
-        self._actions.append(Kill(worker.serial, stall))
+        since_s = worker.busy_since_s
+        judgement = self.watchdog.judge(since_s, now_s)
+        if judgement is Judgement.GIVE_UP:
+            self.watchdog.start_over(now_s)
+        if worker.state is WorkerState.KILLED:
+            if judgement is Judgement.GIVE_UP:  # SIGKILL had no effect: continue without this worker
+                self._lose(worker, WorkerMove.ABANDON)
+        elif judgement is not Judgement.NOTHING:
+            work = self.ledger.work_of(worker.serial)
+            stall = Stall(worker.serial, work, now_s - since_s, work is not None and not self.ledger.generation)
+            if judgement is Judgement.WARN:
+                self._actions.append(Warn(stall))
+                return
+            worker.move(WorkerMove.KILL)
+            worker.killed_s = now_s
+            self.ledger.queues.retire(worker.serial)
+            self._actions.append(Kill(worker.serial, stall))
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.state.value}, {self.ledger!r}>"

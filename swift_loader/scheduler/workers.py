@@ -71,8 +71,8 @@ class Worker:
     """When the unanswered tasks were sent."""
     answered_s: float = 0.0
     """When it last answered."""
-    is_stalled: bool = False
-    """Whether it was killed because it hung."""
+    killed_s: float | None = None
+    """When it was killed because it hung."""
     work: Work | None = None
     """What it was building when it disconnected."""
     is_trial: bool = False
@@ -91,7 +91,9 @@ class Worker:
 
     @property
     def busy_since_s(self) -> float:
-        """When it began its oldest task; infinite if it has none."""
+        """When it was killed, or else began its oldest task; infinite if it has none."""
+        if self.killed_s is not None:
+            return self.killed_s
         return max(self.sent_s[0], self.answered_s) if self.sent_s else math.inf
 
     def note_answer(self, now_s: float) -> None:
@@ -102,4 +104,6 @@ class Worker:
     def postpone(self, seconds: float) -> None:
         """Treat its tasks as sent this much later, because the trainer was stopped and perhaps the worker too."""
         self.answered_s += seconds
+        if self.killed_s is not None:
+            self.killed_s += seconds
         self.sent_s = deque(sent_s + seconds for sent_s in self.sent_s)

@@ -1,0 +1,35 @@
+"""A stream that is cut into shards, one per worker. Stands for a source that the package doesn't have yet."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from swift_loader.scheduler.work import StreamWork
+
+__all__ = ["StreamSource"]
+
+
+class StreamSource:
+    """One epoch: a batch of each shard in turn."""
+
+    def __init__(self, epoch: int, num_places: int) -> None:
+        self._epoch, self._step = epoch, 0
+        self._places = deque(range(num_places))
+        """Those whose shards haven't ended. The next one is first."""
+        self._turns = [0] * num_places
+
+    def next(self) -> StreamWork | None:
+        """Return the next work; None once all shards have ended."""
+        if not self._places:
+            return None
+        place = self._places[0]
+        self._places.rotate(-1)
+        work = StreamWork(self._epoch, self._step, place, self._turns[place])
+        self._turns[place] += 1
+        self._step += 1
+        return work
+
+    def end_shard(self, place: int) -> None:
+        """Leave out this place from now on."""
+        if place in self._places:
+            self._places.remove(place)
