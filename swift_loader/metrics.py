@@ -5,7 +5,6 @@ The loop's thread and the receivers report to it. This costs less than a microse
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.messages import Batch
 
 __all__ = ["Histogram", "Metrics"]
@@ -95,7 +95,7 @@ class Metrics:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._process = ProcessOwner()
         self._stages = {name: Histogram() for name in self.STAGES}
         self._num_samples = 0
         self._num_ready = 0
@@ -145,8 +145,8 @@ class Metrics:
         """Return all figures, as plain JSON types. Return an empty dict if measuring is off."""
         if not self._enabled:
             return {}
-        if os.getpid() != self._pid:  # a fork: the thread that may hold the lock doesn't exist here
-            self._lock, self._pid = threading.RLock(), os.getpid()
+        if not self._process.is_here():  # a fork: the thread that may hold the lock doesn't exist here
+            self._lock, self._process = threading.RLock(), ProcessOwner()
         with self._lock:
             self._count()
             num_delivered = self._stages["wait"].count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from swift_loader.device.streams import CopyStream, Event
 from swift_loader.device.transfer import Transfer
 from swift_loader.inference_mode import ordinary_tensors
+from swift_loader.process_owner import ProcessOwner
 
 __all__ = ["Copies", "Issued"]
 
@@ -64,7 +64,7 @@ class Copies:
         self._under_way: deque[_UnderWay] = deque()
         """Oldest first."""
         self._is_closed = False
-        self._owner_pid = os.getpid()
+        self._process = ProcessOwner()
 
     def begin_step(self) -> None:
         """Record that the loop asks for its next batch, so it has queued all work on the earlier ones.
@@ -125,7 +125,7 @@ class Copies:
 
     def close(self) -> None:
         """Wait until all copies are over, and drop the host batches. Idempotent."""
-        if os.getpid() != self._owner_pid:  # a fork of the trainer has no running copies and no device
+        if not self._process.is_here():  # a fork of the trainer has no running copies and no device
             return
         with self._lock:
             self._is_closed = True

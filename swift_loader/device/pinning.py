@@ -14,11 +14,11 @@ memory is used next.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.segments import Segment
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class PageLock:
         """`notify` is called once, with a message for the user, if page-locking fails."""
         self._registry = registry
         self._notify = notify
-        self._owner_pid = os.getpid()
+        self._process = ProcessOwner()
         self._works = True
 
     def lock(self, segment: Segment) -> None:
@@ -169,12 +169,12 @@ class PageLock:
 
         The function returns whether the address may be used again.
         """
-        registry, owner_pid, getpid = self._registry, self._owner_pid, os.getpid  # at exit, the module may be gone
+        registry, process = self._registry, self._process
 
         def unlock() -> bool:
             # A fork of the trainer has the mapping, but not the device. If unlocking fails, for example at exit, the
             # address must not be used again: the device would still read the old memory there.
-            return getpid() != owner_pid or registry.unregister(address)
+            return not process.is_here() or registry.unregister(address)
 
         return unlock
 

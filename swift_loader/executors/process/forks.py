@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 
-from swift_loader.errors import SwiftLoaderError
+from swift_loader.process_owner import ProcessOwner
 
 __all__ = ["FORKS", "Forks", "check_process"]
 
@@ -70,12 +70,7 @@ def check_process(owner_pid: int) -> None:
     Raises:
         SwiftLoaderError: This is another process.
     """
-    if os.getpid() != owner_pid:
-        raise SwiftLoaderError(
-            f"the loader was started in process {owner_pid}, and this process (pid {os.getpid()}) is a fork of it. The "
-            f"workers and their batches belong to process {owner_pid}, where the loader works as before. Make a loader "
-            f"of its own in this process, after the fork"
-        )
+    ProcessOwner(owner_pid).check()
 
 
 os.register_at_fork(before=FORKS.begin, after_in_parent=FORKS.end, after_in_child=FORKS.forget)
