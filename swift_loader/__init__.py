@@ -26,11 +26,12 @@ they built. A dataset that holds open files can't be shared, so each worker buil
 A run can stop after any batch. `state` is the saved form, `progress` counts what the loop got, `plan` continues with
 another batch size or number of ranks. A sample's random draws depend on the sample alone: see `worker.seeding`.
 
-Where to look: `loader` is the API. `run` is what outlives a loader. `placement`, `agreement` and `meeting` deal with
-other ranks. `bad_samples` records samples that failed. `collate` is the default collate. `engine` is the trainer's
-side of the processes, `worker` their own side, `transport` what lies between. `device` moves batches, for this loader
-and, with `DevicePrefetcher`, for any other iterable. `vision` is timm's loader on top of it. `integrations` has
-callbacks for training frameworks.
+Where to look: `loader` is the API. `lifecycle` starts and closes the `session`, which holds what a loader uses while it
+runs; `preparation` is what happens before. `passes` is what the iterators share. `run` is what outlives a loader.
+`placement`, `agreement` and `meeting` deal with other ranks. `bad_samples` records samples that failed. `collate` is
+the default collate. `engine` is the trainer's side of the processes, `worker` their own side, `transport` what lies
+between. `device` moves batches, for this loader and, with `DevicePrefetcher`, for any other iterable. `vision` is
+timm's loader on top of it. `integrations` has callbacks for training frameworks.
 """
 
 from __future__ import annotations

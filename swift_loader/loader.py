@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
-import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
-from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
-from swift_loader.checks import check_callable, check_epoch, check_rank
-from swift_loader.device.destination import find_destination
-from swift_loader.errors import LoaderClosed
-from swift_loader.executors.process.supervisor import Supervisor
-from swift_loader.iterator import EpochIterator, OpenEpoch, Turns
-from swift_loader.notices import warn
+from swift_loader.bad_samples import SampleFailure
+from swift_loader.checks import check_callable
+from swift_loader.iterator import EpochIterator
+from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
-from swift_loader.placement import expected_placement, find_placement
-from swift_loader.plan import BatchPlan, Plan, PlanSettings
+from swift_loader.passes import Passes
 from swift_loader.run import Run
 from swift_loader.sampler import EpochSampler
 from swift_loader.session import Session
 from swift_loader.unknown_options import refuse_unknown
-from swift_loader.worker.generators import preserved_generators
-from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import WorkerSetup, length_of
-from swift_loader.worker.torch_settings import limited_threads
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,14 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["SwiftLoader"]
-
-
-class LoaderState(Enum):
-    """NEW ─start or first next─► STARTED ─► CLOSED."""
-
-    NEW = "not started"
-    STARTED = "started"
-    CLOSED = "closed"
 
 
 class SwiftLoader:
@@ -197,23 +177,17 @@ class SwiftLoader:
             if seed is not None:
                 raise TypeError("seed and seed_numer are both given; they are one option, so give seed only")
         refuse_unknown(unknown, "SwiftLoader", SwiftLoader.__init__, "seed_numer")
-        self._options = Options.of(given)
-        self._reset()
+        self._set_up(Options.of(given))
 
-    def _reset(self) -> None:
-        self._state = LoaderState.NEW
-        self._session: Session | None = None
-        self._close: weakref.finalize[Any, Any] | None = None
-        self._pool: Supervisor | None = None
-        """Owned by the loader until `start()` hands it to the session."""
-        self._current: weakref.ref[EpochIterator] | None = None
-        self.turns = Turns()
-        """Serialises the threads that ask for batches. Used by the iterators."""
-        self._run = Run(self._options.sampling.order_settings(), self._options.sampling.chosen)
-        self._last_step: int | None = None
-        self._last_failures: tuple[SampleFailure, ...] = ()
-        self._bad_samples = BadSamples(self._options.report.max_errors)
-        self._dataset: Any = self._options.workers.dataset
+    def _set_up(self, options: Options, run: Run | None = None, dataset: Any = None) -> None:
+        self._options = options
+        self._run = Run(options.sampling.order_settings(), options.sampling.chosen) if run is None else run
+        self._lifecycle = Lifecycle(options, self._run, dataset)
+        self._passes = Passes(self._lifecycle, self._run, options)
+
+    @property
+    def _session(self) -> Session | None:
+        return self._lifecycle.session
 
     # Life -------------------------------------------------------------------------------------------------------------
 
@@ -253,41 +227,7 @@ class SwiftLoader:
 
         With more than four workers, it returns while the rest are being started. Their errors come out of `next`.
         """
-        if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one")
-        if self._state is LoaderState.STARTED:
-            raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
-        placement = find_placement(check_rank(consumer_index), self._options.sampling.world_size)
-        destination = find_destination(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
-        is_made_here = self._options.made_in_pid == os.getpid()
-        agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
-        plan = self._options.sampling.plan_settings(self._run.order, placement)
-        try:
-            if self._options.delivery.in_flight.warning:
-                warn(self._options.delivery.in_flight.warning)
-            dataset = self.dataset if not self._options.delivery.num_workers else None
-            session = Session(self._options, plan, destination, dataset=dataset, pool=self._take_pool(plan))
-            self._close = weakref.finalize(self, session.close)  # another thread may close it while it starts
-            if self._closed_meanwhile():
-                raise LoaderClosed("the loader was closed while it started")
-            session.start()
-        except BaseException as error:
-            if self._close is not None:
-                self._close()
-            report_failure(placement, error)
-            raise
-        try:
-            agree_on_length(placement, session.dispatcher.num_samples)
-            self._run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
-        except BaseException:
-            session.close()
-            raise
-        self._session = session
-        if self._closed_meanwhile():
-            self.close()
-            raise LoaderClosed("the loader was closed while it started")
-        self._state = LoaderState.STARTED
-        session.aim(self._run.progress.next_begin(session.dispatcher.num_samples))
+        self._lifecycle.start(consumer_index, device, to_device, dtype)
 
     def prepare(self) -> None:
         """Begin to build the dataset in another process, and return at once.
@@ -300,32 +240,17 @@ class SwiftLoader:
             LoaderClosed: The loader was closed.
             EncodeError: The dataset or a function can't be sent to another process.
         """
-        if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one")
-        if self._state is LoaderState.NEW and self._pool is None and self._options.delivery.num_workers:
-            pool = self._make_pool()
-            try:
-                pool.begin()
-            except BaseException:
-                self._drop_pool()
-                raise
-
-    def _closed_meanwhile(self) -> bool:
-        return self._state is LoaderState.CLOSED
+        self._lifecycle.prepare()
 
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
 
         Idempotent and thread-safe. Batches that you keep stay valid.
         """
-        self._state = LoaderState.CLOSED
-        if self._close is not None:
-            self._close()
         try:
-            if self._session is not None:
-                self._session.tell()
+            self._lifecycle.close()
         finally:
-            self.warn_of_failures()
+            self._passes.bad_samples.warn()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
         """Close this loader and return a new one with another `collate_fn`.
@@ -334,12 +259,11 @@ class SwiftLoader:
         epoch. Batches that the old function made ahead of the loop are dropped. An iterator in use raises
         `RuntimeError` at its next batch.
         """
-        successor = SwiftLoader.__new__(SwiftLoader)
         workers = replace(self._options.workers, collate_fn=check_callable("collate_fn", collate_fn))
-        successor._options = replace(self._options, workers=workers)  # noqa: SLF001 - of this class
-        successor._reset()  # noqa: SLF001
-        successor._run, successor._dataset = self._run, self._dataset  # noqa: SLF001
-        self._supersede()
+        successor = SwiftLoader.__new__(SwiftLoader)
+        options, dataset = replace(self._options, workers=workers), self._lifecycle.preparation.dataset
+        successor._set_up(options, self._run, dataset)  # noqa: SLF001 - of this class
+        self._passes.supersede()
         self.close()
         return successor
 
@@ -355,7 +279,7 @@ class SwiftLoader:
 
     def __iter__(self) -> EpochIterator:
         """Return an iterator over the next epoch. Its first `next` starts it and ends any other iterator."""
-        return EpochIterator(self)
+        return EpochIterator(self._passes)
 
     def __len__(self) -> int:
         """Batches in the current epoch, or in the next one between epochs. Includes those already delivered.
@@ -363,8 +287,7 @@ class SwiftLoader:
         All epochs have the same length, except one that was begun with another `batch_size` or `nb_consumer`. There,
         what was delivered before counts in batches of the present size. Before `start()` this may build the dataset.
         """
-        plan, epoch = self._next_plan()
-        return plan.num_batches(epoch)
+        return self._passes.num_batches()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, an integer of at least 0. The epoch determines the order.
@@ -373,7 +296,7 @@ class SwiftLoader:
         epoch starts from its first batch. Setting the current epoch changes nothing in the current pass. The next pass
         repeats that epoch if the current one isn't finished.
         """
-        self._run.progress.choose_epoch(check_epoch(epoch))
+        self._passes.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
         """Return the loop's position, as a dict of a few integers.
@@ -385,13 +308,7 @@ class SwiftLoader:
         Raises:
             RuntimeError: With `in_order=False`, in the middle of an epoch: no position says what was delivered.
         """
-        progress = self._run.progress
-        if not self._options.delivery.in_order and progress.is_in_midst:
-            raise RuntimeError(
-                "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
-                "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
-            )
-        return self._run.state_dict()
+        return self._passes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict()` was called, with the next pass.
@@ -406,70 +323,14 @@ class SwiftLoader:
             TypeError: The state isn't a dict.
             StateMismatch: The state is of another dataset or order. The message names the field and both values.
         """
-        if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one")
-        self._run.load_state_dict(state)
-        self._last_step = None
-        self._supersede()
-        if self._session is not None:
-            self._session.follow(self._run.order)
-            self._session.aim(self._run.progress.next_begin(self._session.dispatcher.num_samples))
-
-    def open_epoch(self, iterator: EpochIterator) -> OpenEpoch:
-        """Begin the next epoch and return it. Called by the iterator."""
-        if self._state is LoaderState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one")
-        if self._session is None:
-            self.start()
-        assert self._session is not None
-        self._supersede()
-        self._current = weakref.ref(iterator)
-        begin = self._run.progress.next_begin(self._session.dispatcher.num_samples)
-        opened = self._session.open_epoch(begin)
-        plan = self._session.plan
-        self._run.progress.begin(begin, plan, opened.first_step)
-        self._bad_samples.begin(begin.epoch, plan.num_samples(begin.epoch))
-        self._last_step = None
-        return opened
-
-    def note_failures(self, failures: tuple[SampleFailure, ...]) -> None:
-        """Record the samples that failed in the next batch. Called by the iterator.
-
-        Raises:
-            TooManyErrors: More samples failed than `max_errors` allows.
-        """
-        self._bad_samples.note(failures)
-
-    def warn_of_failures(self) -> None:
-        """Warn once about the samples that failed in the pass so far. Called by the iterator and by `close()`."""
-        self._bad_samples.warn()
-
-    def note_delivery(self, step: int | None, num_steps: int, failures: tuple[SampleFailure, ...]) -> None:
-        """Record what the loop got. Called by the iterator."""
-        self._last_step, self._last_failures = step, failures
-        self._run.progress.advance(num_steps)
-
-    def note_end(self) -> None:
-        """Record that the loop reached the end of the epoch. Called by the iterator."""
-        self._run.progress.end()
-        assert self._session is not None
-        self._session.tell()
-
-    def _supersede(self) -> None:
-        previous = self._current() if self._current is not None else None
-        if previous is not None:
-            previous.supersede()
+        self._passes.load_state_dict(state)
 
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
     def dataset(self) -> Any:
         """The dataset instance that was given; else one that is built in this process on first use."""
-        if self._dataset is None:
-            options = self._options.workers
-            with nullcontext() if options.rng is Rng.NONE else preserved_generators(), limited_threads(1):
-                self._dataset = options.make_dataset()
-        return self._dataset
+        return self._lifecycle.preparation.built_dataset()
 
     @property
     def batch_size(self) -> int:
@@ -484,7 +345,7 @@ class SwiftLoader:
     @property
     def has_started(self) -> bool:
         """Whether `start()` has succeeded; stays True after `close()`."""
-        return self._session is not None
+        return self._passes.has_started
 
     @property
     def num_padding(self) -> int:
@@ -492,7 +353,7 @@ class SwiftLoader:
 
         `loss[:len(loss) - loader.num_padding]` counts every sample once.
         """
-        last = self._last_batch()
+        last = self._passes.last_batch()
         return 0 if last is None else last.num_padding
 
     @property
@@ -501,7 +362,7 @@ class SwiftLoader:
 
         Samples that `on_error="skip"` left out are missing. `on_error="replace"` shows the replacements.
         """
-        last = self._last_batch()
+        last = self._passes.last_batch()
         return np.empty(0, np.int64) if last is None else last.indices
 
     @property
@@ -511,17 +372,12 @@ class SwiftLoader:
         A failure counts once the loop gets its batch, or once `max_errors` stops the loop at that batch. Failures in
         prefetched batches don't count yet.
         """
-        return self._bad_samples.kept
-
-    def _last_batch(self) -> BatchPlan | None:
-        if self._last_step is None:
-            return None
-        return delivered_batch(self._run.progress.batch(self._last_step), self._last_failures)
+        return self._passes.bad_samples.kept
 
     @property
     def sampler(self) -> EpochSampler:
         """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
-        return EpochSampler(self.set_epoch, self._next_plan)
+        return EpochSampler(self._passes)
 
     @property
     def batch_sampler(self) -> None:
@@ -533,7 +389,7 @@ class SwiftLoader:
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session
-        name = self._state.value if session is None else f"{self._state.value}, {session!r}"
+        name = self._lifecycle.state.value + (f", {session!r}" if session is not None else "")
         batch_nbytes = 0 if session is None else session.dispatcher.largest_batch_nbytes
         queue = f", data_queue_size={delivery.in_flight.describe(batch_nbytes)}" if delivery.num_workers else ""
         return (
@@ -542,8 +398,9 @@ class SwiftLoader:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._state is not LoaderState.NEW:
-            raise TypeError(f"a loader can only be pickled before start(), and this one is {self._state.value}")
+        state = self._lifecycle.state
+        if state is not LoaderState.NEW:
+            raise TypeError(f"a loader can only be pickled before start(), and this one is {state.value}")
         try:
             options = pickle.dumps(self._options)
         except Exception:  # a lambda or a local class: pickle raises several types for them
@@ -553,65 +410,4 @@ class SwiftLoader:
         return {"options": options, "run": self._run}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._options = pickle.loads(state["options"])
-        self._reset()
-        self._run = state["run"]
-
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def _next_plan(self) -> tuple[Plan, int]:
-        """Return the plan and the epoch of the current pass; between passes, those of the next one."""
-        num_samples, progress = self._measure(), self._run.progress
-        settings = self._plan_settings() if self._session is None else self._session.plan.settings
-        if progress.is_in_pass:
-            return Plan.of(num_samples, settings), progress.position.epoch
-        begin = progress.next_begin(num_samples)
-        return Plan.of(num_samples, settings.going_on_at(begin)[0]), begin.epoch
-
-    def _measure(self) -> int:
-        """Return the dataset's length. Before the engine runs, this may start a process that builds the dataset."""
-        if self._run.num_samples is not None:
-            return self._run.num_samples
-        if self._dataset is not None or not self._options.delivery.num_workers:
-            num_samples = length_of(self.dataset)
-        else:
-            num_samples = self._measure_in_pool()
-        self._run.note_length(num_samples)
-        return num_samples
-
-    def _measure_in_pool(self) -> int:
-        """Return the length of the dataset in a template. The template is kept: `start()` forks the workers from it."""
-        pool = self._pool if self._pool is not None and self._pool.is_ours else self._make_pool()
-        try:
-            return pool.start_template()[0]
-        except BaseException:
-            self._drop_pool()
-            raise
-
-    def _make_pool(self) -> Supervisor:
-        setup = WorkerSetup(self._options.workers, self._plan_settings())
-        self._pool = pool = Supervisor(setup, self._options.delivery)
-        self._close = weakref.finalize(self, pool.close)
-        return pool
-
-    def _drop_pool(self) -> None:
-        self._pool = None
-        if self._close is not None:
-            self._close()
-
-    def _take_pool(self, plan: PlanSettings) -> Supervisor | None:
-        """Return the pool that `prepare()` or `len()` started, if this plan can use it."""
-        pool, self._pool = self._pool, None
-        if pool is None or not pool.is_ours or self._close is None:
-            return None
-        is_other_plan = self._options.workers.rng is Rng.WORKER and pool.setup.plan != plan  # workers are seeded by it
-        if is_other_plan or not pool.templates.is_current():
-            self._close()
-            return None
-        self._close.detach()
-        return pool
-
-    def _plan_settings(self) -> PlanSettings:
-        """Return the plan of this rank, as far as it is known before `start()`."""
-        sampling = self._options.sampling
-        return sampling.plan_settings(self._run.order, expected_placement(sampling.world_size))
+        self._set_up(pickle.loads(state["options"]), state["run"])

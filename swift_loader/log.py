@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.checks import check_flag, check_path
 
-__all__ = ["LogSettings", "check_logger", "open_log"]
+__all__ = ["Log", "LogSettings", "check_logger"]
 
 KEYS = ("path", "stdout", "level")
 LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
@@ -48,10 +48,25 @@ def check_logger(name: str, logger: Any) -> LogSettings | None:
     return LogSettings(path, check_flag(f"{name}['stdout']", logger.get("stdout", False)), level)
 
 
-def open_log(settings: LogSettings | None, rank: int) -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Return a function that logs a line and one that closes the log. Without settings, both do nothing."""
-    if settings is None:
-        return (lambda _line: None), (lambda: None)
+class Log:
+    """A log of one rank. Thread-safe. Without settings, it drops each line."""
+
+    def __init__(self, settings: LogSettings | None, rank: int) -> None:
+        """Open the log. A file gets the rank in its name."""
+        self._logger = None if settings is None else _open_logger(settings, rank)
+
+    def write(self, line: str) -> None:
+        """Write one line. Escape what can't be printed."""
+        if self._logger is not None:
+            self._logger.info("".join(char if char.isprintable() else repr(char)[1:-1] for char in line))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._logger is not None:
+            self._logger.remove()
+
+
+def _open_logger(settings: LogSettings, rank: int) -> Any:
     # loguru has one public logger per process. Lines sent to it would reach the user's sinks, which aren't ours to
     # remove. Only its private module gives a logger with its own core.
     from loguru import _logger
@@ -65,9 +80,4 @@ def open_log(settings: LogSettings | None, rank: int) -> tuple[Callable[[str], N
         logger.add(f"{settings.path}_rank{rank}.log", format=_FORMAT, level=settings.level)
     if settings.stdout:
         logger.add(sys.stdout, format=_FORMAT, level=settings.level)
-
-    def write(line: str) -> None:
-        escaped = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
-        logger.info(escaped)
-
-    return write, logger.remove
+    return logger

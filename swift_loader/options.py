@@ -11,7 +11,6 @@ the signature of `SwiftLoader`.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +34,7 @@ from swift_loader.log import LogSettings, check_logger
 from swift_loader.order import OrderSettings
 from swift_loader.placement import Placement
 from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.setup import WorkerOptions
@@ -146,7 +146,7 @@ class Options:
     workers: WorkerOptions
     delivery: DeliveryOptions
     report: ReportOptions
-    made_in_pid: int = field(default_factory=os.getpid)
+    maker: ProcessOwner = field(default_factory=ProcessOwner)
     """The process that drew the seed. A loader that was forked or pickled has its seed from there."""
 
     @classmethod

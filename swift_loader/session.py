@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.device.ahead import DirectSource, MovingSource
+from swift_loader.device.ahead import DirectSource, MovingSource, Source
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Destination
 from swift_loader.device.keys import keyed_by
@@ -28,20 +27,42 @@ from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.supervisor import Supervisor
-from swift_loader.iterator import OpenEpoch
-from swift_loader.log import open_log
+from swift_loader.log import Log
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import Plan, PlanSettings, Position
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.setup import WorkerSetup
 
-__all__ = ["Session"]
+__all__ = ["OpenEpoch", "Session"]
+
+
+class SessionState(Enum):
+    """NEW ─► STARTED ─► CLOSED. `close` works in each."""
+
+    NEW = "new"
+    STARTED = "started"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch:
+    """An epoch that the engine is working on."""
+
+    epoch: int
+    first_step: int
+    """The step at which the pass begins: 0, unless it resumes a stopped epoch."""
+    num_batches: int
+    """Batches of the whole epoch, including those before the first step."""
+    source: Source
+    owner: ProcessOwner | None
+    """The only process that may continue the pass. None: forks may too, because they have a copy of everything."""
 
 
 class Session:
@@ -54,7 +75,7 @@ class Session:
         destination: Destination | None,
         *,
         dataset: Any = None,
-        pool: Supervisor | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """Make the engine. The caller must call `close()` from here on.
 
@@ -63,42 +84,46 @@ class Session:
             plan: Which batches to build.
             destination: Where batches are moved; None leaves them as they are.
             dataset: The dataset for the engine without workers.
-            pool: A pool whose template holds the dataset already, or None. The session owns it from here on.
+            supervisor: A supervisor whose template holds the dataset already, or None. The session owns it from here on.
         """
         self._options = options
         self._destination = destination
+        self._settings = plan
         self._copies: Copies | None = None
         """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.report.benchmark)
-        try:
-            self._log, self._close_log = open_log(options.report.log, plan.rank)
-        except BaseException:
-            if pool is not None:
-                pool.close()
-            raise
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
-        self._closing_lock = threading.RLock()
-        self._owner_pid = os.getpid()
-        self._close_steps: list[Callable[[], None]] = [self._close_log]
-        self._settings = plan
-        try:
-            self.dispatcher = self._make_dispatcher(WorkerSetup(options.workers, plan), dataset, pool)
-        except BaseException:
-            self._close_log()
-            raise
+        self._process = ProcessOwner()
+        # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
+        self._lock = threading.RLock()
+        """Guards `_state`."""
+        self._state = SessionState.NEW
+        if supervisor is None and options.delivery.num_workers:
+            supervisor = Supervisor(WorkerSetup(options.workers, plan), options.delivery)
+        with contextlib.ExitStack() as undo:
+            if supervisor is not None:
+                undo.callback(supervisor.close)
+            self._log = Log(options.report.log, plan.rank)
+            undo.callback(self._log.close)
+            self.dispatcher = self._make_dispatcher(supervisor, dataset)
+            undo.pop_all()
 
-    def _make_dispatcher(self, setup: WorkerSetup, dataset: Any, supervisor: Supervisor | None) -> Dispatcher:
+    def _make_dispatcher(self, supervisor: Supervisor | None, dataset: Any) -> Dispatcher:
+        """Return the dispatcher of worker processes if there is a supervisor, else the one that builds batches here."""
         delivery = self._options.delivery
         executor: Executor
-        if delivery.num_workers:
-            executor = self._make_executor(supervisor or Supervisor(setup, delivery))
+        if supervisor is None:
+            setup = WorkerSetup(self._options.workers, self._settings)
+            executor = InlineExecutor(setup, self.metrics, delivery.batch_decoder, dataset)
+            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
+        else:
+            make_page_lock = self._destination.make_page_lock if self._destination is not None else None
+            on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
+            executor = ProcessExecutor(supervisor, self.metrics, self._log.write, on_segment)
             settings = SchedulerSettings(
                 delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
             )
-        else:
-            executor = InlineExecutor(setup, self.metrics, delivery.batch_decoder, dataset)
-            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         return Dispatcher(
             executor,
             Scheduler(settings),
@@ -107,34 +132,29 @@ class Session:
             on_restart=self._note_restart,
         )
 
-    def _make_executor(self, supervisor: Supervisor) -> ProcessExecutor:
-        try:
-            make_page_lock = self._destination.make_page_lock if self._destination is not None else None
-            on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
-            return ProcessExecutor(supervisor, self.metrics, self._log, on_segment)
-        except BaseException:
-            supervisor.close()
-            raise
-
     def _note_restart(self, notice: str) -> None:
         """Record that a process is replaced. Any thread."""
         self._notices.append(notice)
         self.metrics.note_restart()
-        self._log(notice)
+        self._log.write(notice)
 
     def start(self) -> None:
         """Start the engine and block until it runs. Another thread may close the session meanwhile."""
         plan = self._settings
-        workers = self._options.workers
-        tries_out = workers.validate and self._options.delivery.num_workers > 0
-        # Out of order, the trial batch would always be delivered first.
-        keeps_trial = workers.on_error is OnError.RAISE and self._options.delivery.in_order
-        self.dispatcher.start(tries_out=tries_out, keeps_trial=keeps_trial)
+        workers, delivery = self._options.workers, self._options.delivery
+        self.dispatcher.start(
+            tries_out=workers.validate and delivery.num_workers > 0,
+            # Out of order, the trial batch would always be delivered first.
+            keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
+        )
         self.plan = Plan.of(self.dispatcher.num_samples, plan)
         seed = plan.order.seed
-        self._log(f"rank {plan.rank} of {plan.world_size} started: {self.dispatcher.num_samples} samples, seed {seed}")
-        with self._closing_lock:
-            self._close_steps.insert(0, self._report)
+        self._log.write(
+            f"rank {plan.rank} of {plan.world_size} started: {self.dispatcher.num_samples} samples, seed {seed}"
+        )
+        with self._lock:
+            if self._state is SessionState.NEW:
+                self._state = SessionState.STARTED
 
     def follow(self, order: OrderSettings) -> None:
         """Use another order, from the next `aim` on."""
@@ -151,29 +171,32 @@ class Session:
         """Move the engine to this position. Return the rest of the epoch there."""
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
-        owner_pid = self._owner_pid if self._options.delivery.num_workers else None
+        owner = self._process if self._options.delivery.num_workers else None
         if self._destination is None:
-            return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull), owner_pid)
+            return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull), owner)
         if self._copies is None:
             self._copies = Copies(self._destination.make_stream(), self._options.delivery.max_on_device)
         self._copies.catch_up()
         num_left, depth = num_batches - first_step, self._options.delivery.max_on_device
         moving = MovingSource(self._pull, self.dispatcher.is_ready, self._move, self._copies, depth, num_left)
-        return OpenEpoch(position.epoch, first_step, num_batches, moving, owner_pid)
+        return OpenEpoch(position.epoch, first_step, num_batches, moving, owner)
 
     def close(self) -> None:
         """Stop the engine, then write the metrics to the file or the log. Idempotent and thread-safe.
 
         Waits for running copies to the device, because they read memory that is freed here.
         """
-        if os.getpid() != self._owner_pid:  # a fork of the trainer: everything here belongs to the parent
+        if not self._process.is_here():  # a fork of the trainer: everything here belongs to the parent
             return
         self.dispatcher.close()
-        with self._closing_lock:
-            steps, self._close_steps = self._close_steps, []
-        with contextlib.ExitStack() as stack:  # each step runs even if the one before fails
-            for step in reversed(steps):
-                stack.callback(step)
+        with self._lock:
+            before, self._state = self._state, SessionState.CLOSED
+        if before is SessionState.CLOSED:
+            return
+        with contextlib.ExitStack() as stack:  # in reverse order; each one runs even if the one before fails
+            stack.callback(self._log.close)
+            if before is SessionState.STARTED:
+                stack.callback(self._report)
             stack.callback(self._end_copies)
 
     def _end_copies(self) -> None:
@@ -182,7 +205,7 @@ class Session:
         try:
             self._copies.close()
         except Exception as error:  # a device error: its next user gets it too, and the loop's own error matters here
-            self._log(f"waiting for copies to the device failed: {error}")
+            self._log.write(f"waiting for copies to the device failed: {error}")
 
     def tell(self) -> None:
         """Issue the warnings that were queued since the last call. Runs on the loop's thread, between two batches."""
@@ -210,8 +233,8 @@ class Session:
         if report and self._options.report.benchmark_file is not None:
             Path(self._options.report.benchmark_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         elif report:
-            self._log(f"stages: {json.dumps(report)}")
-        self._log(f"rank {self.plan.settings.rank} closed")
+            self._log.write(f"stages: {json.dumps(report)}")
+        self._log.write(f"rank {self.plan.settings.rank} closed")
 
     def __repr__(self) -> str:
         settings = self._settings

@@ -149,6 +149,14 @@ class FailsToBuild:
         misbehave(deed, marker)
 
 
+class WaitsForAWriter(Counting):
+    """Its constructor waits until someone writes to a named pipe."""
+
+    def __init__(self, pipe: str) -> None:
+        super().__init__()
+        Path(pipe).read_text()
+
+
 class Growing(Counting):
     """Sample 20 and later are 20 times as large as the others."""
 

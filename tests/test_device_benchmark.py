@@ -147,7 +147,7 @@ def check_on(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch)
     """Return what runs the integrity check on a fake GPU."""
 
     def check(gpu: FakeGpu) -> Any:
-        monkeypatch.setattr("swift_loader.loader.find_destination", gpu.find_destination)
+        monkeypatch.setattr("swift_loader.lifecycle.find_destination", gpu.find_destination)
         scale = replace(load("gpu.scale").TINY, num_checked=300, stall_s=0.002)
         return load("gpu.integrity").check_integrity(gpu, scale)
 

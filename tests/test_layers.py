@@ -100,6 +100,28 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(swift_loader, name).__name__ == name for name in swift_loader.__all__)
 
 
+def test_the_public_class_has_only_what_users_and_frameworks_call() -> None:
+    assert [name for name in dir(swift_loader.SwiftLoader) if not name.startswith("_")] == [
+        "batch_indices",
+        "batch_sampler",
+        "batch_size",
+        "close",
+        "collate_fn",
+        "dataset",
+        "failures",
+        "has_started",
+        "load_state_dict",
+        "num_padding",
+        "prepare",
+        "report",
+        "sampler",
+        "set_epoch",
+        "start",
+        "state_dict",
+        "with_collate_fn",
+    ]
+
+
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Loader'"):
         swift_loader.Loader  # noqa: B018 - looking it up is the test

@@ -411,6 +411,54 @@ def test_where_warnings_are_errors_a_queue_that_is_too_short_is_one_before_anyth
     assert not psutil.Process().children()
 
 
+def test_a_prepared_loader_can_be_started_again_after_a_start_that_failed() -> None:
+    with make_loader(datasets.Counting, workers=3, data_queue_size=2) as loader:
+        loader.prepare()
+        with pytest.raises(SwiftLoaderWarning, match="data_queue_size=2"):
+            loader.start(0)
+        with pytest.warns(SwiftLoaderWarning, match="data_queue_size=2"):
+            loader.start(0)
+        assert sorted(ids_of(loader)) == list(range(100))
+
+
+def test_a_second_start_while_the_first_one_waits_is_an_error(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with make_loader(datasets.WaitsForAWriter, kwargs={"pipe": str(pipe)}) as loader:
+        first = threading.Thread(target=loader.start)
+        first.start()
+        wait_until(lambda: bool(psutil.Process().children()), "the first start is under way")
+        with pytest.raises(RuntimeError, match="runs already"):
+            loader.start()
+        loader.prepare()  # has nothing to do any more
+        pipe.write_text("go on")
+        first.join()
+        assert sorted(ids_of(loader)) == list(range(100))
+
+
+def test_a_loader_that_is_closed_while_it_starts_stays_closed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    loader = make_loader(datasets.WaitsForAWriter, kwargs={"pipe": str(pipe)})
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            loader.start()
+        except LoaderClosed as error:
+            errors.append(error)
+
+    first = threading.Thread(target=start)
+    first.start()
+    wait_until(lambda: bool(psutil.Process().children()), "the start is under way")
+    loader.close()
+    first.join()
+    assert len(errors) == 1
+    assert "closed" in repr(loader)
+    with pytest.raises(LoaderClosed):
+        loader.start()
+
+
 def test_a_loader_that_has_not_started_can_be_copied_and_pickled() -> None:
     offset = 5
     loader = make_loader(datasets.Counting, collate_fn=lambda samples: [sample["id"] + offset for sample in samples])

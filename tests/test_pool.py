@@ -1,4 +1,4 @@
-"""The pool of processes, by itself."""
+"""The supervisor of processes, by itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from tests import datasets
 from tests.helpers import make_loader
 
 
-def pool_of(loader: SwiftLoader) -> Supervisor:
-    return loader._make_pool()
+def supervisor_of(loader: SwiftLoader) -> Supervisor:
+    preparation = loader._lifecycle.preparation
+    return preparation._make_supervisor(loader._lifecycle.plan_settings())
 
 
 def test_a_pool_that_was_closed_before_it_began_keeps_nothing() -> None:
     loader = make_loader(datasets.Counting)
-    pool = pool_of(loader)
-    pool.close()
+    supervisor = supervisor_of(loader)
+    supervisor.close()
     with pytest.raises(LoaderClosed):
-        pool.begin()
+        supervisor.begin()
 
 
 def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,15 +29,15 @@ def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: 
 
     monkeypatch.setattr(Supervisor, "_look_after_template", fail)
     loader = make_loader(datasets.Counting)
-    pool = pool_of(loader)
+    supervisor = supervisor_of(loader)
     try:
         with pytest.raises(ZeroDivisionError, match="planted"):
-            start_it_often(pool)
+            start_it_often(supervisor)
     finally:
-        pool.close()
+        supervisor.close()
 
 
-def start_it_often(pool: Supervisor) -> None:
+def start_it_often(supervisor: Supervisor) -> None:
     for _ in range(3):
-        pool.start_template()
-        pool._thread.order(lambda: None).result(10)
+        supervisor.start_template()
+        supervisor._thread.order(lambda: None).result(10)

@@ -8,7 +8,6 @@ Which thread does what:
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
-from swift_loader.executors.process.forks import check_process
 from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.supervisor import Supervisor
@@ -76,7 +74,6 @@ class ProcessExecutor:
         self._metrics = metrics
         self._log = log
         self._on_segment = on_segment
-        self._owner_pid = os.getpid()
         self._running: _Running | None = None
         self._plan: tuple[int, PlanSettings] = (0, supervisor.setup.plan)
         """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
@@ -116,7 +113,7 @@ class ProcessExecutor:
 
     def check_process(self) -> None:
         """Raise `SwiftLoaderError` if this process is a fork of the one that started the workers. Takes no lock."""
-        check_process(self._owner_pid)
+        self._supervisor.owner.check()
 
     # What it is -------------------------------------------------------------------------------------------------------
 

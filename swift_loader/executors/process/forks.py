@@ -16,9 +16,7 @@ from __future__ import annotations
 import os
 import threading
 
-from swift_loader.process_owner import ProcessOwner
-
-__all__ = ["FORKS", "Forks", "check_process"]
+__all__ = ["FORKS", "Forks"]
 
 
 class Forks:
@@ -60,17 +58,6 @@ class Forks:
 
 FORKS = Forks()
 """One per process. Global, because a fork hook can't be unregistered: a hook per loader would outlive the loader."""
-
-
-def check_process(owner_pid: int) -> None:
-    """Raise if this process is a fork of the one that started the workers.
-
-    Call it before taking any lock: a thread that doesn't exist in this process may have held the lock.
-
-    Raises:
-        SwiftLoaderError: This is another process.
-    """
-    ProcessOwner(owner_pid).check()
 
 
 os.register_at_fork(before=FORKS.begin, after_in_parent=FORKS.end, after_in_child=FORKS.forget)

@@ -9,7 +9,6 @@ tells nobody directly what it learns: it posts events to the inboxes.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.executors.process.workers import Workers
 from swift_loader.options import DeliveryOptions
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
 from swift_loader.transport.messages import Built
 from swift_loader.transport.segments import Segment
@@ -46,7 +46,7 @@ class Supervisor:
         self.setup = setup
         """Sent to the processes when they start."""
         self.settings = settings
-        self._owner_pid = os.getpid()
+        self.owner = ProcessOwner()
         self._thread = OrderThread(self._look_after_template, self._note_failure)
         self.templates = Templates(setup, self._thread, self._await_replacement)
         self.workers = Workers(settings, self._thread, self.templates)
@@ -90,11 +90,6 @@ class Supervisor:
         assert self._building is not None
         self.templates.first, build_s = _answer(self._building, on_wait, patience_s)
         return self.templates.first.report.num_samples, build_s
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process started the supervisor. A fork of the trainer only has a copy."""
-        return os.getpid() == self._owner_pid
 
     def start_workers(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Returns when their processes exist.
@@ -161,7 +156,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Stop all processes and close all handles, if nobody listens to them yet. Idempotent."""
-        if self.is_ours and not self._thread.loop.is_closed:
+        if self.owner.is_here() and not self._thread.loop.is_closed:
             self.stop()
             self.close_processes()
 

@@ -1,0 +1,174 @@
+"""Starts a loader's session and closes it.
+
+The loader, its iterators and its samplers refer to this object. Once none of them is left, the session is closed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
+from swift_loader.checks import check_rank
+from swift_loader.device.destination import Destination, find_destination
+from swift_loader.errors import LoaderClosed
+from swift_loader.notices import warn
+from swift_loader.options import Options
+from swift_loader.placement import Placement, expected_placement, find_placement
+from swift_loader.plan import PlanSettings
+from swift_loader.preparation import Preparation
+from swift_loader.run import Run
+from swift_loader.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Lifecycle", "LoaderState"]
+
+
+class LoaderState(Enum):
+    """NEW ─start─► STARTING ─► STARTED ─► CLOSED. If starting fails, the loader is NEW again. `close` works in each."""
+
+    NEW = "not started"
+    STARTING = "starting"
+    STARTED = "started"
+    CLOSED = "closed"
+
+
+class Lifecycle:
+    """A loader from its making to `close()`. Any thread may call `close`; the others belong to the loop's thread."""
+
+    def __init__(self, options: Options, run: Run, dataset: Any = None) -> None:
+        """Start nothing.
+
+        Args:
+            options: Options of the loader.
+            run: What the session continues.
+            dataset: The dataset in this process, if it is built already.
+        """
+        self._options = options
+        self._run = run
+        self.preparation = Preparation(options, dataset)
+        self.state = LoaderState.NEW
+        self.session: Session | None = None
+        """The started session. It stays after `close`."""
+        self._close_session: weakref.finalize[Any, Any] | None = None
+
+    def check_open(self, text: str = "the loader was closed; make a new one") -> None:
+        """Raise `LoaderClosed` with this text if the loader was closed."""
+        if self.state is LoaderState.CLOSED:
+            raise LoaderClosed(text)
+
+    def prepare(self) -> None:
+        """Begin to build the dataset in a template, see `SwiftLoader.prepare`."""
+        self.check_open()
+        if self.state is LoaderState.NEW:
+            self.preparation.begin(self.plan_settings())
+
+    def start(
+        self,
+        consumer_index: int | None = None,
+        device: torch.device | str | int | None = None,
+        to_device: Callable[..., Any] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Start the session of one rank, see `SwiftLoader.start`."""
+        self.check_open()
+        if self.state is not LoaderState.NEW:
+            raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
+        placement = find_placement(check_rank(consumer_index), self._options.sampling.world_size)
+        destination = find_destination(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
+        is_made_here = self._options.maker.is_here()
+        agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
+        self.state = LoaderState.STARTING
+        try:
+            self.session = self._start_session(placement, destination)
+        finally:
+            self._end_start()
+        self.session.aim(self._run.progress.next_begin(self.session.dispatcher.num_samples))
+
+    def _start_session(self, placement: Placement, destination: Destination | None) -> Session:
+        """Return a session that runs, with a dataset of the same length on all ranks."""
+        options, delivery = self._options, self._options.delivery
+        plan = options.sampling.plan_settings(self._run.order, placement)
+        try:
+            if delivery.in_flight.warning:
+                warn(delivery.in_flight.warning)
+            dataset = None if delivery.num_workers else self.preparation.built_dataset()
+            session = Session(
+                options, plan, destination, dataset=dataset, supervisor=self.preparation.take_supervisor(plan)
+            )
+            self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
+            self.check_open("the loader was closed while it started")
+            session.start()
+        except BaseException as error:
+            self._release()
+            report_failure(placement, error)
+            raise
+        try:
+            agree_on_length(placement, session.dispatcher.num_samples)
+            self._run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _end_start(self) -> None:
+        """Leave the state STARTING, unless another thread has called `close` meanwhile."""
+        reached = LoaderState.NEW if self.session is None else LoaderState.STARTED
+        # No other thread and no signal handler can run between the next two lines.
+        if self.state is LoaderState.STARTING:
+            self.state = reached
+        elif self.session is not None:
+            self.close()
+            self.check_open("the loader was closed while it started")
+
+    def started_session(self) -> Session:
+        """Return the session. Start it if that wasn't done."""
+        self.check_open()
+        if self.session is None:
+            self.start()
+        assert self.session is not None
+        return self.session
+
+    def follow_run(self) -> None:
+        """Make the session, if there is one, build what follows in the run."""
+        if self.session is not None:
+            self.session.follow(self._run.order)
+            self.session.aim(self._run.progress.next_begin(self.session.dispatcher.num_samples))
+
+    def num_samples(self) -> int:
+        """Return the dataset's length. Before `start` this may start a process that builds the dataset."""
+        if self._run.num_samples is None:
+            self._run.note_length(self.preparation.num_samples(self.plan_settings()))
+        assert self._run.num_samples is not None
+        return self._run.num_samples
+
+    def plan_settings(self) -> PlanSettings:
+        """Return the settings of this rank's plan; before `start`, as far as they are known."""
+        if self.session is not None:
+            return self.session.plan.settings
+        sampling = self._options.sampling
+        return sampling.plan_settings(self._run.order, expected_placement(sampling.world_size))
+
+    def tell(self) -> None:
+        """Issue the session's warnings. Runs on the loop's thread."""
+        if self.session is not None:
+            self.session.tell()
+
+    def close(self) -> None:
+        """Stop all processes and threads, and issue the last warnings. Idempotent and thread-safe."""
+        self.state = LoaderState.CLOSED
+        self._release()
+        self.tell()
+
+    def _release(self) -> None:
+        """Close what exists: the supervisor, and the session, which may be starting."""
+        self.preparation.close()
+        if self._close_session is not None:
+            self._close_session()
+
+    def __repr__(self) -> str:
+        return f"<Lifecycle {self.state.value}, {self.session!r}>"

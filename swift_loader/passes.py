@@ -1,0 +1,137 @@
+"""The passes of a loader: which one is current, where it begins, and what the loop got in it.
+
+An iterator makes one pass. With its first `next` it becomes the current one, and ends the one before it. It refers to
+this object, not to the loader, so the loader's public class needs no methods for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
+from swift_loader.checks import check_epoch
+from swift_loader.lifecycle import Lifecycle
+from swift_loader.options import Options
+from swift_loader.plan import BatchPlan, Plan
+from swift_loader.run import Run
+from swift_loader.session import OpenEpoch
+from swift_loader.turns import Turns
+
+if TYPE_CHECKING:
+    from swift_loader.iterator import EpochIterator
+
+__all__ = ["NOTHING", "Delivered", "Passes"]
+
+Delivered = tuple["int | None", tuple[SampleFailure, ...]]
+"""A batch that the loop got: its step, or None if there is none yet, and its failed samples."""
+
+NOTHING: Delivered = (None, ())
+
+
+class Passes:
+    """The passes of a loader, one at a time.
+
+    Not thread-safe. The loop's thread uses it: through the loader, or through an iterator whose turn it is.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, run: Run, options: Options) -> None:
+        """Make it before the first pass, which starts the session. The run's progress counts what the loop gets."""
+        self._lifecycle = lifecycle
+        self._run = run
+        self._in_order = options.delivery.in_order
+        self.turns = Turns()
+        self.bad_samples = BadSamples(options.report.max_errors)
+        self._current: weakref.ref[EpochIterator] | None = None
+        self._last = NOTHING
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there is a session. If not, the next pass starts one and so builds the dataset."""
+        return self._lifecycle.session is not None
+
+    # For the iterators ------------------------------------------------------------------------------------------------
+
+    def begin(self, iterator: EpochIterator) -> OpenEpoch:
+        """Begin the next pass. Any earlier iterator is superseded.
+
+        Raises:
+            SwiftLoaderWarning: Samples of an unfinished pass failed, and the user turns warnings into errors. Then no
+                pass has begun.
+            LoaderClosed: The loader was closed.
+            Exception: Whatever starting the session raised.
+        """
+        self.bad_samples.warn()
+        session = self._lifecycle.started_session()
+        self.supersede()
+        self._current = weakref.ref(iterator)
+        begin = self._run.progress.next_begin(session.dispatcher.num_samples)
+        opened = session.open_epoch(begin)
+        self._run.progress.begin(begin, session.plan, opened.first_step)
+        self.bad_samples.begin(begin.epoch, session.plan.num_samples(begin.epoch))
+        self._last = NOTHING
+        return opened
+
+    def note_delivery(self, delivered: Delivered, num_steps: int) -> None:
+        """Record that the loop got this batch, and that `num_steps` steps of the epoch are done."""
+        self._last = delivered
+        self._run.progress.advance(num_steps)
+
+    def end(self) -> None:
+        """Record that the loop reached the end of the epoch. Issue the warnings of the pass."""
+        self._run.progress.end()
+        self._lifecycle.tell()
+        self.bad_samples.warn()
+
+    # For the loader ---------------------------------------------------------------------------------------------------
+
+    def supersede(self) -> None:
+        """End the current pass. Its iterator raises at its next batch."""
+        current = self._current() if self._current is not None else None
+        if current is not None:
+            current.supersede()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, see `SwiftLoader.set_epoch`."""
+        self._run.progress.choose_epoch(check_epoch(epoch))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the loop's position, see `SwiftLoader.state_dict`."""
+        if not self._in_order and self._run.progress.is_in_midst:
+            raise RuntimeError(
+                "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
+                "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
+            )
+        return self._run.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass resume at a saved position, see `SwiftLoader.load_state_dict`."""
+        self._lifecycle.check_open()
+        self._run.load_state_dict(state)
+        self._last = NOTHING
+        self.supersede()
+        self._lifecycle.follow_run()
+
+    def next_plan(self) -> tuple[Plan, int]:
+        """Return the plan and the epoch of the current pass; between passes, those of the next one."""
+        num_samples, progress = self._lifecycle.num_samples(), self._run.progress
+        settings = self._lifecycle.plan_settings()
+        if progress.is_in_pass:
+            return Plan.of(num_samples, settings), progress.position.epoch
+        begin = progress.next_begin(num_samples)
+        return Plan.of(num_samples, settings.going_on_at(begin)[0]), begin.epoch
+
+    def num_batches(self) -> int:
+        """Return the batches of the current pass's epoch; between passes, those of the next one's."""
+        plan, epoch = self.next_plan()
+        return plan.num_batches(epoch)
+
+    def last_batch(self) -> BatchPlan | None:
+        """Return the indices and the padding of the batch that the loop got last; None before the first."""
+        step, failures = self._last
+        return None if step is None else delivered_batch(self._run.progress.batch(step), failures)
+
+    def __repr__(self) -> str:
+        current = self._current() if self._current is not None else None
+        return f"<Passes of a SwiftLoader, now {current!r}>"

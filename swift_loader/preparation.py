@@ -1,0 +1,93 @@
+"""What a loader does before `start()`: it gets the dataset's length, and starts the process that builds the dataset."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from typing import Any
+
+from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.options import Options
+from swift_loader.plan import PlanSettings
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.torch_settings import limited_threads
+
+__all__ = ["Preparation"]
+
+
+class Preparation:
+    """The dataset in this process and the supervisor of workers, each made when something needs it.
+
+    The supervisor belongs to this object until `take_supervisor`, and is closed with it. Any thread may call `close`.
+    """
+
+    def __init__(self, options: Options, dataset: Any = None) -> None:
+        self._options = options
+        self.dataset: Any = options.workers.dataset if dataset is None else dataset
+        """The dataset in this process; None if it isn't built here."""
+        self._supervisor: Supervisor | None = None
+        self._close_supervisor: weakref.finalize[Any, Any] | None = None
+
+    def built_dataset(self) -> Any:
+        """Return the dataset in this process. Build it if it isn't built here yet."""
+        if self.dataset is None:
+            options = self._options.workers
+            with nullcontext() if options.rng is Rng.NONE else preserved_generators(), limited_threads(1):
+                self.dataset = options.make_dataset()
+        return self.dataset
+
+    def begin(self, plan: PlanSettings) -> None:
+        """Begin to build the dataset in a template, unless that was done. Returns at once."""
+        if self._supervisor is not None or not self._options.delivery.num_workers:
+            return
+        supervisor = self._make_supervisor(plan)
+        try:
+            supervisor.begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def num_samples(self, plan: PlanSettings) -> int:
+        """Return the dataset's length. Blocks while a template builds the dataset, if it isn't in this process."""
+        if self.dataset is not None or not self._options.delivery.num_workers:
+            return length_of(self.built_dataset())
+        supervisor = (
+            self._supervisor
+            if self._supervisor is not None and self._supervisor.owner.is_here()
+            else self._make_supervisor(plan)
+        )
+        try:
+            return supervisor.start_template()[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def take_supervisor(self, plan: PlanSettings) -> Supervisor | None:
+        """Return the supervisor if this plan can use it. The caller owns it from here on. Else close it."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None or not supervisor.owner.is_here() or self._close_supervisor is None:
+            return None
+        is_other_plan = (
+            self._options.workers.rng is Rng.WORKER and supervisor.setup.plan != plan
+        )  # workers are seeded by it
+        if is_other_plan or not supervisor.templates.is_current():
+            self._close_supervisor()
+            return None
+        self._close_supervisor.detach()
+        return supervisor
+
+    def close(self) -> None:
+        """Close the supervisor, if there is one. Idempotent."""
+        self._supervisor = None
+        if self._close_supervisor is not None:
+            self._close_supervisor()
+
+    def _make_supervisor(self, plan: PlanSettings) -> Supervisor:
+        self._supervisor = supervisor = Supervisor(WorkerSetup(self._options.workers, plan), self._options.delivery)
+        self._close_supervisor = weakref.finalize(self, supervisor.close)
+        return supervisor
+
+    def __repr__(self) -> str:
+        return f"<Preparation {'without a supervisor' if self._supervisor is None else 'with a supervisor'}>"
