@@ -6,12 +6,9 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from swift_loader.meeting import ONLY_SOME, Facts, Meeting
 from swift_loader.notices import warn
-from swift_loader.placement import Placement, is_one_of_many
+from swift_loader.placement import Placement, is_one_of_many, torch_distributed
 from swift_loader.run import Run
 
 __all__ = ["Facts", "agree_on_length", "agree_on_run", "report_failure"]
@@ -87,10 +84,8 @@ def _refuse_own_seeds(run: Run, placement: Placement) -> None:
 
 def _join(placement: Placement, facts: Facts) -> Meeting | None:
     """Publish facts to all ranks. None with one rank or without torch.distributed. Doesn't block."""
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = torch_distributed()
     if placement.world_size == 1 or distributed is None:
-        return None
-    if not distributed.is_available() or not distributed.is_initialized():
         return None
     if placement.world_size != distributed.get_world_size():
         return None  # several processes form one consumer, as with tensor parallelism

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Placement", "expected_placement", "find_placement", "is_one_of_many"]
+__all__ = ["Placement", "expected_placement", "find_placement", "is_one_of_many", "torch_distributed"]
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
@@ -93,9 +93,15 @@ def _checked(placement: Placement) -> Placement:
     return placement
 
 
+def torch_distributed() -> Any:
+    """Return the module torch.distributed if its process group is initialised; else None. Never imports it."""
+    module: Any = sys.modules.get("torch.distributed")
+    return module if module is not None and module.is_available() and module.is_initialized() else None
+
+
 def _of_torch_distributed() -> Placement | None:
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = torch_distributed()
+    if distributed is None:
         return None
     return Placement(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
 
