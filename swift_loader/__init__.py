@@ -28,8 +28,8 @@ another batch size or number of ranks. A sample's random draws depend on the sam
 
 Where to look: `loader` is the API. `lifecycle` starts and closes the `session`, which holds what a loader uses while it
 runs; `preparation` is what happens before. `passes` is what the iterators share. `run` is what outlives a loader.
-`placement`, `agreement` and `meeting` deal with other ranks. `bad_samples` records samples that failed. `collate` is
-the default collate. `engine` is the trainer's side of the processes, `worker` their own side, `transport` what lies
+`placement`, `agreement` and `meeting` deal with other ranks. `bad_samples` records samples that failed. `batch` is
+how samples become one. `engine` is the trainer's side of the processes, `worker` their own side, `transport` what lies
 between. `device` moves batches, for this loader and, with `DevicePrefetcher`, for any other iterable. `vision` is
 timm's loader on top of it. `integrations` has callbacks for training frameworks.
 """
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_loader.bad_samples import SampleFailure
-    from swift_loader.collate import default_collate
+    from swift_loader.batch.collate import default_collate
     from swift_loader.device.keys import batch_key
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetcher import DevicePrefetcher
@@ -95,7 +95,7 @@ _HOMES = {
     "SampleFailure": "swift_loader.bad_samples",
     "SwiftLoader": "swift_loader.loader",
     "batch_key": "swift_loader.device.keys",
-    "default_collate": "swift_loader.collate",
+    "default_collate": "swift_loader.batch.collate",
     "sample_rng": "swift_loader.worker.seeding",
     "to_device": "swift_loader.device.move",
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.walk import parts
+from swift_loader.batch.tree import parts
 
 if TYPE_CHECKING:
     from swift_loader.loader import SwiftLoader

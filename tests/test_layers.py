@@ -30,12 +30,12 @@ PURE = [
     "transport/names",
     "transport/reports",
     "transport/steps",
-    "transport/walk",
+    "batch/collate",
+    "batch/tree",
 ]
-WORKER_FOLDERS = ("worker", "transport")
+WORKER_FOLDERS = ("worker", "transport", "batch")
 WORKER_SIDE = [
     *sorted(str(path.relative_to(PACKAGE)) for name in WORKER_FOLDERS for path in (PACKAGE / name).glob("**/*.py")),
-    "collate.py",
     "vision/__init__.py",
     "vision/collate.py",
 ]
@@ -130,7 +130,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 def test_the_workers_side_does_not_import_the_trainers() -> None:
     trainer = ("swift_loader.engine", "swift_loader.loader", "swift_loader.session", "swift_loader.options")
     found = [(file, module) for file in WORKER_SIDE for module, _ in imports_of(PACKAGE / file)]
-    assert ("worker/build.py", "swift_loader.collate") in found
+    assert ("worker/build.py", "swift_loader.batch.collate") in found
     assert [(file, module) for file, module in found if is_within(module, *trainer)] == []
 
 
@@ -149,7 +149,7 @@ def test_a_pure_module_knows_no_threads_processes_clocks_or_sockets(name: str) -
 def test_transport_does_not_import_the_layers_above_it() -> None:
     found = {module for path in (PACKAGE / "transport").glob("*.py") for module, _ in imports_of(path)}
     ours = {module for module in found if is_within(module, "swift_loader")} - {"swift_loader"}
-    below = ("swift_loader.transport", "swift_loader.errors", "swift_loader.failpoints")
+    below = ("swift_loader.transport", "swift_loader.batch", "swift_loader.errors", "swift_loader.failpoints")
     assert [module for module in ours if not is_within(module, *below)] == []
 
 

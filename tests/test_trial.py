@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_loader.collate import default_collate
+from swift_loader.batch.collate import default_collate
 from swift_loader.worker.fingerprint import chosen_indices
 from tests import datasets
 from tests.helpers import ids_of, make_loader, slow

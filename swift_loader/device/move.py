@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.collate import refill_mapping
+from swift_loader.batch.tree import ATOMS, map_children
 from swift_loader.device.streams import STREAMING
 from swift_loader.device.transfer import Transfer
 
@@ -21,9 +19,6 @@ __all__ = ["as_tensors", "move_to", "owned", "pin", "to_device"]
 
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
-
-_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
-"""Types of leaves that can't move; lists of only these are skipped."""
 
 
 def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype | None = None) -> Any:
@@ -113,9 +108,9 @@ def _convert(
 
     def convert(part: Any) -> Any:
         kind = type(part)
-        if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, part))):
+        if kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(type, part))):
             return part
-        if kind is list and _ATOMS.issuperset(map(type, part)):
+        if kind is list and ATOMS.issuperset(map(type, part)):
             return part.copy()
         if kind in (np.ndarray, np.memmap):
             return on_tensor(torch.from_numpy(_plain(part))) if with_arrays and _fits_torch(part) else part
@@ -123,25 +118,9 @@ def _convert(
             return on_tensor(part)
         if not isinstance(part, type) and callable(getattr(part, method, None)):
             return on_object(part)
-        return _rebuilt(part, convert)
+        return map_children(part, convert)
 
     return convert(batch)
-
-
-def _rebuilt(part: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return a container of the same type with its items converted. Return other objects unchanged."""
-    if isinstance(part, Mapping):
-        return refill_mapping(part, {key: convert(value) for key, value in part.items()})
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*map(convert, part))
-    if isinstance(part, (list, tuple)):
-        return type(part)(map(convert, part))
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        result = copy.copy(part)
-        for field in dataclasses.fields(part):
-            object.__setattr__(result, field.name, convert(getattr(part, field.name)))
-        return result
-    return part
 
 
 def _fits_torch(array: NDArray[Any]) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.device.tensors import tensors_in
+from swift_loader.batch.tree import search
 
 if TYPE_CHECKING:
     import torch
 
     from swift_loader.device.streams import CopyStream
 
-__all__ = ["Transfer"]
+__all__ = ["Transfer", "tensors_in"]
 
 
 class Transfer:
@@ -61,3 +62,36 @@ def _is_on(part: Any, device_type: str) -> bool:
     import torch
 
     return not isinstance(part, torch.Tensor) or part.device.type == device_type
+
+
+def tensors_in(batch: Any) -> Iterator[Any]:
+    """Yield all strided tensors of a batch, and objects that have a `record_stream` of their own.
+
+    Searches containers, Mappings and the attributes of all objects, at any depth. For a sparse tensor, yields the
+    tensors that it consists of.
+    """
+    import torch
+
+    def is_wanted(part: Any) -> bool:
+        return isinstance(part, torch.Tensor) or callable(getattr(part, "record_stream", None))
+
+    for part in search(batch, is_wanted):
+        if isinstance(part, torch.Tensor):
+            yield from _dense_parts(part)
+        else:
+            yield part
+
+
+def _dense_parts(tensor: Any) -> Iterator[Any]:
+    import torch
+
+    if tensor.layout is torch.strided:
+        yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - torch's names; the public ones need a coalesced one
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:  # a nested tensor of the jagged layout, which has its own record_stream
+        yield tensor

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
@@ -33,7 +34,6 @@ from swift_loader.transport.names import names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.steps import Step, Steps
 from swift_loader.transport.trial import Trial, reduce_special
-from swift_loader.transport.walk import find_unencodable, type_name
 
 __all__ = ["CodeEncoder"]
 

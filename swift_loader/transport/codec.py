@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena, Block
 from swift_loader.transport.definitions import Definitions, travels_by_value
 from swift_loader.transport.rebuild import Finished, update_attributes
-from swift_loader.transport.walk import find_unencodable, type_name
 
 if TYPE_CHECKING:
     import torch

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.segments import Segment, capacity_for
-from swift_loader.transport.walk import find_unencodable, type_name
 
 __all__ = [
     "Environment",

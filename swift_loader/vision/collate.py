@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.collate import BatchMemory, HeapMemory, default_collate
+from swift_loader.batch.collate import BatchMemory, HeapMemory, default_collate
 from swift_loader.device.move import to_device
 
 if TYPE_CHECKING:

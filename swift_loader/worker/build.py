@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.collate import collate_into
+from swift_loader.batch.collate import collate_into
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.plan import Plan, PlanReader, PlanSettings

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from swift_loader.batch.tree import type_name
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.codec import decode, encode
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Failure, SampleFailed, Stage
-from swift_loader.transport.walk import type_name
 
 __all__ = ["BuildError", "describe_failure"]
 

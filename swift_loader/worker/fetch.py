@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from swift_loader.batch.tree import type_name
 from swift_loader.errors import TooManyErrors
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.transport.board import Board
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import SampleFailed, Stage
-from swift_loader.transport.walk import type_name
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.locator import Locator
 from swift_loader.worker.seeding import Fetching, Seeding

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate as torch_collate
 
-from swift_loader.collate import HeapMemory
+from swift_loader.batch.collate import HeapMemory
 from swift_loader.vision import fast_collate, tensor_collate
 from tests.helpers import run_script
 from tests.vision.conftest import assert_same

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader, TooManyErrors, sample_rng
-from swift_loader.collate import collate_into
+from swift_loader.batch.collate import collate_into
 from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import PlanSettings, Uneven

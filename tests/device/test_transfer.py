@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.device.tensors import tensors_in
+from swift_loader.device.transfer import tensors_in
 
 
 class Pair(NamedTuple):

@@ -8,21 +8,21 @@ tensors.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from swift_loader.batch.tree import children, rebuilt, steps
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchMemory", "Collate", "HeapMemory", "collate_into", "default_collate", "refill_mapping"]
+__all__ = ["BatchMemory", "Collate", "HeapMemory", "collate_into", "default_collate"]
 
 
 class BatchMemory(Protocol):
@@ -113,12 +113,33 @@ def _collate(parts: Sequence[Any], memory: BatchMemory, path: str) -> Any:
     if isinstance(first, _NUMBER_TYPES):
         return _collate_numbers(parts, memory)
     if isinstance(first, Mapping):
-        return _collate_mappings(parts, memory, path)
-    if isinstance(first, (list, tuple)):
-        return _collate_sequences(parts, memory, path)
-    if dataclasses.is_dataclass(first):
-        return _collate_dataclasses(parts, memory, path)
-    return list(parts)
+        columns: Iterable[Sequence[Any]] = _columns_of_mappings(parts, path)
+    elif children(first) is None or len(set(map(type, parts))) > 1:
+        return list(parts)
+    else:
+        columns = _columns(parts, path)
+    collated = [_collate(column, memory, path + step) for step, column in zip(steps(first), columns, strict=True)]
+    return rebuilt(first, collated)
+
+
+def _columns_of_mappings(mappings: Sequence[Any], path: str) -> list[list[Any]]:
+    """Return the values of all samples for each key of the first sample, in its order."""
+    first = mappings[0]
+    keys, kind = first.keys(), type(first)
+    for number, mapping in enumerate(mappings):
+        is_mapping = type(mapping) is kind or isinstance(mapping, Mapping)
+        if not is_mapping or mapping.keys() != keys:
+            found = sorted(map(repr, mapping)) if is_mapping else type(mapping).__name__
+            raise _mismatch(path, f"the keys {sorted(map(repr, first))}", f"{found} in sample {number} of the batch")
+    return [[mapping[key] for mapping in mappings] for key in first]
+
+
+def _columns(containers: Sequence[Any], path: str) -> Iterator[tuple[Any, ...]]:
+    """Return the parts of all samples at each place of a list or tuple, or for each field of a dataclass."""
+    rows = containers if isinstance(containers[0], (list, tuple)) else [children(each) or () for each in containers]
+    if len(set(map(len, rows))) > 1:
+        raise _ragged(path, [len(row) for row in rows])
+    return zip(*rows, strict=True)
 
 
 def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> Any:
@@ -178,62 +199,6 @@ def _collate_numbers(numbers: Sequence[Any], memory: BatchMemory) -> Any:
         return list(numbers)
     batch = memory.empty(values.shape, values.dtype)
     batch[...] = values
-    return batch
-
-
-def _collate_mappings(mappings: Sequence[Any], memory: BatchMemory, path: str) -> Any:
-    first = mappings[0]
-    keys = list(first)
-    for number, mapping in enumerate(mappings):
-        if not isinstance(mapping, Mapping) or mapping.keys() != first.keys():
-            found = sorted(map(repr, mapping)) if isinstance(mapping, Mapping) else type(mapping).__name__
-            raise _mismatch(path, f"the keys {sorted(map(repr, keys))}", f"{found} in sample {number} of the batch")
-    columns = {key: _collate([mapping[key] for mapping in mappings], memory, f"{path}[{key!r}]") for key in keys}
-    return refill_mapping(first, columns)
-
-
-def refill_mapping(mapping: Any, columns: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with other values. It keeps its attributes, such as a default_factory."""
-    if type(mapping) is dict:
-        return columns
-    if isinstance(mapping, dict) or hasattr(type(mapping), "__copy__"):
-        batch = copy.copy(mapping)
-    else:
-        try:
-            return type(mapping)(columns)
-        except TypeError:  # the type takes no dict: fill a copy, with its own containers instead of shared ones
-            batch = copy.copy(mapping)
-            vars(batch).update({name: copy.copy(value) for name, value in vars(mapping).items()})
-    for key, column in columns.items():
-        batch[key] = column
-    return batch
-
-
-def _collate_sequences(sequences: Sequence[Any], memory: BatchMemory, path: str) -> Any:
-    first = sequences[0]
-    if not all(type(sequence) is type(first) for sequence in sequences):
-        return list(sequences)
-    if len({len(sequence) for sequence in sequences}) > 1:
-        raise _ragged(path, [len(sequence) for sequence in sequences])
-    names = getattr(first, "_fields", None)
-    paths = [f"{path}.{name}" for name in names] if names else [f"{path}[{place}]" for place in range(len(first))]
-    columns = [
-        _collate(column, memory, column_path)
-        for column, column_path in zip(zip(*sequences, strict=True), paths, strict=True)
-    ]
-    if type(first) is list:
-        return columns
-    return type(first)(*columns) if names else type(first)(columns)
-
-
-def _collate_dataclasses(instances: Sequence[Any], memory: BatchMemory, path: str) -> Any:
-    first = instances[0]
-    if not all(type(instance) is type(first) for instance in instances):
-        return list(instances)
-    batch = copy.copy(first)
-    for field in dataclasses.fields(first):
-        column = [getattr(instance, field.name) for instance in instances]
-        object.__setattr__(batch, field.name, _collate(column, memory, f"{path}.{field.name}"))
     return batch
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from swift_loader.collate import BatchMemory, HeapMemory, collate_into, default_collate
+from swift_loader.batch.collate import BatchMemory, HeapMemory, collate_into, default_collate
 from swift_loader.transport.arena import Arena
 
 
@@ -340,6 +340,10 @@ def test_the_order_of_keys_is_that_of_the_first_sample() -> None:
 def test_a_column_of_differing_types_becomes_a_list() -> None:
     batch = default_collate([{"box": None}, {"box": np.ones(4)}])
     assert batch["box"][0] is None
+
+
+def test_classes_are_no_instances_and_become_a_list() -> None:
+    assert default_collate([Pair, Pair]) == [Pair, Pair]
 
 
 def test_one_sample_is_a_batch_of_one() -> None:
