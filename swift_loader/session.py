@@ -17,10 +17,10 @@ from typing import Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.device.ahead import DirectSource, MovingSource, Source
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Destination
 from swift_loader.device.keys import keyed_by
+from swift_loader.device.prefetch import PrefetchQueue, Source
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
@@ -172,14 +172,12 @@ class Session:
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
         owner = self._process if self._options.delivery.num_workers else None
-        if self._destination is None:
-            return OpenEpoch(position.epoch, first_step, num_batches, DirectSource(self._pull), owner)
-        if self._copies is None:
-            self._copies = Copies(self._destination.make_stream(), self._options.delivery.max_on_device)
-        self._copies.catch_up()
-        num_left, depth = num_batches - first_step, self._options.delivery.max_on_device
-        moving = MovingSource(self._pull, self.dispatcher.is_ready, self._move, self._copies, depth, num_left)
-        return OpenEpoch(position.epoch, first_step, num_batches, moving, owner)
+        source: Source = self
+        if self._destination is not None:
+            depth = self._options.delivery.max_on_device
+            self._copies = self._copies or Copies(self._destination.make_stream(), depth)
+            source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
+        return OpenEpoch(position.epoch, first_step, num_batches, source, owner)
 
     def close(self) -> None:
         """Stop the engine, then write the metrics to the file or the log. Idempotent and thread-safe.
@@ -212,14 +210,26 @@ class Session:
         while self._notices:
             warn(self._notices.popleft())
 
-    def _pull(self) -> Delivery:
+    def take(self) -> Delivery:
+        """Return the next batch as the engine delivers it. It belongs to the user from now on. Loop's thread."""
+        delivery = self.pull()
+        delivery.keep()
+        return delivery
+
+    def pull(self) -> Delivery:
+        """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
         self.tell()
         delivery = self.dispatcher.next_batch()
         if isinstance(delivery.error, SwiftLoaderError):
             self.tell()  # the warnings that led to the error
         return delivery
 
-    def _move(self, delivery: Delivery, transfer: Transfer) -> Any:
+    def is_ready(self) -> bool:
+        """Return whether `pull` would return without blocking. Loop's thread."""
+        return self.dispatcher.is_ready()
+
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        """Return a batch on the device. Loop's thread."""
         assert self._destination is not None
         with keyed_by(partial(self._key, delivery.epoch, delivery.step)):
             return self._destination.move(delivery.batch, transfer)

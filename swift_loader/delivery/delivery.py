@@ -27,6 +27,10 @@ class Delivery:
     loan: Loan | None = None
     """The loan of the slot that the batch lies in. None if it lies in no slot."""
 
+    def with_batch(self, batch: Any) -> Delivery:
+        """Return the delivery with another batch. Takes half as long as `dataclasses.replace`."""
+        return Delivery(batch, self.epoch, self.step, self.failures, self.num_before, self.error, self.loan)
+
     def keep(self) -> None:
         """Note that only the user keeps the batch's memory from here on. Any thread."""
         if self.loan is not None:

@@ -121,7 +121,7 @@ class Copies:
             last = self._under_way[-1].event if self._under_way else None
         if last is not None:
             last.synchronize()
-        self.let_go()
+            self.let_go()
 
     def close(self) -> None:
         """Wait until all copies are over, and drop the host batches. Idempotent."""

@@ -12,15 +12,17 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.device.copies import Copies
 from swift_loader.device.destination import Move, default_device, device_of, mover
 from swift_loader.device.keys import keyed_by
-from swift_loader.device.lookahead import End, Lookahead
+from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import copy_stream
 from swift_loader.device.transfer import Transfer
+from swift_loader.engine.base import Delivery
 from swift_loader.errors import StateMismatch
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.placement import expected_placement
@@ -81,9 +83,9 @@ class DevicePrefetcher:
         self._copies: Copies | None = None
         """None before the first pass."""
         self._close_copies: Callable[[], object] = _nothing
-        self._current: Callable[[], Lookahead | None] = _nothing
-        """The lookahead of the last pass, while its iterator lives."""
-        self._kept: Lookahead | None = None
+        self._current: Callable[[], PrefetchQueue | None] = _nothing
+        """The batches ahead of the last pass, while its iterator lives."""
+        self._kept: PrefetchQueue | None = None
         """The same, if the source is its own iterator: the next pass continues with it."""
         self._next_epoch = 0
         self._state: Any = None
@@ -91,7 +93,7 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over a pass, which begins at the first `next`. After an error, each `next` raises it."""
-        return _Pass(self)
+        return LazyPass(self._begin_pass)
 
     def __len__(self) -> int:
         """Return the source's length. Raises TypeError if it has none."""
@@ -144,30 +146,11 @@ class DevicePrefetcher:
         reset()
         self._abandon("reset()")
 
-    @property
-    def source(self) -> Any:
-        """The iterable that gives the batches."""
-        return self._source
-
-    @property
-    def dataset(self) -> Any:
-        """The source's dataset."""
-        return self._source.dataset  # type: ignore[attr-defined]
-
-    @property
-    def sampler(self) -> Any:
-        """The source's sampler."""
-        return self._source.sampler  # type: ignore[attr-defined]
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The source's batch sampler."""
-        return self._source.batch_sampler  # type: ignore[attr-defined]
-
-    @property
-    def batch_size(self) -> Any:
-        """The source's batch size."""
-        return self._source.batch_size  # type: ignore[attr-defined]
+    source = property(attrgetter("_source"), doc="The iterable that gives the batches.")
+    dataset = property(attrgetter("_source.dataset"), doc="The source's dataset.")
+    sampler = property(attrgetter("_source.sampler"), doc="The source's sampler.")
+    batch_sampler = property(attrgetter("_source.batch_sampler"), doc="The source's batch sampler.")
+    batch_size = property(attrgetter("_source.batch_size"), doc="The source's batch size.")
 
     def close(self) -> None:
         """Drop the batches that were moved ahead and wait for the running copies. Idempotent. Keeps the source."""
@@ -183,46 +166,100 @@ class DevicePrefetcher:
     ) -> None:
         self.close()
 
-    def open_pass(self) -> Lookahead:
-        """Begin a pass over the source, or continue one that can't begin again. Called by the iterator."""
+    def _begin_pass(self) -> Callable[[], Any]:
+        """Begin a pass over the source, or continue one that can't begin again."""
         batches = iter(self._source)
-        is_its_own = batches is self._source
-        if is_its_own and self._kept is not None and not self._kept.is_over:
-            return self._kept
+        if batches is not self._source:
+            return partial(self._take, self._new_queue(batches))
+        if self._kept is None or self._kept.is_over:
+            self._kept = self._new_queue(batches)
+        return partial(self._take, self._kept)
+
+    def _new_queue(self, batches: Iterator[Any]) -> PrefetchQueue:
+        import torch
+
         if self._copies is None:
             self._copies = Copies(copy_stream(self.device), self._depth)
             self._close_copies = weakref.finalize(self, self._copies.close)
-        self._copies.catch_up()
         self._state = _snapshot(self._source) or None
-        move = partial(_move_keyed, self._move, self._make_key(self._next_epoch))
-        ahead = Lookahead(batches, move, partial(_snapshot, self._source), self._copies, self._depth)
-        self._current, self._kept = weakref.ref(ahead), ahead if is_its_own else None
+        seed = torch.initial_seed() if self._seed is None else self._seed
+        host = _HostPass(self._source, batches, self._copies, self._move, seed, self._next_epoch)
+        queue = PrefetchQueue(host, self._copies, self._depth)
+        self._current = weakref.ref(queue)
         self._next_epoch += 1
-        return ahead
+        return queue
 
-    def note_state(self, ahead: Lookahead, state: Any) -> None:
-        """Record the source's state after the batch that the loop gets now. Called by the iterator."""
-        if ahead is self._current():
+    def _take(self, queue: PrefetchQueue) -> Any:
+        """Return the pass's next batch, and record the source's state after it."""
+        delivery = queue.take()
+        error = delivery.error
+        if error is not None and not isinstance(error, StopIteration):
+            raise error
+        batch, state = delivery.batch
+        if queue is self._current():
             self._state = state
-
-    def _make_key(self, epoch: int) -> Callable[[int], int]:
-        """Return a function that returns the key of each step of a pass."""
-        import torch
-
-        seed, rank = torch.initial_seed() if self._seed is None else self._seed, expected_placement(None).rank
-        return lambda step: derive_key(seed, Purpose.DEVICE.value, epoch, step, rank)
+        if error is not None:
+            raise StopIteration
+        return batch
 
     def _abandon(self, what: str) -> None:
-        ahead = self._current()
-        if ahead is not None:
-            ahead.abandon(what)
+        queue = self._current()
+        if queue is not None:
+            queue.abandon(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
         self._current, self._kept, self._state = _nothing, None, None
 
     def __repr__(self) -> str:
         return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current() or 'no pass'}>"
 
 
-# These functions refer to the source, not to the prefetcher. A cycle would keep the source's processes alive.
+# What follows refers to the source, not to the prefetcher. A cycle would keep the source's processes alive.
+
+
+class _HostPass:
+    """A pass over the source. A delivery's batch is a pair: the source's batch, and the source's state after it.
+
+    The source may write all its batches into the same memory. So it isn't asked for the next batch before the copies of
+    the last one are over. Tensors of the source that are on the device already are copied on the loop's stream.
+    """
+
+    def __init__(self, source: Any, batches: Iterator[Any], copies: Copies, move: Move, seed: int, epoch: int) -> None:
+        self._source = source
+        self._batches = batches
+        self._copies = copies
+        self._move = move
+        self._seed = seed
+        self._epoch = epoch
+        self._rank = expected_placement(None).rank
+        self._num_pulled = 0
+
+    def is_ready(self) -> bool:
+        """Return True: nothing tells whether the source would block."""
+        return True
+
+    def pull(self) -> Delivery:
+        """Return the next batch. Its error is a StopIteration at the source's end."""
+        try:
+            self._copies.wait()
+            batch = next(self._batches)
+        except StopIteration:
+            return Delivery((None, _snapshot(self._source)), self._epoch, self._num_pulled, error=StopIteration())
+        except Exception as error:
+            return Delivery(None, self._epoch, self._num_pulled, error=error)
+        pulled = Delivery((batch, _snapshot(self._source)), self._epoch, self._num_pulled)
+        self._num_pulled += 1
+        return pulled
+
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        """Return the batch on the device. It shares no memory with the source."""
+        batch, state = delivery.batch
+        try:
+            with keyed_by(partial(self._key, delivery.step)):
+                return self._move(batch, transfer), state
+        except StopIteration as stop:
+            raise RuntimeError("to_device raised StopIteration, which would end the pass early") from stop
+
+    def _key(self, step: int) -> int:
+        return derive_key(self._seed, Purpose.DEVICE.value, self._epoch, step, self._rank)
 
 
 def _snapshot(source: Any) -> Any:
@@ -244,28 +281,3 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 def _nothing() -> None:
     """Replace a dead weak reference, or a close with nothing to close."""
-
-
-def _move_keyed(move: Move, key: Callable[[int], int], step: int, batch: Any, transfer: Transfer) -> Any:
-    with keyed_by(partial(key, step)):
-        return move(batch, transfer)
-
-
-class _Pass:
-    """What `iter(prefetcher)` returns."""
-
-    def __init__(self, owner: DevicePrefetcher) -> None:
-        self._owner = owner
-        self._ahead: Lookahead | None = None
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> Any:
-        if self._ahead is None:
-            self._ahead = self._owner.open_pass()
-        taken = self._ahead.take()
-        self._owner.note_state(self._ahead, taken.state)
-        if isinstance(taken, End):
-            raise StopIteration
-        return taken.issued.batch

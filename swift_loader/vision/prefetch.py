@@ -9,12 +9,14 @@ Nothing starts before the first `next`, or `start()`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift_loader.device.destination import default_device, device_of
+from swift_loader.device.prefetch import LazyPass
 from swift_loader.device.prefetcher import DevicePrefetcher
 from swift_loader.loader import SwiftLoader
 from swift_loader.notices import warn
@@ -120,16 +122,16 @@ class PrefetchLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Return an iterator over one pass. The pass starts with its first `next`."""
-        return _Pass(self)
+        return LazyPass(self._begin_pass)
 
-    def open_pass(self) -> Iterator[tuple[Any, ...]]:
-        """Start a pass, and the loader if it isn't running. The iterator calls this."""
+    def _begin_pass(self) -> Callable[[], Any]:
+        """Start a pass, and the loader if it isn't running."""
         if self._source is None:
             if _is_fresh(self.loader):
                 self.start(self._consumer_index)
             else:  # the user has started or closed it since; if it is closed, the pass raises
                 self._source = self._prefetcher()
-        return iter(self._source)  # type: ignore[arg-type] # start() has set it
+        return iter(self._source).__next__  # type: ignore[arg-type] # start() has set it
 
     def __len__(self) -> int:
         """Return the loader's length: the number of batches of an epoch."""
@@ -173,25 +175,15 @@ class PrefetchLoader:
 
     # Attributes -------------------------------------------------------------------------------------------------------
 
-    @property
-    def dataset(self) -> Any:
-        """The loader's dataset."""
-        return self.loader.dataset
-
-    @property
-    def sampler(self) -> Any:
-        """The loader's sampler. A SwiftLoader's has a `set_epoch`, which calls the loader's."""
-        return self.loader.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The loader's batch sampler; None for a SwiftLoader."""
-        return self.loader.batch_sampler
-
-    @property
-    def batch_size(self) -> Any:
-        """The loader's batch size."""
-        return self.loader.batch_size
+    dataset = property(attrgetter("loader.dataset"), doc="The loader's dataset.")
+    sampler = property(
+        attrgetter("loader.sampler"),
+        doc="The loader's sampler; a SwiftLoader's has a `set_epoch`.",
+    )
+    batch_sampler = property(
+        attrgetter("loader.batch_sampler"), doc="The loader's batch sampler; None for a SwiftLoader."
+    )
+    batch_size = property(attrgetter("loader.batch_size"), doc="The loader's batch size.")
 
     @property
     def collate_fn(self) -> Any:
@@ -222,22 +214,6 @@ class PrefetchLoader:
         if state is not None:
             self.loader.load_state_dict(state)
         self._source = None
-
-
-class _Pass:
-    """The iterator that `iter(loader)` returns."""
-
-    def __init__(self, owner: PrefetchLoader) -> None:
-        self._owner = owner
-        self._batches: Iterator[tuple[Any, ...]] | None = None
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> tuple[Any, ...]:
-        if self._batches is None:
-            self._batches = self._owner.open_pass()
-        return next(self._batches)
 
 
 def _is_fresh(loader: Any) -> bool:

@@ -9,41 +9,41 @@ from typing import Any
 import pytest
 
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.ahead import MovingSource
 from swift_loader.device.copies import Copies
+from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import NoStream
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import LoaderClosed
 
 
 class Engine:
-    """Gives the numbers from 0 on, without end."""
+    """Gives the numbers from 0 on, without end; a moved number is negative."""
 
-    def __init__(self) -> None:
+    def __init__(self, *outcomes: BaseException | None) -> None:
+        """Take what the next moves raise; None: nothing."""
         self.num_pulled = 0
-        self.is_ready = True
+        self.has_more = True
+        self._outcomes = deque(outcomes)
+
+    def is_ready(self) -> bool:
+        return self.has_more
 
     def pull(self) -> Delivery:
         self.num_pulled += 1
         return Delivery(self.num_pulled - 1, 0, self.num_pulled - 1)
 
-
-def move_with(outcomes: deque[BaseException | None]) -> Any:
-    def move(delivery: Delivery, transfer: Transfer) -> Any:
-        outcome = outcomes.popleft() if outcomes else None
+    def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+        outcome = self._outcomes.popleft() if self._outcomes else None
         if outcome is not None:
             raise outcome
         return -delivery.batch
 
-    return move
+
+def source_of(engine: Engine, depth: int = 1, num_batches: int = 6) -> PrefetchQueue:
+    return PrefetchQueue(engine, Copies(NoStream()), depth, num_batches)
 
 
-def source_of(engine: Engine, *outcomes: BaseException | None, depth: int = 1, num_batches: int = 6) -> MovingSource:
-    move, copies = move_with(deque(outcomes)), Copies(NoStream())
-    return MovingSource(engine.pull, lambda: engine.is_ready, move, copies, depth, num_batches)
-
-
-def take_all(source: MovingSource, count: int) -> list[Any]:
+def take_all(source: PrefetchQueue, count: int) -> list[Any]:
     found: list[Any] = []
     while len(found) < count:
         try:
@@ -57,7 +57,7 @@ def take_all(source: MovingSource, count: int) -> list[Any]:
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_all_batches_come_moved_in_order_and_no_more_are_pulled(depth: int, is_ready: bool) -> None:
     engine = Engine()
-    engine.is_ready = is_ready
+    engine.has_more = is_ready
     assert take_all(source_of(engine, depth=depth), 6) == [0, -1, -2, -3, -4, -5]
     assert engine.num_pulled == 6
 
@@ -67,7 +67,7 @@ def test_batches_are_moved_ahead_only_when_they_are_ready() -> None:
     source = source_of(engine, depth=2)
     source.take()
     assert engine.num_pulled == 3
-    engine.is_ready = False
+    engine.has_more = False
     source.take()
     assert engine.num_pulled == 3
 
@@ -75,9 +75,8 @@ def test_batches_are_moved_ahead_only_when_they_are_ready() -> None:
 @pytest.mark.parametrize("at", range(6))
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing(at: int, depth: int) -> None:
-    engine = Engine()
-    outcomes = [None] * at + [KeyboardInterrupt()]
-    found = take_all(source_of(engine, *outcomes, depth=depth), 7)
+    engine = Engine(*[None] * at, KeyboardInterrupt())
+    found = take_all(source_of(engine, depth), 7)
     assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
     assert engine.num_pulled == 6
 
@@ -92,15 +91,14 @@ def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
                 raise KeyboardInterrupt
 
     engine = Engine()
-    source = MovingSource(engine.pull, lambda: True, move_with(deque()), Copies(Interrupted()), 2, 6)
+    source = PrefetchQueue(engine, Copies(Interrupted()), 2, 6)
     found = take_all(source, 9)
     assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
     assert engine.num_pulled == 6
 
 
 def test_an_error_comes_where_its_batch_would_have_come() -> None:
-    engine = Engine()
-    source = source_of(engine, None, None, ValueError("too large"), depth=3)
+    source = source_of(Engine(None, None, ValueError("too large")), depth=3)
     assert take_all(source, 2) == [0, -1]
     for _ in range(2):
         assert str(source.take().error) == "too large"
@@ -110,15 +108,16 @@ def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         raise ValueError("of the handler")
 
-    def move(delivery: Delivery, transfer: Transfer) -> Any:
-        if delivery.batch == 2 and len(moved) == 2:
-            moved.append("interrupted")
-            signal.raise_signal(signal.SIGUSR1)
-        moved.append(delivery.batch)
-        return -delivery.batch
+    class Interrupted(Engine):
+        def move(self, delivery: Delivery, transfer: Transfer) -> Any:
+            if delivery.batch == 2 and len(moved) == 2:
+                moved.append("interrupted")
+                signal.raise_signal(signal.SIGUSR1)
+            moved.append(delivery.batch)
+            return super().move(delivery, transfer)
 
     moved: list[Any] = []
-    source = MovingSource(Engine().pull, lambda: True, move, Copies(NoStream()), 3, 6)
+    source = source_of(Interrupted(), depth=3)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with pytest.raises(ValueError, match="of the handler"):
@@ -130,15 +129,42 @@ def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
 
 
 def test_why_there_is_no_batch_comes_where_the_batch_would_have_come_and_is_not_moved() -> None:
-    engine = Engine()
+    class Closed(Engine):
+        def pull(self) -> Delivery:
+            return Delivery(None, 0, 2, error=stop) if self.num_pulled == 2 else super().pull()
+
     stop = LoaderClosed("closed")
-    source = MovingSource(
-        lambda: Delivery(None, 0, 2, error=stop) if engine.num_pulled == 2 else engine.pull(),
-        lambda: True,
-        move_with(deque()),
-        Copies(NoStream()),
-        3,
-        6,
-    )
+    source = source_of(Closed(), depth=3)
     assert take_all(source, 2) == [0, -1]
     assert [source.take().error for _ in range(2)] == [stop, stop]
+
+
+def test_an_abandoned_queue_drops_its_batches_and_pulls_no_more() -> None:
+    engine, gone = Engine(None, KeyboardInterrupt()), RuntimeError("gone")
+    source = source_of(engine, depth=3)
+    with pytest.raises(KeyboardInterrupt):
+        source.take()
+    were_over = [source.is_over]
+    source.abandon(gone)
+    were_over.append(source.is_over)
+    assert were_over == [False, True]
+    assert [source.take().error for _ in range(2)] == [gone, gone]
+    assert engine.num_pulled == 2
+
+
+def test_a_pass_begins_with_the_first_next_and_again_if_that_fails() -> None:
+    begun, outcomes = list[int](), [OSError("not yet")]
+
+    def begin() -> Any:
+        begun.append(len(begun))
+        if outcomes:
+            raise outcomes.pop()
+        return iter("ab").__next__
+
+    batches = LazyPass(begin)
+    assert iter(batches) is batches
+    assert not begun
+    with pytest.raises(OSError, match="not yet"):
+        next(batches)
+    assert list(batches) == ["a", "b"]
+    assert begun == [0, 1]
