@@ -6,7 +6,8 @@ computed, workers always persist from epoch to epoch, and a sample's random numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from numbers import Real
 from typing import Any
 
@@ -22,6 +23,7 @@ from swift_loader.vision.stage import IMAGENET_MEAN, IMAGENET_STD
 __all__ = ["create_loader"]
 
 _WORKER_SEEDINGS = ("all", "part")
+_CHOICES = ("input_size_choices", "batch_size_choices", "batch_choice_weights")
 
 
 def create_loader(  # noqa: PLR0917 - timm's, in timm's order
@@ -60,18 +62,18 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     img_dtype: torch.dtype = torch.float32,
     device: torch.device | str | int | None = None,
     use_prefetcher: bool = True,
-    use_multi_epochs_loader: bool = False,  # noqa: ARG001 - timm's option; workers always persist
-    persistent_workers: bool = True,  # noqa: ARG001 - the same
+    use_multi_epochs_loader: bool = False,
+    persistent_workers: bool = True,
     worker_seeding: str = "all",
     tf_preprocessing: bool = False,
     input_size_choices: Sequence[Any] | None = None,
     batch_size_choices: Sequence[int] | None = None,
     batch_choice_weights: Sequence[float] | None = None,
-    batch_choice_seed: int = 0,  # noqa: ARG001 - this and the next four concern choices, which aren't supported
-    batch_choice_schedule: str = "constant",  # noqa: ARG001
-    batch_schedule_epochs: int | None = None,  # noqa: ARG001
-    batch_schedule_spread: float = 0.65,  # noqa: ARG001
-    batch_schedule_random_mix: float = 0.1,  # noqa: ARG001
+    batch_choice_seed: int = 0,
+    batch_choice_schedule: str = "constant",
+    batch_schedule_epochs: int | None = None,
+    batch_schedule_spread: float = 0.65,
+    batch_schedule_random_mix: float = 0.1,
     num_batches: int | None = None,
     *,
     channels_last: bool = False,
@@ -156,84 +158,39 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
             type.
         ValueError: A value isn't supported or is out of range.
     """
-    refuse_unknown(unknown, "create_loader", create_loader)
+    given = dict(locals())
+    refuse_unknown(given.pop("unknown"), "create_loader", create_loader)
     _check_dataset(dataset)
-    _check_unsupported(num_aug_repeats, worker_seeding)
-    _check_no_choices(
-        input_size_choices=input_size_choices,
-        batch_size_choices=batch_size_choices,
-        batch_choice_weights=batch_choice_weights,
-    )
-    if num_batches is not None:
-        raise ValueError(
-            f"num_batches={num_batches!r} isn't supported: an epoch has as many batches as the dataset gives; leave it "
-            f"out, and break out of the loop after that many batches"
-        )
+    _check_unsupported(given)
     # Erasing leaves out the first half of a batch; with augmentation splits, the first split, which is the clean one.
-    re_num_splits = (num_aug_splits or 2) if re_split else 0
-    transform = _import_create_transform()(
-        input_size,
-        is_training=is_training,
-        no_aug=no_aug,
-        train_crop_mode=train_crop_mode,
-        scale=scale,
-        ratio=ratio,
-        hflip=hflip,
-        vflip=vflip,
-        color_jitter=color_jitter,
-        color_jitter_prob=color_jitter_prob,
-        grayscale_prob=grayscale_prob,
-        gaussian_blur_prob=gaussian_blur_prob,
-        auto_augment=auto_augment,
-        interpolation=interpolation,
-        mean=mean,
-        std=std,
-        crop_pct=crop_pct,
-        crop_mode=crop_mode,
-        crop_border_pixels=crop_border_pixels,
-        re_prob=re_prob,
-        re_mode=re_mode,
-        re_count=re_count,
-        re_num_splits=re_num_splits,
-        tf_preprocessing=tf_preprocessing,
-        use_prefetcher=use_prefetcher,
-        separate=num_aug_splits > 0,
-    )
+    given["re_num_splits"] = (num_aug_splits or 2) if re_split else 0
+    create_transform = _import_create_transform()
+    transform = create_transform(**_taken_by(create_transform, given, separate=num_aug_splits > 0))
     loader = SwiftLoader(
-        dataset=dataset,
-        batch_size=batch_size,
-        nb_consumer=None if distributed else 1,
-        worker_per_consumer=num_workers,
-        shuffle=is_training,
-        seed=seed,
-        drop_last=is_training,
-        in_order=in_order,
-        timeout=timeout,
-        worker_restarts=worker_restarts,
-        nearby_shuffle=nearby_shuffle,
-        on_error=on_error,
-        max_errors=max_errors,
-        collate_fn=collate_fn or (fast_collate if use_prefetcher else tensor_collate),
-        pin_memory=pin_memory and not use_prefetcher,
+        **_taken_by(
+            SwiftLoader,
+            given,
+            nb_consumer=None if distributed else 1,
+            worker_per_consumer=num_workers,
+            shuffle=is_training,
+            drop_last=is_training,
+            collate_fn=collate_fn or (fast_collate if use_prefetcher else tensor_collate),
+            pin_memory=pin_memory and not use_prefetcher,
+        )
     )
     dataset.transform = transform
     loader.prepare()  # a new interpreter takes seconds to import torch and timm
     if not use_prefetcher:
         return loader
-    return PrefetchLoader(
-        loader,
-        mean=mean,
-        std=std,
-        channels=_count_channels(input_size, mean),
-        device=device,
-        img_dtype=img_dtype,
-        fp16=fp16,
-        re_prob=re_prob if is_training and not no_aug else 0.0,
-        re_mode=re_mode,
-        re_count=re_count,
-        re_num_splits=re_num_splits,
-        channels_last=channels_last,
-    )
+    re_prob = re_prob if is_training and not no_aug else 0.0
+    channels = _count_channels(input_size, mean)
+    return PrefetchLoader(loader, **_taken_by(PrefetchLoader, given, channels=channels, re_prob=re_prob))
+
+
+def _taken_by(callee: Callable[..., Any], given: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """Return those of the given options that a function has, too: they mean the same. `others` come first."""
+    names = signature(callee).parameters
+    return {**{name: value for name, value in given.items() if name in names}, **others}
 
 
 def _check_dataset(dataset: Any) -> None:
@@ -251,8 +208,9 @@ def _check_dataset(dataset: Any) -> None:
         )
 
 
-def _check_unsupported(num_aug_repeats: Any, worker_seeding: Any) -> None:
+def _check_unsupported(given: Mapping[str, Any]) -> None:
     """Raise for timm's options that this loader doesn't support."""
+    num_aug_repeats, worker_seeding = given["num_aug_repeats"], given["worker_seeding"]
     if not isinstance(num_aug_repeats, Real):
         raise TypeError(f"num_aug_repeats={num_aug_repeats!r} is a {type(num_aug_repeats).__name__}; it must be 0 or 1")
     if num_aug_repeats not in (0, 1):  # timm's own scripts pass floats
@@ -265,16 +223,17 @@ def _check_unsupported(num_aug_repeats: Any, worker_seeding: Any) -> None:
             f"worker_seeding={worker_seeding!r} isn't supported, because random numbers are keyed by sample, not by "
             f"worker; leave it out, and pass seed, which all random numbers depend on"
         )
-
-
-def _check_no_choices(**choices: Any) -> None:
-    """Raise if an option asks for batches of several sizes."""
-    for name, value in choices.items():
-        if value is not None:
+    for name in _CHOICES:
+        if given[name] is not None:
             raise ValueError(
-                f"{name}={value!r} isn't supported: all batches have the same batch_size and input_size; leave it out, "
-                f"or make one loader per size"
+                f"{name}={given[name]!r} isn't supported: all batches have the same batch_size and input_size; leave "
+                f"it out, or make one loader per size"
             )
+    if given["num_batches"] is not None:
+        raise ValueError(
+            f"num_batches={given['num_batches']!r} isn't supported: an epoch has as many batches as the dataset gives; "
+            f"leave it out, and break out of the loop after that many batches"
+        )
 
 
 def _import_create_transform() -> Callable[..., Any]:

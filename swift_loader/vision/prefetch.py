@@ -158,11 +158,11 @@ class PrefetchLoader:
         any other loader, only the collate function in this process is changed: workers that persist keep the old
         setting.
         """
-        return bool(getattr(_collate_fn_of(self.loader), "mixup_enabled", False))
+        return bool(getattr(self.collate_fn, "mixup_enabled", False))
 
     @mixup_enabled.setter
     def mixup_enabled(self, enabled: bool) -> None:
-        collate_fn = _collate_fn_of(self.loader)
+        collate_fn = self.collate_fn
         if not hasattr(collate_fn, "mixup_enabled"):
             if enabled:
                 warn("mixup_enabled = True has no effect: the collate_fn can't mix; pass timm's FastCollateMixup")
@@ -176,19 +176,14 @@ class PrefetchLoader:
     # Attributes -------------------------------------------------------------------------------------------------------
 
     dataset = property(attrgetter("loader.dataset"), doc="The loader's dataset.")
-    sampler = property(
-        attrgetter("loader.sampler"),
-        doc="The loader's sampler; a SwiftLoader's has a `set_epoch`.",
-    )
-    batch_sampler = property(
-        attrgetter("loader.batch_sampler"), doc="The loader's batch sampler; None for a SwiftLoader."
-    )
+    sampler = property(attrgetter("loader.sampler"), doc="The loader's sampler; a SwiftLoader's has a `set_epoch`.")
+    batch_sampler = property(attrgetter("loader.batch_sampler"), doc="The loader's; None for a SwiftLoader.")
     batch_size = property(attrgetter("loader.batch_size"), doc="The loader's batch size.")
 
     @property
     def collate_fn(self) -> Any:
         """The loader's collate function; None for a SwiftLoader's default."""
-        return _collate_fn_of(self.loader)
+        return getattr(self.loader, "collate_fn", None)
 
     def report(self) -> dict[str, Any]:
         """Return the times of a SwiftLoader's stages so far; an empty dict for any other loader."""
@@ -219,10 +214,6 @@ class PrefetchLoader:
 def _is_fresh(loader: Any) -> bool:
     """Return whether this is a SwiftLoader that hasn't been started."""
     return isinstance(loader, SwiftLoader) and not loader.has_started
-
-
-def _collate_fn_of(loader: Any) -> Any:
-    return getattr(loader, "collate_fn", None)
 
 
 def _usable_device(device: torch.device | str | int | None) -> torch.device:

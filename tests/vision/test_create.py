@@ -267,6 +267,20 @@ def test_the_parameters_are_timms_in_timms_order(timm_data: Any) -> None:
     assert ours[: len(theirs)] == theirs
 
 
+def test_the_options_that_are_not_timms_are_the_loaders(timm_data: Any) -> None:
+    ours = [name for name, option in inspect.signature(create_loader).parameters.items() if option.kind == 3]
+    assert ours[0] == "channels_last"
+    assert set(ours[1:]) <= set(inspect.signature(SwiftLoader).parameters)
+
+
+def test_options_reach_the_loader_and_the_stage(timm_data: Any, photos: Path) -> None:
+    loader = make(timm_data, photos, device="cpu", channels_last=True, img_dtype=torch.float16)
+    assert (loader.stage.channels_last, loader.stage.img_dtype) == (True, torch.float16)
+    assert loader.batch_size == 4
+    with pytest.raises(ValueError, match="on_error='never'"):
+        make(timm_data, photos, on_error="never")
+
+
 @pytest.mark.parametrize("option", [{"input_size_choices": [128]}, {"batch_size_choices": [2]}], ids=str)
 def test_batches_of_several_sizes_are_refused(timm_data: Any, photos: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="isn't supported: all batches have the same batch_size and input_size"):
