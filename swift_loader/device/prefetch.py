@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from swift_loader.delivery.delivery import Delivery
 from swift_loader.device.copies import Copies, Issued
 from swift_loader.device.transfer import Transfer
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.interrupts import is_interrupt
 
 __all__ = ["HostSource", "LazyPass", "PrefetchQueue", "Source"]

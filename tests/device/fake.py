@@ -1,4 +1,4 @@
-"""A fake GPU that delays copies and logs calls.
+"""A fake GPU that delays copies and logs calls, and a fake of page-locking.
 
 Its two streams run their work in order, only when someone waits or too much is queued. Memory is allocated as by
 torch's caching allocator: the next copy uses a freed block again, because it runs after the copies before it. A block
@@ -212,3 +212,38 @@ def _copy(address: int, block: Block) -> None:
     with open("/proc/self/mem", "rb", buffering=0) as memory:
         memory.seek(address)
         block.data[:] = memory.read(len(block.data))
+
+
+class Registry:
+    """Takes note instead of page-locking."""
+
+    def __init__(self, *wrong: str | None) -> None:
+        self._wrong = list(wrong)
+        self.locked: dict[int, int] = {}
+        self.log: list[str] = []
+        self.is_stuck = False
+
+    def register(self, address: int, nbytes: int) -> str | None:
+        self.log.append("register")
+        wrong = self._wrong.pop(0) if self._wrong else ""
+        if wrong == "":
+            self.locked[address] = nbytes
+        return wrong
+
+    def unregister(self, address: int) -> bool:
+        self.log.append("unregister")
+        assert "rw" in protection_of(address), "unlocked after it was unmapped"
+        if self.is_stuck:
+            return False
+        self.locked.pop(address, None)
+        return True
+
+
+def protection_of(address: int) -> str:
+    """Return the permissions of the mapping at an address; nothing if there is none."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            if first <= address < last:
+                return line.split()[1]
+    return ""

@@ -12,6 +12,7 @@ import torch
 
 from swift_loader.device.pinning import CudaRegistry, PageLock
 from swift_loader.transport.segments import Segment
+from tests.device.fake import Registry, protection_of
 
 PAGE_NBYTES = os.sysconf("SC_PAGESIZE")
 
@@ -80,41 +81,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=fake.exchange)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: {"libcuda.so.1": driver}[name])
     return fake
-
-
-class Registry:
-    """Takes note instead of page-locking."""
-
-    def __init__(self, *wrong: str | None) -> None:
-        self._wrong = list(wrong)
-        self.locked: dict[int, int] = {}
-        self.log: list[str] = []
-        self.is_stuck = False
-
-    def register(self, address: int, nbytes: int) -> str | None:
-        self.log.append("register")
-        wrong = self._wrong.pop(0) if self._wrong else ""
-        if wrong == "":
-            self.locked[address] = nbytes
-        return wrong
-
-    def unregister(self, address: int) -> bool:
-        self.log.append("unregister")
-        assert "rw" in protection_of(address), "unlocked after it was unmapped"
-        if self.is_stuck:
-            return False
-        self.locked.pop(address, None)
-        return True
-
-
-def protection_of(address: int) -> str:
-    """Return the permissions of the mapping at an address; nothing if there is none."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            first, last = (int(part, 16) for part in line.split()[0].split("-"))
-            if first <= address < last:
-                return line.split()[1]
-    return ""
 
 
 def made(nbytes: int = PAGE_NBYTES) -> Segment:

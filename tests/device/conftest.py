@@ -1,0 +1,49 @@
+"""Loaders of a fake device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from swift_loader import SwiftLoader
+from swift_loader.device.destination import Destination
+from swift_loader.device.pinning import PageLock
+from swift_loader.device.transfer import Transfer
+from tests.datasets import Blocks
+from tests.device.fake import FakeDevice, Registry
+from tests.device.loaders import BATCH_SIZE, Start
+from tests.helpers import make_loader
+
+
+@pytest.fixture
+def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Return what starts a loader whose batches go to a fake device."""
+    started: list[SwiftLoader] = []
+
+    def start(
+        device: FakeDevice,
+        *,
+        move: Callable[[Any], Any] | None = None,
+        registry: Registry | None = None,
+        **options: Any,
+    ) -> SwiftLoader:
+        def page_lock(notify: Callable[[str], None]) -> PageLock:
+            return PageLock(registry or Registry(), notify)
+
+        def to_device(batch: Any, transfer: Transfer) -> Any:
+            moved = (move or device.copy)(batch)
+            transfer.parts.append(moved)
+            return moved
+
+        destination = Destination(to_device, lambda: device, page_lock)
+        monkeypatch.setattr("swift_loader.loader.find_destination", lambda *_, **__: destination)
+        loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
+        started.append(loader)
+        loader.start()
+        return loader
+
+    yield start
+    for loader in started:
+        loader.close()
