@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,26 +19,10 @@ from swift_loader.batch.tree import (
     steps,
     type_name,
 )
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
+from tests.batch.containers import FrozenPair, Pair, Point
 
 
 class Nothing(NamedTuple): ...
-
-
-@dataclass
-class Pair:
-    left: Any
-    right: Any
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenPair:
-    left: Any
-    right: Any
 
 
 class Items(list[Any]): ...

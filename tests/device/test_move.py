@@ -1,36 +1,19 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from swift_loader.device.move import to_device
+from tests.batch.containers import FrozenPair, Pair, Point
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
 """Stands for a GPU: what is there is not here."""
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-@dataclass
-class Pair:
-    left: Any
-    right: Any
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenPair:
-    left: Any
-    right: Any
 
 
 class Box(collections.UserDict[str, Any]):
