@@ -153,6 +153,12 @@ def test_transport_does_not_import_the_layers_above_it() -> None:
     assert [module for module in ours if not is_within(module, *below)] == []
 
 
+def test_batch_imports_nothing_else_of_ours() -> None:
+    found = {module for path in (PACKAGE / "batch").glob("*.py") for module, _ in imports_of(path)}
+    ours = {module for module in found if is_within(module, "swift_loader")} - {"swift_loader"}
+    assert [module for module in ours if not is_within(module, "swift_loader.batch")] == []
+
+
 def test_failpoints_import_nothing_of_ours() -> None:
     found = [module for module, _ in imports_of(PACKAGE / "failpoints.py")]
     assert [module for module in found if is_within(module, "swift_loader")] == []

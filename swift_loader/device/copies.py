@@ -61,6 +61,7 @@ class Copies:
         """One at the start of each of the loop's last steps, oldest first."""
         # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
         self._lock = threading.RLock()
+        """Guards the next two."""
         self._under_way: deque[_UnderWay] = deque()
         """Oldest first."""
         self._is_closed = False

@@ -49,7 +49,7 @@ def move_to(batch: Any, transfer: Transfer, device: torch.device, dtype: torch.d
     def move(tensor: torch.Tensor) -> torch.Tensor:
         moved = _move_tensor(transfer.own(tensor) if tensor.device.type == device.type else tensor, device, dtype)
         if moved.layout is torch.strided:
-            transfer.note_tensor(moved)
+            transfer.parts.append(moved)
         else:
             transfer.note(moved, device.type)
         return moved

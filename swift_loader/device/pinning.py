@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_loader.process_owner import ProcessOwner
@@ -62,11 +62,9 @@ class CudaRegistry:
     def __init__(self, device: torch.device) -> None:
         import torch
 
+        self._torch = torch
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        index = torch.cuda.current_device() if device.index is None else device.index
-        # The loader's threads have no device yet. Without this, each trainer would open a context on the first GPU.
-        self._on_device: Callable[[], AbstractContextManager[Any]] = lambda: torch.cuda.device(index)
-        self._touch: Callable[[], Any] = lambda: torch.zeros(1, device=torch.device("cuda", index))
+        self._index = torch.cuda.current_device() if device.index is None else device.index
         self._exchange = _find_exchange()
 
     def register(self, address: int, nbytes: int) -> str | None:
@@ -96,13 +94,14 @@ class CudaRegistry:
 
     def _call(self, call: Callable[[], Any]) -> Any:
         """Make a call; return its error code."""
-        with relaxed_capture(self._exchange), self._on_device():
+        # The loader's threads have no device yet. Without this, each trainer would open a context on the first GPU.
+        with relaxed_capture(self._exchange), self._torch.cuda.device(self._index):
             code = call()
             if int(code) not in (0, _NOT_DURING_CAPTURE):
                 with suppress(RuntimeError):
                     # CUDA keeps the last error, and torch raises it after the next kernel. Clear it here, because it is
                     # reported already.
-                    self._touch()
+                    self._torch.zeros(1, device=self._torch.device("cuda", self._index))
             return code
 
 

@@ -29,10 +29,6 @@ class Transfer:
         """Record all tensors on the device in a moved batch."""
         self.parts += (part for part in tensors_in(moved) if _is_on(part, device_type))
 
-    def note_tensor(self, moved: torch.Tensor) -> None:
-        """Record a strided tensor on the device."""
-        self.parts.append(moved)
-
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor that is on the device already. Made on the loop's stream, before the other copies.
 
