@@ -53,11 +53,9 @@ class Preparation:
         """Return the dataset's length. Blocks while a template builds the dataset, if it isn't in this process."""
         if self.dataset is not None or not self._options.delivery.num_workers:
             return length_of(self.built_dataset())
-        supervisor = (
-            self._supervisor
-            if self._supervisor is not None and self._supervisor.owner.is_here()
-            else self._make_supervisor(plan)
-        )
+        supervisor = self._supervisor
+        if supervisor is None or not supervisor.owner.is_here():
+            supervisor = self._make_supervisor(plan)
         try:
             return supervisor.start_template()[0]
         except BaseException:

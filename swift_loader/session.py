@@ -84,7 +84,7 @@ class Session:
             plan: Which batches to build.
             destination: Where batches are moved; None leaves them as they are.
             dataset: The dataset for the engine without workers.
-            supervisor: A supervisor whose template holds the dataset already, or None. The session owns it from here on.
+            supervisor: One whose template holds the dataset already, or None. The session owns it from here on.
         """
         self._options = options
         self._destination = destination

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from swift_loader.engine import lease
 
 from swift_loader import SwiftLoaderWarning
 from swift_loader.device.pinning import CudaRegistry, PageLock
+from swift_loader.executors.process import lease
 from tests.device.cuda.images import (
     BATCH_SIZE,
     CUDA,
