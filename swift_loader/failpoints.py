@@ -6,52 +6,46 @@ then. The template and the workers inherit the variable from the trainer.
     SWIFT_LOADER_FAILPOINTS = item;item;...        item = point=action[,condition=value ...]
     worker.collated=SIGKILL,hit=3,serial=0         the third time that the process with serial number 0 reaches it
     template.forked=exit-7,once=/tmp/x/marker      the first time that any process of the run reaches it
-    getitem=raise,p=0.01,seed=5                    one time in a hundred
+    worker.slot-write=SIGSTOP,p=0.01,seed=5        one time in a hundred
 
-All conditions of an item must hold. Items are independent of each other. Fork-safe: a process restarts its counts and
-random numbers when it calls `identify`.
+All conditions of an item must hold. Fork-safe: a process restarts its counts and random numbers when it calls
+`identify`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum
 from random import Random
-from typing import NoReturn
 
-__all__ = ["VARIABLE", "Action", "Failpoint", "FailpointSpec", "failpoint", "identify", "parse_failpoints"]
+__all__ = ["VARIABLE", "Action", "Failpoint", "Item", "failpoint", "identify", "parse_failpoints"]
 
 VARIABLE = "SWIFT_LOADER_FAILPOINTS"
-
-_WORKER_PREFIX = "worker."
 
 
 class Failpoint(Enum):
     """A point. Points of workers fire only after `identify`: the code of workers runs in other processes, too."""
 
-    WORKER_BOOT = "worker.boot"  # worker: it has called `identify`; it has neither built a dataset nor sent READY
-    WORKER_RECEIVED = "worker.received"  # worker: a task was read and queued; the trial batch is a task, too
-    WORKER_STARTED = "worker.started"  # worker: a batch was started, no sample fetched
-    WORKER_FETCHED = "worker.fetched"  # worker: all samples were fetched, nothing was collated
-    WORKER_SLOT_WRITE = "worker.slot-write"  # worker: a block of the batch was allocated, the next one is requested
-    WORKER_COLLATED = "worker.collated"  # worker: the batch was collated, not encoded
-    WORKER_BEFORE_COMMIT = "worker.before-commit"  # worker: the batch was encoded, but may not be in a single slot
-    WORKER_AFTER_COMMIT = "worker.after-commit"  # worker: the batch or failure is final, but wasn't sent
-    WORKER_NOTIFIED = "worker.notified"  # worker: the trainer was notified
-    WORKER_STOP = "worker.stop"  # worker: the trainer closed the channel, and the worker is about to end
+    WORKER_BOOT = "worker.boot"  # it has called `identify`; it has neither built a dataset nor sent READY
+    WORKER_RECEIVED = "worker.received"  # a task was read and queued; the trial batch is a task, too
+    WORKER_STARTED = "worker.started"  # a batch was started, no sample fetched
+    WORKER_FETCHED = "worker.fetched"  # all samples were fetched, nothing was collated
+    WORKER_SLOT_WRITE = "worker.slot-write"  # a block of the batch was allocated, the next one is requested
+    WORKER_COLLATED = "worker.collated"  # the batch was collated, not encoded
+    WORKER_BEFORE_COMMIT = "worker.before-commit"  # the batch was encoded, but may not be in a single slot
+    WORKER_AFTER_COMMIT = "worker.after-commit"  # the batch or failure is final, but wasn't sent
+    WORKER_NOTIFIED = "worker.notified"  # the trainer was notified
+    WORKER_STOP = "worker.stop"  # the trainer closed the channel, and the worker is about to end
 
-    TEMPLATE_BOOT = "template.boot"  # template: the interpreter has started, nothing was received
-    TEMPLATE_SET_UP = "template.set-up"  # template: the payload was received, the dataset wasn't built
-    TEMPLATE_BUILT = "template.built"  # template: the dataset was built, the trainer wasn't notified
-    TEMPLATE_FORK_REQUESTED = "template.fork-requested"  # template: a worker was requested, but not forked
-    TEMPLATE_FORKED = "template.forked"  # template: the worker was forked, the trainer wasn't notified
-    TEMPLATE_REAPED = "template.reaped"  # template: a worker was reaped, the trainer wasn't notified
-    TEMPLATE_STOP = "template.stop"  # template: the trainer closed the channel, and the template is about to end
-
-    GETITEM = "getitem"  # where a test's dataset calls it; the library doesn't
+    TEMPLATE_BOOT = "template.boot"  # the interpreter has started, nothing was received
+    TEMPLATE_SET_UP = "template.set-up"  # the payload was received, the dataset wasn't built
+    TEMPLATE_BUILT = "template.built"  # the dataset was built, the trainer wasn't notified
+    TEMPLATE_FORK_REQUESTED = "template.fork-requested"  # a worker was requested, but not forked
+    TEMPLATE_FORKED = "template.forked"  # the worker was forked, the trainer wasn't notified
+    TEMPLATE_REAPED = "template.reaped"  # a worker was reaped, the trainer wasn't notified
+    TEMPLATE_STOP = "template.stop"  # the trainer closed the channel, and the template is about to end
 
 
 class Action(Enum):
@@ -68,173 +62,88 @@ class Action(Enum):
     HANG = "hang"
 
 
-@dataclass(frozen=True, slots=True)
-class FailpointSpec:
-    """One item of the variable."""
+class Item:
+    """One item of the variable, with this process's counts. Not thread-safe: processes use it on one thread."""
 
-    point: Failpoint
-    action: Action
-    hit: int | None = None
-    """Fire only the n-th time that this process reaches the point; n ≥ 1."""
-    serial: int | None = None
-    """Fire only in the process with this serial number."""
-    p: float | None = None
-    """Fire only with this probability, in (0, 1]."""
-    seed: int = 0
-    """Seed of the draws for `p`. The draws differ from process to process, and are the same in each run."""
-    once: str | None = None
-    """Path of a file that doesn't exist. The process that creates it fires, so the item fires once in the run."""
+    def __init__(
+        self, what: str, hit: str = "0", serial: str = "-1", p: str = "1", seed: str = "0", once: str = ""
+    ) -> None:
+        point, _, action = what.partition("=")
+        self.point, self.action = Failpoint(point), Action(action)
+        self._hit, self._only_serial, self._p, self._seed, self._once = int(hit), int(serial), float(p), seed, once
+        if self._hit < 0 or not 0 < self._p <= 1:
+            raise ValueError("hit must be at least 0, and p above 0 and at most 1")
+        self.identify(-1)
+
+    def identify(self, serial: int) -> None:
+        """Restart the counts and the draws. The draws differ from process to process, and are the same in each run."""
+        self._serial, self._num_hits = serial, 0
+        self._random = Random(f"{self._seed} {self.point.value} {serial}")  # noqa: S311
+
+    def is_due(self) -> bool:
+        """Count a visit. Return whether all conditions hold but `once`."""
+        self._num_hits += 1
+        return (
+            (self._serial >= 0 or not self.point.value.startswith("worker."))
+            and self._hit in (0, self._num_hits)
+            and self._only_serial in (-1, self._serial)
+            and self._random.random() < self._p
+        )
+
+    def fire(self) -> None:
+        """Fail, unless a process has created the file `once` already."""
+        if self._once:
+            try:
+                os.close(os.open(self._once, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            except FileExistsError:
+                return
+        if self.action.name.startswith("SIG"):
+            signal.raise_signal(signal.Signals[self.action.value])  # returns after SIGSTOP and SIGCONT
+        elif self.action in (Action.EXIT_0, Action.EXIT_7):
+            os._exit(int(self.action.value.partition("-")[2]))
+        elif self.action is not Action.HANG:
+            raise (RuntimeError if self.action is Action.RAISE else StopIteration)(f"failpoint {self.point.value}")
+        while self.action is Action.HANG:
+            try:
+                signal.pause()
+            except BaseException:  # noqa: S112 - a signal handler raised; code that hangs in C wouldn't notice
+                continue
 
 
-def parse_failpoints(text: str) -> list[FailpointSpec]:
+def parse_failpoints(text: str) -> list[Item]:
     """Return the items of the variable's value.
 
     Raises:
-        ValueError: An item is malformed; the message names the item and the rule.
+        ValueError: An item is malformed; the message names it.
     """
-    specs = []
-    for item in filter(None, (part.strip() for part in text.split(";"))):
+    items = []
+    for part in filter(None, text.split(";")):
+        what, *conditions = part.split(",")
         try:
-            specs.append(_parse_item(item))
-        except ValueError as error:
-            raise ValueError(f"{VARIABLE}: item {item!r}: {error}") from None
-    return specs
+            if not all("=" in condition for condition in conditions):
+                raise ValueError("use condition=value")
+            items.append(Item(what, **dict(condition.split("=", 1) for condition in conditions)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{VARIABLE}: item {part!r}: {error}") from None
+    return items
 
 
-def _parse_item(item: str) -> FailpointSpec:
-    parts = [part.strip().partition("=") for part in item.split(",")]
-    (point, _, action), *conditions = parts
-    given: dict[str, str] = {}
-    for name, _, value in conditions:
-        if name not in _CONDITIONS:
-            raise ValueError(f"condition {name!r} is unknown; use one of {', '.join(_CONDITIONS)}")
-        if name in given:
-            raise ValueError(f"condition {name!r} is given twice")
-        given[name] = value
-    if "seed" in given and "p" not in given:
-        raise ValueError("condition 'seed' needs condition 'p'")
-    values = {name: _CONDITIONS[name](value) for name, value in given.items()}
-    return FailpointSpec(Failpoint(_known(point, Failpoint)), Action(_known(action, Action)), **values)  # type: ignore[arg-type]
+_items = parse_failpoints(os.environ.get(VARIABLE, ""))
 
 
-def _known(value: str, names: type[Enum]) -> str:
-    allowed = [member.value for member in names]
-    if value not in allowed:
-        raise ValueError(f"{names.__name__.lower()} {value!r} is unknown; use one of {', '.join(allowed)}")
-    return value
+def _reach(point: Failpoint) -> None:
+    # Evaluate all items before the first one fires, because that may raise.
+    for item in [item for item in _items if item.point is point and item.is_due()]:
+        item.fire()
 
 
-def _whole(least: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        if not (value.isascii() and value.isdigit()) or int(value) < least:
-            raise ValueError(f"{value!r} is not an integer of at least {least}")
-        return int(value)
-
-    return parse
+def _identify(serial: int) -> None:
+    for item in _items:
+        item.identify(serial)
 
 
-def _probability(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1:
-        raise ValueError(f"p={value} is out of range; it must be above 0 and at most 1")
-    return number
-
-
-def _path(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError(f"once={value!r} is not an absolute path; use one without ',' and ';'")
-    return value
-
-
-_CONDITIONS: dict[str, Callable[[str], object]] = {
-    "hit": _whole(1),
-    "serial": _whole(0),
-    "p": _probability,
-    "seed": _whole(0),
-    "once": _path,
-}
-
-
-class _Armed:
-    """The items of this process, with their counts. Not thread-safe: templates and workers use it on one thread."""
-
-    def __init__(self, specs: Sequence[FailpointSpec]) -> None:
-        self._specs = specs
-        self._begin(None)
-
-    def identify(self, serial: int) -> None:
-        """Set this process's serial number, and restart its counts and draws."""
-        self._begin(serial)
-
-    def reach(self, point: Failpoint) -> None:
-        """Fire the items whose conditions hold at this point."""
-        if self._serial is None and point.value.startswith(_WORKER_PREFIX):
-            return
-        # Evaluate all items before the first one fires, because that may raise.
-        due = [spec for number, spec in enumerate(self._specs) if spec.point is point and self._is_due(number, spec)]
-        for spec in due:
-            if spec.once is None or _is_first(spec.once):
-                _act(spec)
-
-    def _begin(self, serial: int | None) -> None:
-        self._serial = serial
-        self._hits = [0] * len(self._specs)
-        self._draws = [Random(f"{spec.seed} {number} {serial}") for number, spec in enumerate(self._specs)]  # noqa: S311
-
-    def _is_due(self, number: int, spec: FailpointSpec) -> bool:
-        self._hits[number] += 1
-        if spec.hit is not None and self._hits[number] != spec.hit:
-            return False
-        if spec.serial is not None and self._serial != spec.serial:
-            return False
-        return spec.p is None or self._draws[number].random() < spec.p
-
-
-def _is_first(marker: str) -> bool:
-    try:
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _act(spec: FailpointSpec) -> None:
-    action = spec.action
-    if action in (Action.SIGKILL, Action.SIGSEGV, Action.SIGABRT, Action.SIGSTOP):
-        signal.raise_signal(signal.Signals[action.value])  # returns after SIGSTOP, when the process is continued
-    elif action in (Action.EXIT_0, Action.EXIT_7):
-        os._exit(int(action.value.partition("-")[2]))
-    elif action is Action.RAISE:
-        raise RuntimeError(f"failpoint {spec.point.value}")
-    elif action is Action.STOP_ITERATION:
-        raise StopIteration(f"failpoint {spec.point.value}")
-    else:
-        _hang()
-
-
-def _hang() -> NoReturn:
-    while True:
-        try:
-            signal.pause()
-        except BaseException:  # noqa: S112 - a signal handler raised; code that hangs in C wouldn't notice
-            continue
-
-
-def _pass(point: Failpoint) -> None:
-    pass
-
-
-def _stay_anonymous(serial: int) -> None:
-    pass
-
-
-_armed = _Armed(parse_failpoints(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None
-
-failpoint: Callable[[Failpoint], None] = _pass if _armed is None else _armed.reach
+failpoint: Callable[[Failpoint], None] = _reach if _items else lambda point: None  # noqa: ARG005
 """Call this at a point where a test may make the process fail."""
 
-identify: Callable[[int], None] = _stay_anonymous if _armed is None else _armed.identify
+identify: Callable[[int], None] = _identify if _items else lambda serial: None  # noqa: ARG005
 """Call this at the start of a worker, with its serial number."""

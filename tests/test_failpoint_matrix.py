@@ -63,7 +63,7 @@ class Cell:
         return self.restarts > 0 and dies and (self.later or not self.is_in_template)
 
 
-POINTS = [point for point in Failpoint if point is not Failpoint.GETITEM]
+POINTS = list(Failpoint)
 PLACES = [
     (point, later) for point in POINTS for later in ((False, True) if point.value.startswith("template.") else (False,))
 ]
