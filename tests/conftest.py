@@ -1,4 +1,4 @@
-"""Every test must leave the process as it found it."""
+"""Every test must leave the process as it found it. Fixtures that tests in several folders need."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from tests.helpers import allowed_s
+
+PHOTOS_PER_CLASS = 7
 
 _GRACE_S = 2.0
 """A process that was told to end may still be on its way."""
@@ -68,3 +71,23 @@ def torch_is_warm() -> None:
     import torch
 
     (torch.ones(2) + torch.rand(2)).sum().item()
+
+
+@pytest.fixture
+def compilers_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch's compiler, which timm imports, also in workers, make the folder for its cache where it may stay."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 14 JPEG files, of several sizes, in two classes."""
+    image_module = pytest.importorskip("PIL.Image")
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for index in range(2 * PHOTOS_PER_CLASS):
+        path = folder / f"class{index % 2}" / f"{index}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        coarse = image_module.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8))
+        coarse.resize((60 + 5 * index, 90 - 3 * index)).save(path, quality=90)
+    return folder

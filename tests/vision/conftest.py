@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import warnings
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from swift_loader.device.keys import batch_key
-
-PHOTOS_PER_CLASS = 7
 
 
 @pytest.fixture(scope="session")
@@ -25,23 +21,8 @@ def timm_data() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def compilers_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch's compiler, which timm imports, also in workers, make the folder for its cache where it may stay."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
-
-
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 14 JPEG files, of several sizes, in two classes."""
-    image_module = pytest.importorskip("PIL.Image")
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for index in range(2 * PHOTOS_PER_CLASS):
-        path = folder / f"class{index % 2}" / f"{index}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        coarse = image_module.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8))
-        coarse.resize((60 + 5 * index, 90 - 3 * index)).save(path, quality=90)
-    return folder
+def timm_leaves_nothing(compilers_cache: None) -> None:
+    """Any test here may import timm."""
 
 
 @pytest.fixture
