@@ -84,9 +84,8 @@ class DevicePrefetcher:
         """None before the first pass."""
         self._close_copies: Callable[[], object] = _nothing
         self._current: Callable[[], PrefetchQueue | None] = _nothing
-        """The batches ahead of the last pass, while its iterator lives."""
-        self._kept: PrefetchQueue | None = None
-        """The same, if the source is its own iterator: the next pass continues with it."""
+        """The last pass's batches, while its iterator lives. If the source is its own iterator, they stay, because the
+        next pass continues with them."""
         self._next_epoch = 0
         self._state: Any = None
         """The source's state after the last batch that the loop got."""
@@ -169,11 +168,12 @@ class DevicePrefetcher:
     def _begin_pass(self) -> Callable[[], Any]:
         """Begin a pass over the source, or continue one that can't begin again."""
         batches = iter(self._source)
-        if batches is not self._source:
-            return partial(self._take, self._new_queue(batches))
-        if self._kept is None or self._kept.is_over:
-            self._kept = self._new_queue(batches)
-        return partial(self._take, self._kept)
+        is_its_own = batches is self._source
+        queue = self._current() if is_its_own else None
+        if queue is None or queue.is_over:
+            queue = self._new_queue(batches)
+            self._current = (lambda: queue) if is_its_own else weakref.ref(queue)
+        return partial(self._take, queue)
 
     def _new_queue(self, batches: Iterator[Any]) -> PrefetchQueue:
         import torch
@@ -184,10 +184,8 @@ class DevicePrefetcher:
         self._state = _snapshot(self._source) or None
         seed = torch.initial_seed() if self._seed is None else self._seed
         host = _HostPass(self._source, batches, self._copies, self._move, seed, self._next_epoch)
-        queue = PrefetchQueue(host, self._copies, self._depth)
-        self._current = weakref.ref(queue)
         self._next_epoch += 1
-        return queue
+        return PrefetchQueue(host, self._copies, self._depth)
 
     def _take(self, queue: PrefetchQueue) -> Any:
         """Return the pass's next batch, and record the source's state after it."""
@@ -206,7 +204,7 @@ class DevicePrefetcher:
         queue = self._current()
         if queue is not None:
             queue.abandon(RuntimeError(f"this iterator was ended by {what}; begin a new one"))
-        self._current, self._kept, self._state = _nothing, None, None
+        self._current, self._state = _nothing, None
 
     def __repr__(self) -> str:
         return f"<DevicePrefetcher of {type(self._source).__name__} to {self.device}, {self._current() or 'no pass'}>"
