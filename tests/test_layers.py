@@ -25,6 +25,7 @@ PURE = [
     "engine/ledger",
     "engine/stalls",
     "transport/slots",
+    "transport/bodies",
     "transport/frames",
     "transport/messages",
     "transport/names",

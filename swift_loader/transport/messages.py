@@ -1,21 +1,20 @@
-"""The bodies of the messages, as types. Pure: no I/O, no clock.
+"""The messages, as types. Pure: no I/O, no clock.
 
-`unpack` raises `ProtocolError` for a body that `pack` doesn't write. It checks lengths before it reads anything. Some
-bodies are pickled; unpickling them is safe, because their sender is a process of ours on a private pipe.
+`unpack` raises `ProtocolError` for a body that `pack` doesn't write. It checks lengths before it reads anything.
 
 `Task` and `Batch` are on the hot path and packed by hand. The others travel once per worker, segment or failure.
 """
 
 from __future__ import annotations
 
-import pickle
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swift_loader.errors import ProtocolError
+from swift_loader.transport.bodies import FixedBody, PickledBody, malformed
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.reports import BuildReport, Verdict
 
@@ -65,23 +64,6 @@ _INDEX_NBYTES = 8
 _NOT_CHOSEN = -1
 """The number of indices of a task whose indices the worker computes."""
 _BATCH = struct.Struct("<QIIQIIQQQQ")
-_SEGMENT = struct.Struct("<IQ")
-_SEGMENT_GONE = struct.Struct("<I")
-_SAMPLE = struct.Struct("<I?q")
-_FORK = struct.Struct("<I?")
-_FORKED = struct.Struct("<II")
-_EXITED = struct.Struct("<Ii")
-
-
-def _malformed(frame: Frame) -> ProtocolError:
-    return ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
-
-
-def _fields(layout: struct.Struct, frame: Frame) -> tuple[Any, ...]:
-    """Return the fields of a body that has exactly this layout."""
-    if len(frame.body) != layout.size:
-        raise _malformed(frame)
-    return layout.unpack(frame.body)
 
 
 class Stage(str, Enum):
@@ -91,41 +73,6 @@ class Stage(str, Enum):
     FETCH = "fetching a sample"
     COLLATE = "collating a batch"
     ENCODE = "encoding a batch"
-
-
-@dataclass(slots=True)
-class Verdicts:
-    """The answer to VERIFY."""
-
-    by_index: dict[int, Verdict]
-
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.VERIFIED, pickle.dumps([(index, one.name) for index, one in self.by_index.items()]))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Verdicts:
-        """Return the verdicts in a frame."""
-        try:
-            return cls({int(index): Verdict[name] for index, name in pickle.loads(frame.body)})
-        except Exception as error:  # pickle raises all sorts
-            raise _malformed(frame) from error
-
-
-@dataclass(slots=True)
-class Verify:
-    """Asks why the reported samples may differ from those of another build."""
-
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.VERIFY)
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Verify:
-        """Return the request in a frame."""
-        if frame.body:
-            raise _malformed(frame)
-        return cls()
 
 
 @dataclass(slots=True)
@@ -160,11 +107,11 @@ class Task:
     def unpack(cls, frame: Frame) -> Task:
         """Return the task in a frame."""
         if len(frame.body) < _TASK.size:
-            raise _malformed(frame)
+            raise malformed(frame)
         sequence, epoch, step, num_released, num_retired, num_indices = _TASK.unpack_from(frame.body)
         end_of_slots = _TASK.size + (num_released + num_retired) * _SLOT_NBYTES
         if num_indices < _NOT_CHOSEN or len(frame.body) != end_of_slots + max(0, num_indices) * _INDEX_NBYTES:
-            raise _malformed(frame)
+            raise malformed(frame)
         slots = struct.unpack_from(f"<{num_released + num_retired}I", frame.body, _TASK.size)
         indices = None
         if num_indices != _NOT_CHOSEN:
@@ -173,23 +120,13 @@ class Task:
 
 
 @dataclass(slots=True)
-class NewPlan:
+class NewPlan(PickledBody):
     """Sets the plan for the tasks of this generation and later ones."""
+
+    KIND = Kind.PLAN
 
     generation: int
     settings: PlanSettings
-
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.PLAN, pickle.dumps(self.settings), self.generation)
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> NewPlan:
-        """Return the plan in a frame."""
-        try:
-            return cls(frame.generation, pickle.loads(frame.body))
-        except Exception as error:  # pickle raises all sorts
-            raise _malformed(frame) from error
 
 
 @dataclass(slots=True)
@@ -231,7 +168,7 @@ class Batch:
     def unpack(cls, frame: Frame) -> Batch:
         """Return the batch in a frame; `meta` is a view of the frame."""
         if len(frame.body) < _BATCH.size:
-            raise _malformed(frame)
+            raise malformed(frame)
         sequence, slot, num_blocks, offset, nbytes, num_samples, *rest = _BATCH.unpack_from(frame.body)
         meta = frame.body[_BATCH.size :]
         if len(meta) not in (0, nbytes):
@@ -242,63 +179,60 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Ready:
+class Ready(PickledBody):
     """The worker accepts tasks; the descriptor of its board is attached."""
+
+    KIND = Kind.READY
 
     length_address: int
     """Address in the worker's memory of a 64-bit word: the number of samples fetched for the current batch."""
     report: BuildReport
     """Describes the worker's dataset."""
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.READY, pickle.dumps((self.length_address, self.report)))
 
-    @classmethod
-    def unpack(cls, frame: Frame) -> Ready:
-        """Return what a frame says."""
-        try:
-            return cls(*pickle.loads(frame.body))
-        except Exception as error:  # pickle raises all sorts
-            raise _malformed(frame) from error
+@dataclass(slots=True)
+class Verify(FixedBody):
+    """Asks why the reported samples may differ from those of another build."""
+
+    KIND = Kind.VERIFY
+    LAYOUT = struct.Struct("")
 
 
 @dataclass(slots=True)
-class SegmentMade:
+class Verdicts(PickledBody):
+    """The answer to VERIFY."""
+
+    KIND = Kind.VERIFIED
+
+    by_index: dict[int, Verdict]
+
+
+@dataclass(slots=True)
+class SegmentMade(FixedBody):
     """The worker made a slot; the descriptor of its memory is attached."""
+
+    KIND = Kind.SEGMENT
+    LAYOUT = struct.Struct("<IQ")
 
     slot: int
     nbytes: int
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.SEGMENT, _SEGMENT.pack(self.slot, self.nbytes))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> SegmentMade:
-        """Return the segment in a frame."""
-        return cls(*_fields(_SEGMENT, frame))
-
 
 @dataclass(slots=True)
-class SegmentGone:
+class SegmentGone(FixedBody):
     """The worker has unmapped a free slot and won't use it again: the trainer should unmap it, too."""
+
+    KIND = Kind.SEGMENT_GONE
+    LAYOUT = struct.Struct("<I")
 
     slot: int
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.SEGMENT_GONE, _SEGMENT_GONE.pack(self.slot))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> SegmentGone:
-        """Return what a frame says."""
-        return cls(*_fields(_SEGMENT_GONE, frame))
-
 
 @dataclass(slots=True)
-class Failure:
+class Failure(PickledBody):
     """The user's code raised."""
+
+    KIND = Kind.FAILURE
 
     generation: int
     sequence: int
@@ -312,28 +246,12 @@ class Failure:
     message: str
     traceback: str
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.FAILURE, self.body(), self.generation)
-
-    def body(self) -> bytes:
-        """Return the frame's body."""
-        error = (self.pickled, self.num_blocks, self.type_name, self.message, self.traceback)
-        return pickle.dumps((self.sequence, self.stage.name, self.index, *error))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Failure:
-        """Return the failure in a frame."""
-        try:
-            sequence, stage, *rest = pickle.loads(frame.body)
-            return cls(frame.generation, sequence, Stage[stage], *rest)
-        except Exception as error:  # pickle raises all sorts
-            raise _malformed(frame) from error
-
 
 @dataclass(slots=True)
-class SampleFailed:
+class SampleFailed(PickledBody):
     """A sample of the next announced batch failed, and isn't in the batch."""
+
+    KIND = Kind.SAMPLE_FAILED
 
     position: int
     """The sample's planned position in the batch."""
@@ -341,24 +259,12 @@ class SampleFailed:
     """The dataset index of the sample that replaces it; None if it was left out."""
     failure: Failure
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        head = _SAMPLE.pack(self.position, self.replaced_by is not None, self.replaced_by or 0)
-        return pack_frame(Kind.SAMPLE_FAILED, head + self.failure.body(), self.failure.generation)
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> SampleFailed:
-        """Return what a frame says."""
-        if len(frame.body) < _SAMPLE.size:
-            raise _malformed(frame)
-        position, is_replaced, replaced_by = _SAMPLE.unpack_from(frame.body)
-        failure = Failure.unpack(frame._replace(body=frame.body[_SAMPLE.size :]))
-        return cls(position, replaced_by if is_replaced else None, failure)
-
 
 @dataclass(slots=True)
-class Built:
+class Built(PickledBody):
     """The template has built the dataset. Says whether workers share it or each builds its own."""
+
+    KIND = Kind.BUILT
 
     report: BuildReport
     forkable: bool
@@ -366,67 +272,37 @@ class Built:
     reason: str
     """Why the dataset isn't shared, or why the template can't be forked; for the log. Empty if it is shared."""
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.BUILT, pickle.dumps((self.report, self.forkable, self.reason)))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Built:
-        """Return what a frame says."""
-        try:
-            return cls(*pickle.loads(frame.body))
-        except Exception as error:  # pickle raises all sorts
-            raise _malformed(frame) from error
-
 
 @dataclass(slots=True)
-class Fork:
+class Fork(FixedBody):
     """Asks for a worker; its channel is attached."""
+
+    KIND = Kind.FORK
+    LAYOUT = struct.Struct("<I?")
 
     worker: int
     in_place: bool
     """True: the receiver becomes the worker instead of forking one."""
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.FORK, _FORK.pack(self.worker, self.in_place))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Fork:
-        """Return the request in a frame."""
-        return cls(*_fields(_FORK, frame))
-
 
 @dataclass(slots=True)
-class Forked:
+class Forked(FixedBody):
     """A worker was forked; its pidfd is attached."""
+
+    KIND = Kind.FORKED
+    LAYOUT = struct.Struct("<II")
 
     worker: int
     pid: int
 
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.FORKED, _FORKED.pack(self.worker, self.pid))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Forked:
-        """Return what a frame says."""
-        return cls(*_fields(_FORKED, frame))
-
 
 @dataclass(slots=True)
-class Exited:
+class Exited(FixedBody):
     """A forked worker is gone and reaped."""
+
+    KIND = Kind.EXITED
+    LAYOUT = struct.Struct("<Ii")
 
     worker: int
     exit_code: int
     """As `os.waitstatus_to_exitcode` returns it: negative for a signal."""
-
-    def pack(self) -> bytes:
-        """Return the frame."""
-        return pack_frame(Kind.EXITED, _EXITED.pack(self.worker, self.exit_code))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> Exited:
-        """Return what a frame says."""
-        return cls(*_fields(_EXITED, frame))

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.tree import find_unencodable, type_name
-from swift_loader.errors import EncodeError, ProtocolError
+from swift_loader.errors import EncodeError
+from swift_loader.transport.bodies import FixedBody
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.descriptors import duplicate
-from swift_loader.transport.frames import Frame, Kind, pack_frame
+from swift_loader.transport.frames import Kind
 from swift_loader.transport.segments import Segment, capacity_for
 
 __all__ = [
@@ -41,8 +42,6 @@ _OPTIONS = {
     ".batch_encoder": "batch_encoder",
 }
 """Path in a worker's set-up -> the option that the user knows it by."""
-
-_LAYOUT = struct.Struct("<QQQQI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,11 @@ def _usual_threads() -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadLayout:
-    """Sizes of the parts in bytes, in the order of the file."""
+class PayloadLayout(FixedBody):
+    """Announces a payload, whose descriptor is attached: the sizes of its parts in bytes, in the order of the file."""
+
+    KIND = Kind.SETUP
+    LAYOUT = struct.Struct("<QQQQI")
 
     total_nbytes: int
     bulk_nbytes: int
@@ -97,23 +99,9 @@ class PayloadLayout:
     structure_nbytes: int
     num_blocks: int
 
-    def pack(self) -> bytes:
-        """Return the frame that announces the payload. The sender attaches the payload's descriptor."""
-        sizes = (self.total_nbytes, self.bulk_nbytes, self.environment_nbytes)
-        return pack_frame(Kind.SETUP, _LAYOUT.pack(*sizes, self.structure_nbytes, self.num_blocks))
-
-    @classmethod
-    def unpack(cls, frame: Frame) -> PayloadLayout:
-        """Return the layout in a frame.
-
-        Raises:
-            ProtocolError: The body isn't a layout, or its parts don't fit into the total size.
-        """
-        if len(frame.body) == _LAYOUT.size:
-            layout = cls(*_LAYOUT.unpack(frame.body))
-            if layout.ends[-1] <= layout.total_nbytes:
-                return layout
-        raise ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
+    def __post_init__(self) -> None:
+        if self.ends[-1] > self.total_nbytes:
+            raise ValueError(f"the parts of a payload of {self.total_nbytes} bytes end at {self.ends[-1]}")
 
     @property
     def ends(self) -> tuple[int, int, int]:

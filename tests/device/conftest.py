@@ -38,7 +38,7 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             return moved
 
         destination = Destination(to_device, lambda: device, page_lock)
-        monkeypatch.setattr("swift_loader.loader.find_destination", lambda *_, **__: destination)
+        monkeypatch.setattr("swift_loader.lifecycle.find_destination", lambda *_, **__: destination)
         loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
         started.append(loader)
         loader.start()
