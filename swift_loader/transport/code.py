@@ -28,8 +28,8 @@ from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.codec import CodeNeeded, Encoder, NumberOf
 from swift_loader.transport.definitions import MAIN_MODULES, can_be_found
+from swift_loader.transport.encoder import CodeNeeded, Encoder, NumberOf
 from swift_loader.transport.names import names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.steps import Step, Steps

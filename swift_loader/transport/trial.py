@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from swift_loader.transport import rebuild
-from swift_loader.transport.codec import Encoder, NumberOf
 from swift_loader.transport.definitions import travels_by_value
+from swift_loader.transport.encoder import NumberOf, can_reduce_tensor
 from swift_loader.transport.reducers import reduce_ctype, reduce_local, reduce_member, reduce_memmap, reducers
 
 __all__ = ["Trial", "reduce_special"]
@@ -50,7 +50,7 @@ class Trial(pickle.Pickler):
             return rebuild.nothing, ()
         self.runs_code |= not isinstance(obj, (types.FunctionType, types.BuiltinFunctionType, type))
         torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor and Encoder.can_reduce_tensor(obj):
+        if torch is not None and kind is torch.Tensor and can_reduce_tensor(obj):
             return rebuild.nothing, ()
         special = reduce_special(obj, kind, lambda thing: 0 if self._is_known(thing) else None)
         return NotImplemented if special is None else special
