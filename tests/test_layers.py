@@ -1,76 +1,202 @@
+"""The package's layers: what each folder may import, and what the pure ones never reach, not even through others."""
+
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import swift_loader
+from tests.imports import PACKAGE, Graph, imports_of, is_within
 
-PACKAGE = Path(swift_loader.__file__).parent
+GRAPH = Graph()
+
+FOUNDATION = {"errors", "failpoints", "inference_mode", "integers", "interrupts", "log", "metrics", "notices"}
+"""Modules at the top that most others may import. Each has its own rule below."""
+
+RULES: dict[str, set[str]] = {
+    # What is below everything.
+    "errors": set(),
+    "failpoints": set(),
+    "inference_mode": set(),
+    "integers": set(),
+    "interrupts": set(),
+    "process_owner": {"errors"},
+    "notices": {"errors"},
+    "log": {"checks"},
+    "metrics": {"transport.messages"},
+    "checks": {"integers", "sampling"},
+    "unknown_options": set(),
+    # Pure: which samples, where a run is; which rank this is, and do the ranks agree.
+    "sampling": {"errors", "integers"},
+    "distributed": {"errors", "notices", "sampling"},
+    # How samples become a batch, what lies between the processes, and what runs in a worker.
+    "batch": {"errors"},
+    "transport": {"errors", "failpoints", "batch"},
+    "worker": {"errors", "failpoints", "checks", "sampling", "batch", "transport"},
+    # Decides, and touches nothing.
+    "scheduler": {"errors", "sampling"},
+    # Act, and decide nothing; they know neither who delivers nor who asks.
+    "executors": {*FOUNDATION, "process_owner", "options", "sampling", "batch", "transport", "worker", "scheduler"},
+    # Brings the two together, for the loop.
+    "delivery": {*FOUNDATION, "process_owner", "sampling", "transport", "scheduler", "executors"},
+    "device": {*FOUNDATION, "process_owner", "checks", "distributed", "sampling", "batch", "transport.segments"},
+    # Options are said once, so all that they are about is below them.
+    "options": {"checks", "log", "distributed", "sampling", "scheduler", "worker"},
+    # The loader, and what is for its users only.
+    "next_lock": {"errors", "process_owner"},
+    "iterator": {*FOUNDATION, "process_owner", "next_lock", "delivery", "device", "scheduler"},
+    "session": {
+        *FOUNDATION,
+        "process_owner",
+        "iterator",
+        "options",
+        "sampling",
+        "worker",
+        "scheduler",
+        "executors",
+        "delivery",
+        "device",
+    },
+    "loader": {
+        *FOUNDATION,
+        "process_owner",
+        "checks",
+        "next_lock",
+        "iterator",
+        "options",
+        "session",
+        "unknown_options",
+        "device",
+        "distributed",
+        "executors",
+        "sampling",
+        "scheduler",
+        "worker",
+    },
+    "testing": {"batch"},
+    "vision": {"batch", "device", "loader", "notices", "unknown_options"},
+    "integrations": set(),
+}
+"""A folder or a module at the top, and what it may import: folders or modules. Itself always."""
+
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("scheduler.sample_errors", "notices"): "warns at the user's line, for which it looks at the stack",
+    ("device.prefetch", "delivery.delivery"): "only the type of what it moves",
+    ("iterator", "executors.process.forks"): "a fork of the trainer is refused in one place",
+}
+"""An import that no rule allows and that isn't followed from a pure module, and why it is right."""
+
+IMPURE = (
+    "asyncio",
+    "ctypes",
+    "fcntl",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "queue",
+    "random",
+    "resource",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "torch",
+)
+"""I/O, processes, threads, clocks, hidden state; and torch, which takes a second to import."""
+
+PURE_FOLDERS = ("sampling", "scheduler")
 PURE = [
-    "bad_samples",
-    "in_flight",
+    *(name for name in GRAPH.modules if is_within(name, *PURE_FOLDERS)),
+    "errors",
     "integers",
-    "order",
-    "plan",
-    "progress",
-    "run",
-    "state",
-    "permutation",
-    "engine/builds",
-    "engine/casualties",
-    "engine/ledger",
-    "engine/stalls",
-    "transport/slots",
-    "transport/bodies",
-    "transport/frames",
-    "transport/messages",
-    "transport/names",
-    "transport/reports",
-    "transport/steps",
-    "batch/collate",
-    "batch/tree",
-]
-WORKER_FOLDERS = ("worker", "transport", "batch")
-WORKER_SIDE = [
-    *sorted(str(path.relative_to(PACKAGE)) for name in WORKER_FOLDERS for path in (PACKAGE / name).glob("**/*.py")),
-    "vision/__init__.py",
-    "vision/collate.py",
+    "transport.bindings",
+    "transport.frames",
+    "transport.messages",
+    "transport.names",
+    "transport.reports",
+    "transport.slots",
 ]
 
-
-class Import(NamedTuple):
-    module: str
-    is_inner: bool
-    """In a function: when that runs, not when the module is imported."""
+WORKER_SIDE = ("worker", "transport", "batch", "vision.collate")
 
 
-def imports_of(file: Path) -> list[Import]:
-    package = [PACKAGE.name, *file.relative_to(PACKAGE).parts[:-1]]
-    return list(_imports(ast.parse(file.read_text()).body, package, is_inner=False))
+def unit_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def _imports(nodes: list[ast.AST] | list[ast.stmt], package: list[str], *, is_inner: bool) -> Iterator[Import]:
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (Import(alias.name, is_inner) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            yield Import(module, is_inner)
-            yield from (Import(f"{module}.{alias.name}", is_inner) for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _imports(node.orelse, package, is_inner=is_inner)
-        else:
-            inner = is_inner or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            yield from _imports(list(ast.iter_child_nodes(node)), package, is_inner=inner)
+def test_each_folder_and_each_module_at_the_top_has_a_rule() -> None:
+    assert sorted(RULES) == sorted({unit_of(module) for module in GRAPH.modules})
 
 
-def is_within(module: str, *packages: str) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+@pytest.mark.parametrize("unit", RULES)
+def test_a_folder_imports_only_what_its_rule_allows(unit: str) -> None:
+    found = [
+        (module, other)
+        for module in GRAPH.modules
+        if unit_of(module) == unit
+        for other in sorted(GRAPH.ours(module))
+        if not is_within(other, unit, *RULES[unit]) and (module, other) not in EXCEPTIONS
+    ]
+    assert found == []
+
+
+def test_the_rules_have_no_circle_outside_their_exceptions() -> None:
+    done: set[str] = set()
+    while left := [unit for unit in RULES if unit not in done]:
+        free = [unit for unit in left if {unit_of(name) for name in RULES[unit]} <= done | {unit}]
+        assert free, f"each of {left} is above another one of them"
+        done.update(free)
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS, ids=" -> ".join)
+def test_an_exception_is_needed_and_says_why(exception: tuple[str, str]) -> None:
+    module, other = exception
+    assert other in GRAPH.ours(module)
+    assert EXCEPTIONS[exception]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_reaches_no_threads_processes_clocks_or_sockets(name: str) -> None:
+    chains = GRAPH.chains(name, cut=list(EXCEPTIONS))
+    assert [" -> ".join([*chain, outer]) for chain, outer in chains if is_within(outer, *IMPURE)] == []
+
+
+def test_what_is_reached_through_others_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "folder").mkdir(parents=True)
+    for name, source in {
+        "__init__": "import os",
+        "a": "from package import b\nimport math",
+        "b": "from package.folder.c import thing",
+        "folder/__init__": "import mmap",
+        "folder/c": "from ..d import later\ndef thing():\n    import time",
+        "d": "if TYPE_CHECKING:\n    import socket\nfrom package import a",
+    }.items():
+        (package / f"{name}.py").write_text(source)
+    graph = Graph(package)
+    assert graph.modules == ["a", "b", "d", "folder", "folder.c"]
+    assert set(graph.chains("a")) == {
+        (("a",), "math"),
+        (("a", "b", "folder.c"), "time"),
+        (("a", "b", "folder"), "mmap"),
+    }
+    assert set(graph.chains("a", cut=[("b", "folder.c")])) == {(("a",), "math")}
+
+
+def test_the_workers_side_imports_torch_only_where_it_is_used() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if is_within(_name_of(path), *WORKER_SIDE)]
+    assert PACKAGE / "worker" / "build.py" in files
+    found = [(path, module) for path in files for module, is_inner in imports_of(path) if not is_inner]
+    assert [(path, module) for path, module in found if is_within(module, "torch", "dill", "cloudpickle")] == []
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 def test_the_public_names_are_these() -> None:
@@ -101,65 +227,6 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(swift_loader, name).__name__ == name for name in swift_loader.__all__)
 
 
-def test_the_public_class_has_only_what_users_and_frameworks_call() -> None:
-    assert [name for name in dir(swift_loader.SwiftLoader) if not name.startswith("_")] == [
-        "batch_indices",
-        "batch_sampler",
-        "batch_size",
-        "close",
-        "collate_fn",
-        "dataset",
-        "failures",
-        "has_started",
-        "load_state_dict",
-        "num_padding",
-        "prepare",
-        "report",
-        "sampler",
-        "set_epoch",
-        "start",
-        "state_dict",
-        "with_collate_fn",
-    ]
-
-
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Loader'"):
         swift_loader.Loader  # noqa: B018 - looking it up is the test
-
-
-def test_the_workers_side_does_not_import_the_trainers() -> None:
-    trainer = ("swift_loader.engine", "swift_loader.loader", "swift_loader.session", "swift_loader.options")
-    found = [(file, module) for file in WORKER_SIDE for module, _ in imports_of(PACKAGE / file)]
-    assert ("worker/build.py", "swift_loader.batch.collate") in found
-    assert [(file, module) for file, module in found if is_within(module, *trainer)] == []
-
-
-def test_the_workers_side_imports_torch_only_where_it_is_used() -> None:
-    found = [(file, module) for file in WORKER_SIDE for module, is_inner in imports_of(PACKAGE / file) if not is_inner]
-    assert [(file, module) for file, module in found if is_within(module, "torch", "dill", "cloudpickle")] == []
-
-
-@pytest.mark.parametrize("name", PURE)
-def test_a_pure_module_knows_no_threads_processes_clocks_or_sockets(name: str) -> None:
-    found = [module for module, _ in imports_of(PACKAGE / f"{name}.py")]
-    impure = ("threading", "multiprocessing", "time", "os", "socket", "subprocess", "select", "signal", "mmap")
-    assert [module for module in found if is_within(module, *impure)] == []
-
-
-def test_transport_does_not_import_the_layers_above_it() -> None:
-    found = {module for path in (PACKAGE / "transport").glob("*.py") for module, _ in imports_of(path)}
-    ours = {module for module in found if is_within(module, "swift_loader")} - {"swift_loader"}
-    below = ("swift_loader.transport", "swift_loader.batch", "swift_loader.errors", "swift_loader.failpoints")
-    assert [module for module in ours if not is_within(module, *below)] == []
-
-
-def test_batch_imports_nothing_else_of_ours() -> None:
-    found = {module for path in (PACKAGE / "batch").glob("*.py") for module, _ in imports_of(path)}
-    ours = {module for module in found if is_within(module, "swift_loader")} - {"swift_loader"}
-    assert [module for module in ours if not is_within(module, "swift_loader.batch")] == []
-
-
-def test_failpoints_import_nothing_of_ours() -> None:
-    found = [module for module, _ in imports_of(PACKAGE / "failpoints.py")]
-    assert [module for module in found if is_within(module, "swift_loader")] == []

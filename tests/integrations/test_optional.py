@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.test_layers import PACKAGE, imports_of, is_within
+from tests.imports import PACKAGE, imports_of, is_within
 
 FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
 
