@@ -158,7 +158,7 @@ class Killer:
     @contextmanager
     def _quiet(self) -> Iterator[list[WorkerHandle]]:
         """Keep the ledger as it is for a while, and yield the workers that may die, in random order."""
-        with self._dispatcher._dispatch_lock, self._dispatcher._lock:
+        with self._dispatcher._driver.dispatch_lock, self._dispatcher._driver.lock:
             candidates = [worker for worker in self._supervisor.workers.all.values() if self._may_die(worker)]
             is_settled = not self._num_missing() and not self._scheduler.ledger._lost
             self._rng.shuffle(candidates)

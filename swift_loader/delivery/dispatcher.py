@@ -1,31 +1,28 @@
-"""Runs a scheduler over an executor, and hands its batches to the loop.
+"""Hands the batches of a scheduler and its executor to the loop.
 
-    executor ──Inbox.wait──► events ──► scheduler ──► actions ──► executor    on the thread that leads
-                                            │
-    next_batch ◄──────────── take ──────────┘
+    driver: executor ──events──► scheduler ──actions──► executor    on the thread that leads
+                                     │
+    next_batch ◄──────────── take ───┘                              on the loop's thread
 
 The thread that leads is the loop's while it waits for a batch, else receiver threads; see `receivers`.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 from swift_loader.delivery.cursor import Cursor
 from swift_loader.delivery.delivery import Delivery
+from swift_loader.delivery.driver import Driver
 from swift_loader.delivery.receivers import Receivers
-from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError
+from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.metrics import Metrics
-from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
-from swift_loader.scheduler.actions import Action, Fail, GiveUp, Stall, Warn
-from swift_loader.scheduler.events import Event, ExecutorFailed
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
 from swift_loader.transport.descriptors import explained
@@ -66,25 +63,16 @@ class Dispatcher:
             metrics: Counts the waits.
             on_restart: Gets the warning about a process that is replaced. Any thread calls it.
         """
+        self._driver = Driver(executor, scheduler, on_restart)
         self._executor = executor
         self._scheduler = scheduler
+        """Guarded by the driver's lock."""
         self._in_order = in_order
         self._metrics = metrics
-        self._on_restart = on_restart
-        # All locks are reentrant: a signal handler or finaliser may close the loader on a thread that holds them.
-        self._lock = threading.RLock()
-        """Guards the scheduler, the cursor and the error. Nothing of the user's runs under it."""
-        self._dispatch_lock = threading.RLock()
-        """Held while actions are carried out, so that each worker gets its tasks in the order of the decisions. Taken
-        before the other lock."""
         self._loop_lock = threading.RLock()
-        """Held by the thread that waits for a batch."""
+        """Held by the thread that waits for a batch. Reentrant, like the driver's locks."""
         self._cursor: Cursor | None = None
-        """None until the first `seek`."""
-        self._error: BaseException | None = None
-        """Why there are no more batches than those that are ready."""
-        self._stalled: list[str | BaseException] = []
-        """Warnings of workers that hang, for the loop's thread, and the error that ends its wait."""
+        """None until the first `seek`. Guarded by the driver's lock."""
         self._receivers: Receivers | None = None
         self._phase = _Phase.HARMLESS
 
@@ -115,14 +103,13 @@ class Dispatcher:
             with explained():
                 self._executor.start()
                 self._scheduler.watchdog.grace_s = self._executor.grace_s
-                self._receivers = Receivers(self._executor.inboxes, self._receive_and_act, self._note_failure)
+                self._receivers = Receivers(self._executor.inboxes, self._driver.receive_and_act, self._driver.fail)
                 self._receivers.begin()
-                self._check_open()
-                self._executor.start_others()
+                self._driver.check_open()
                 trial_epoch = self._executor.plan.trial_epoch
                 if tries_out and trial_epoch is not None:
                     self._try_out(PlannedWork(trial_epoch, 0), keeps_trial=keeps_trial)
-            self._check_open()
+            self._driver.check_open()
             self._receivers.hand_over()
         except BaseException:
             self.close()
@@ -131,24 +118,24 @@ class Dispatcher:
     def _try_out(self, work: PlannedWork, *, keeps_trial: bool) -> None:
         assert self._receivers is not None
         inbox = self._receivers.take()
-        with self._lock:
+        with self._driver.lock:
             self._scheduler.try_out(work)
             self._scheduler.watchdog.begin(time.monotonic())
         while True:
-            with self._lock:
-                self._check_open()
+            with self._driver.lock:
+                self._driver.check_open()
                 trial = self._scheduler.take_trial()
-                if trial is None and self._error is not None:
-                    raise self._error
+                if trial is None and self._driver.error is not None:
+                    raise self._driver.error
             if trial is not None:
                 break
-            self._act()
-            if self._error is None:
-                self._receive_or_judge(inbox)
+            self._driver.act()
+            if self._driver.error is None:
+                self._driver.receive_or_judge(inbox)
         if trial.error is not None:
             raise trial.error
         if not keeps_trial:
-            with self._lock:
+            with self._driver.lock:
                 dropped = self._scheduler.forget_trial()
             del dropped  # outside the lock
 
@@ -156,11 +143,11 @@ class Dispatcher:
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
         """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already."""
-        self._executor.check_process()
+        self._check_process()
         self._phase = _Phase.TAKING
         try:
             dropped = self._seek(epoch, step, plan)
-            self._act()
+            self._driver.act()
         except BaseException as interrupt:
             self._note_interrupt(interrupt)
             raise
@@ -169,7 +156,7 @@ class Dispatcher:
 
     def _seek(self, epoch: int, step: int, settings: PlanSettings) -> list[Any]:
         """Seek, and return the ready batches that nobody needs any more."""
-        with self._dispatch_lock, self._lock:  # no task of the new plan may overtake it
+        with self._driver.dispatch_lock, self._driver.lock:  # no task of the new plan may overtake it
             before, plan = self._cursor, self._executor.plan if self._cursor is None else self._cursor.plan
             is_same_plan = settings == plan.settings
             if before is not None and is_same_plan and before.is_at(epoch, step):
@@ -190,7 +177,7 @@ class Dispatcher:
         Raises:
             SwiftLoaderError: This process is a fork of the one that started the executor.
         """
-        self._executor.check_process()
+        self._check_process()
         assert self._receivers is not None
         assert self._cursor is not None
         entered_ns = time.perf_counter_ns()
@@ -199,7 +186,7 @@ class Dispatcher:
                 self._phase = _Phase.TAKING
                 num_ready = self._scheduler.ledger.num_ready
                 delivery = self._take() or self._wait(self._receivers.take())
-                self._act()
+                self._driver.act()
                 left_ns = time.perf_counter_ns()
                 self._receivers.leave(entered_ns, left_ns, is_epoch_over=self._cursor.is_between_epochs)
                 self._phase = _Phase.HARMLESS
@@ -213,16 +200,16 @@ class Dispatcher:
 
     def _wait(self, inbox: Inbox) -> Delivery:
         """Receive until the next batch has arrived."""
-        with self._lock:
+        with self._driver.lock:
             self._scheduler.watchdog.begin(time.monotonic())
         while True:
             delivery = self._take()
             if delivery is not None:
                 return delivery
-            self._act()
-            if self._error is None:
+            self._driver.act()
+            if self._driver.error is None:
                 self._phase = _Phase.HARMLESS
-                self._receive_or_judge(inbox)
+                self._driver.receive_or_judge(inbox)
                 self._phase = _Phase.TAKING
 
     def _take(self) -> Delivery | None:
@@ -231,13 +218,13 @@ class Dispatcher:
         Raises:
             LoaderClosed: The dispatcher was closed.
         """
-        with self._lock:
-            self._check_open()
+        with self._driver.lock:
+            self._driver.check_open()
             delivered = self._scheduler.take()
             if delivered is None:
-                if self._error is None and self._scheduler.ledger.is_exhausted:
+                if self._driver.error is None and self._scheduler.ledger.is_exhausted:
                     return self._refuse(SwiftLoaderError("there are no more batches: the source of work has ended"))
-                return None if self._error is None else self._refuse(self._error)
+                return None if self._driver.error is None else self._refuse(self._driver.error)
             assert self._cursor is not None
             work, outcome, error = delivered.work, delivered.outcome, delivered.error
             num_before = self._cursor.advance(work.epoch)
@@ -248,6 +235,11 @@ class Dispatcher:
         if outcome.loan is not None:
             outcome.loan.take()
         return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.loan)
+
+    def _check_process(self) -> None:
+        """Raise `SwiftLoaderError` if this process is a fork that can't use the executor. Takes no lock."""
+        if self._executor.owner is not None:
+            self._executor.owner.check()
 
     def _refuse(self, error: BaseException) -> Delivery:
         position = (0, 0) if self._cursor is None else self._cursor.position
@@ -264,14 +256,14 @@ class Dispatcher:
                 self._phase = _Phase.HARMLESS
                 return self._has_deliverable() or self._receive_what_is_here()
             except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
-                self._note_failure(error)
+                self._driver.fail(error)
                 return False
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
 
     def _has_deliverable(self) -> bool:
-        with self._lock:
+        with self._driver.lock:
             return self._scheduler.ledger.next_deliverable() is not None
 
     def _receive_what_is_here(self) -> bool:
@@ -279,9 +271,9 @@ class Dispatcher:
         if self._receivers is None or not self._receivers.loop_leads:  # the threads have received what was there
             return False
         inbox = self._receivers.take()
-        while self._receive(inbox, 0):
+        while self._driver.receive(inbox, 0):
             self._phase = _Phase.TAKING
-            self._act()
+            self._driver.act()
             self._phase = _Phase.HARMLESS
             if self._has_deliverable():
                 return True
@@ -299,121 +291,16 @@ class Dispatcher:
                 f"make a new loader"
             )
             error.__cause__ = interrupt
-            self._note_failure(error)
-
-    # The thread that leads --------------------------------------------------------------------------------------------
-
-    def _receive_and_act(self, inbox: Inbox) -> bool:
-        """Receive events and act on them. Return False if there were none, because the inbox was woken."""
-        if not self._receive(inbox, None):
-            return False
-        self._act()
-        return True
-
-    def _receive(self, inbox: Inbox, timeout_s: float | None) -> bool:
-        """Wait for events, and let the scheduler handle them. Return whether there were any.
-
-        Raises:
-            Exception: A signal handler raised it. No event is lost.
-        """
-        events = inbox.wait(timeout_s)
-        if events:
-            self._handle(events)
-        inbox.is_taking_in = False
-        if inbox.interrupt is not None:
-            interrupt, inbox.interrupt = inbox.interrupt, None
-            raise interrupt
-        return bool(events)
-
-    def _handle(self, events: Iterable[Event]) -> None:
-        now_s = time.monotonic()
-        with self._lock:
-            for event in events:
-                try:
-                    self._scheduler.handle(event, now_s)
-                except ProtocolError as error:
-                    self._scheduler.handle(ExecutorFailed(error), now_s)
-
-    def _act(self) -> None:
-        """Carry out what the scheduler decides."""
-        garbage: list[Any] = []
-        with self._dispatch_lock:
-            with self._lock:
-                actions = self._scheduler.decide(time.monotonic())
-            for action in actions:
-                garbage += self._carry_out(action)
-        del garbage  # outside the locks
-
-    def _carry_out(self, action: Action) -> list[Any]:
-        if isinstance(action, Fail):
-            error = self._executor.error_of(action.cause)
-            with self._lock:
-                self._error = error
-        elif isinstance(action, GiveUp):
-            self._stalled.append(self._executor.error_of(action.stall))
-        elif isinstance(action, Warn):
-            note = self._stalled.append if isinstance(action.about, Stall) else self._on_restart
-            note(self._executor.notice_of(action.about))
-        else:
-            return self._executor.carry_out(action)
-        return []
-
-    def _receive_or_judge(self, inbox: Inbox) -> None:
-        """Receive events. After too long a wait, judge who the loop waits for. An interrupt at any point is harmless.
-
-        Raises:
-            WorkerStalled: No worker has had the batch for too long.
-        """
-        watchdog = self._scheduler.watchdog
-        if watchdog.deadline_s == math.inf:
-            self._receive(inbox, None)
-            return
-        now_s = self._note_time()
-        left_s = max(0.0, watchdog.deadline_s - now_s)
-        watchdog.rest(now_s, now_s + left_s)
-        is_quiet = not self._receive(inbox, left_s)
-        # Look once more before judging a worker: SIGSTOP and SIGCONT end a wait even if events have arrived.
-        if is_quiet and self._note_time() >= watchdog.deadline_s and not self._receive(inbox, 0):
-            self._judge()
-        watchdog.rest(now_s := time.monotonic(), now_s)
-
-    def _note_time(self) -> float:
-        """Return the time. If this process was stopped, give the workers more time: they may have been stopped too."""
-        now_s = time.monotonic()
-        with self._lock:
-            self._scheduler.wake(now_s)
-        return now_s
-
-    def _judge(self) -> None:
-        """Warn of the workers that the loop waits for, if they take too long, or have them killed."""
-        with self._lock:
-            self._scheduler.tick(time.monotonic())
-        self._act()
-        stalled, self._stalled = self._stalled, []
-        for stall in stalled:
-            if isinstance(stall, BaseException):
-                raise stall
-            warn(stall)
-
-    def _note_failure(self, error: BaseException) -> None:
-        """Deliver what is ready, then this error. Any thread."""
-        with self._lock:
-            self._scheduler.handle(ExecutorFailed(error), time.monotonic())
-        self._act()
-
-    def _check_open(self) -> None:
-        if self._scheduler.state is SchedulerState.CLOSED:
-            raise LoaderClosed("the loader was closed; make a new one")
+            self._driver.fail(error)
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s. Idempotent and thread-safe."""
-        try:
-            self._executor.check_process()
-        except SwiftLoaderError:  # a fork of the trainer: processes and threads belong to the parent
+        owner = self._executor.owner
+        if owner is not None and not owner.is_here():  # a fork of the trainer: processes and threads are the parent's
             return
-        with self._lock:
+        with self._driver.lock:
             if self._scheduler.state is SchedulerState.CLOSED:
                 return
             dropped = self._scheduler.close()
@@ -426,7 +313,7 @@ class Dispatcher:
         finally:
             if has_loop:
                 self._loop_lock.release()
-        with self._dispatch_lock:
+        with self._driver.dispatch_lock:
             garbage = self._executor.close()
         del dropped, garbage  # outside the locks: the user's objects may have finalisers
 

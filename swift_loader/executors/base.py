@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from swift_loader.executors.process.lease import Loan
 from swift_loader.plan import Plan
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import Casualty, Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost
 from swift_loader.scheduler.events import Event
 
@@ -61,6 +62,11 @@ class Executor(Protocol):
     """A place where batches are built. The dispatcher's thread calls it, unless a method says otherwise."""
 
     @property
+    def owner(self) -> ProcessOwner | None:
+        """The only process that can use the executor. None: its forks can, too."""
+        ...
+
+    @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, which gets all events, then one for each thread that takes over while the loop is busy."""
         ...
@@ -87,14 +93,6 @@ class Executor(Protocol):
             WorkerDied: A process died.
             Exception: Whatever building the dataset raised.
         """
-        ...
-
-    def start_others(self) -> None:
-        """Start the workers that `start` left for later. Returns at once."""
-        ...
-
-    def check_process(self) -> None:
-        """Raise `SwiftLoaderError` if this process is a fork that can't use the executor. Takes no lock."""
         ...
 
     def begin(self, generation: int, plan: Plan) -> None:

@@ -43,9 +43,18 @@ _WORKER = 0
 class InlineExecutor:
     """Builds batches in the thread that calls `wait`. It is its own inbox."""
 
+    owner = None
+    """A fork has a copy of everything."""
+    largest_batch_nbytes = 0
+    """Nothing is in flight."""
+    grace_s = 0.0
+    """Nothing is replaced."""
+
     def __init__(
         self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
     ) -> None:
+        self.inboxes: Sequence[Inbox] = [self]
+        """No thread takes over while the loop is busy."""
         self._setup = setup
         self._metrics = metrics
         self._definitions = NewDefinitions()
@@ -60,26 +69,11 @@ class InlineExecutor:
         self.is_taking_in = False
 
     @property
-    def inboxes(self) -> Sequence[Inbox]:
-        """This object: no thread takes over while the loop is busy."""
-        return [self]
-
-    @property
     def plan(self) -> Plan:
         """The current plan. Known after `start`."""
         _, plan = self._current
         assert plan is not None, "the executor hasn't started"
         return plan
-
-    @property
-    def largest_batch_nbytes(self) -> int:
-        """Return 0: nothing is in flight."""
-        return 0
-
-    @property
-    def grace_s(self) -> float:
-        """Return 0: nothing is replaced."""
-        return 0.0
 
     def start(self) -> None:
         """Measure the dataset and make the builder."""
@@ -89,12 +83,6 @@ class InlineExecutor:
             self._dataset, num_samples, self._setup, self._definitions, is_interrupt=is_interrupt
         )
         self._events.append(Ready(_WORKER, _WORKER))
-
-    def start_others(self) -> None:
-        """Do nothing: there are no others."""
-
-    def check_process(self) -> None:
-        """Do nothing: a fork has a copy of everything."""
 
     def begin(self, generation: int, plan: Plan) -> None:
         """Use this plan from this generation on."""

@@ -23,6 +23,7 @@ from swift_loader.executors.process.worker import Hang, WorkerHandle
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.plan import Plan, PlanSettings
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import (
     Casualty,
     Kill,
@@ -100,20 +101,13 @@ class ProcessExecutor:
         inboxes = Inboxes(min(settings.num_workers, MAX_RECEIVERS) if settings.thread_per_worker else 1, reader)
         self._running = _Running(plan, explainer, reader, inboxes)
         supervisor.start_workers(inboxes)
+        supervisor.workers.start_others()
 
     def _warn_of_template(self) -> None:
         warn(
             f"building the dataset has taken {self._supervisor.settings.stall_warning_s:g} s so far"
             f"{attached(traces=self._supervisor.templates.ask_for_stacks())}"
         )
-
-    def start_others(self) -> None:
-        """Start the workers that `start` left for later. Returns at once."""
-        self._supervisor.workers.start_others()
-
-    def check_process(self) -> None:
-        """Raise `SwiftLoaderError` if this process is a fork of the one that started the workers. Takes no lock."""
-        self._supervisor.owner.check()
 
     # What it is -------------------------------------------------------------------------------------------------------
 
@@ -122,6 +116,11 @@ class ProcessExecutor:
         """What exists once the dataset is built."""
         assert self._running is not None, "the executor hasn't started"
         return self._running
+
+    @property
+    def owner(self) -> ProcessOwner:
+        """The process that started the workers. A fork of it can't use them."""
+        return self._supervisor.owner
 
     @property
     def inboxes(self) -> Sequence[Inbox]:
