@@ -115,7 +115,7 @@ class Queues:
         queue.num_current += 1
 
     def pop(self, serial: int, task: Task) -> Queue:
-        """Remove the oldest task of a worker, which has answered it. Return the rest.
+        """Remove the oldest task of a worker, which has answered it. Return its other tasks.
 
         Raises:
             ProtocolError: The worker answers another task.

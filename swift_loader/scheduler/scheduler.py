@@ -48,6 +48,7 @@ from swift_loader.scheduler.events import (
 from swift_loader.scheduler.ledger import Batch, Ledger
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
+from swift_loader.scheduler.sample_failures import SampleFailures
 from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.work import Work, WorkSource
 from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
@@ -92,26 +93,6 @@ class Delivered:
     """The failures of its samples, in the order in which they were reported."""
 
 
-class SampleFailures:
-    """The failed samples of batches that aren't delivered."""
-
-    def __init__(self) -> None:
-        self.by_batch: dict[tuple[int, int, int], dict[int, Any]] = {}
-        """By (worker, generation, sequence), then by position. The worker is part of the key because a report of a
-        worker that dies doesn't hold for the rebuilt batch."""
-
-    def note(self, event: SampleFailed, generation: int) -> None:
-        """Record a report, if it is about a batch of this generation."""
-        if event.generation == generation:
-            self.by_batch.setdefault((event.worker, event.generation, event.sequence), {})[event.position] = (
-                event.failure
-            )
-
-    def take(self, answer: Built | Failed) -> tuple[Any, ...]:
-        """Remove and return the failures of the batch that was answered so."""
-        return tuple(self.by_batch.pop((answer.worker, answer.generation, answer.sequence), {}).values())
-
-
 class Scheduler:
     """Schedules the batches of one loader."""
 
@@ -146,7 +127,9 @@ class Scheduler:
         return [] if batch is None else [_outcome(batch)]
 
     def begin(self, source: WorkSource, *, keeps_meaning: bool) -> list[Any]:
-        """Begin a new generation. Return the outcomes that nobody needs any more, to be dropped outside the lock.
+        """Begin a new generation. Return the outcomes and failures that nobody needs any more.
+
+        They are the user's objects, whose finalisers may run any code: drop them outside the lock.
 
         Args:
             source: Hands out the work.
@@ -159,8 +142,8 @@ class Scheduler:
             self._restarts.forget_batches()
             for worker in self._workers.values():
                 worker.work = None
-        self._failures.by_batch.clear()
-        return [_outcome(batch) for batch in self.ledger.begin(source, reuses_trial=keeps_meaning)]
+        dropped = self.ledger.begin(source, reuses_trial=keeps_meaning)
+        return [_outcome(batch) for batch in dropped] + self._failures.take_all()
 
     def take(self) -> Delivered | None:
         """Remove and return the next batch; None if it isn't ready. Then there may be room for more: call `decide`."""
@@ -183,13 +166,10 @@ class Scheduler:
             self._actions.append(Fail(cause))
 
     def close(self) -> list[Any]:
-        """Forget everything, and ignore later events. Return the outcomes, to be dropped outside the lock."""
+        """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
         self.state = SchedulerState.CLOSED
-        dropped = [_outcome(batch) for batch in self.ledger.ready()]
-        self.ledger = Ledger(self._limits)
-        self._workers.clear()
-        self._failures.by_batch.clear()
-        self._actions.clear()
+        dropped = [_outcome(batch) for batch in self.ledger.ready()] + self._failures.take_all() + self._actions
+        self.ledger, self._workers, self._actions = Ledger(self._limits), {}, []
         return dropped
 
     # The executor's side
@@ -355,4 +335,5 @@ class Scheduler:
 
 
 def _outcome(batch: Batch[Built | Failed]) -> Any:
-    return batch.answer.outcome if isinstance(batch.answer, Built) else batch.answer and batch.answer.error
+    assert batch.answer is not None
+    return batch.answer.outcome if isinstance(batch.answer, Built) else batch.answer.error

@@ -130,8 +130,9 @@ def test_a_new_generation_gives_back_what_nobody_needs_and_ignores_what_comes_la
     error = ValueError("bad")
     scheduler.handle(Failed(0, first.generation, first.sequence, error), 0.0)
     third, fourth = (action for action in scheduler.decide(0.0) if isinstance(action, Send))
+    scheduler.handle(SampleFailed(0, second.generation, second.sequence, 0, "why"), 0.0)
     build(scheduler, second)
-    assert scheduler.begin(PlannedSource(0, 3, lambda _: 10), keeps_meaning=True) == [error, "batch 1"]
+    assert scheduler.begin(PlannedSource(0, 3, lambda _: 10), keeps_meaning=True) == [error, "batch 1", "why"]
     scheduler.handle(SampleFailed(0, third.generation, third.sequence, 0, "late"), 0.0)
     build(scheduler, third)
     scheduler.handle(Skipped(0, fourth.generation), 0.0)
@@ -141,8 +142,9 @@ def test_a_new_generation_gives_back_what_nobody_needs_and_ignores_what_comes_la
 def test_after_close_events_are_of_no_interest() -> None:
     scheduler = scheduler_with(1)
     tasks = begin(scheduler)
+    scheduler.handle(SampleFailed(0, tasks[0].generation, tasks[0].sequence, 0, "why"), 0.0)
     build(scheduler, tasks[0])
-    assert scheduler.close() == ["batch 0"]
+    assert scheduler.close() == ["batch 0", "why"]
     build(scheduler, tasks[1])
     scheduler.handle(Disconnected(0, 0), 0.0)
     scheduler.fail(ValueError("too late"))

@@ -17,7 +17,8 @@ from swift_loader.scheduler.events import Built, Ended, Failed, SampleFailed
 from swift_loader.scheduler.ledger import Batch, BatchState, Ledger
 from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.restarts import Restarts
-from swift_loader.scheduler.scheduler import SampleFailures, Scheduler
+from swift_loader.scheduler.sample_failures import SampleFailures
+from swift_loader.scheduler.scheduler import Scheduler
 from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.work import PlannedWork
 from swift_loader.scheduler.workers import Worker, WorkerMove
