@@ -125,13 +125,10 @@ class Ledger(Generic[Answer]):
         self._next_sequence = self.num_delivered = 0
         self.queues.begin()
         if is_first and reuses_trial and dropped and self._peek() == dropped[0].work:
-            self._adopt(dropped.pop())
+            trial = self._batches[0] = self._ready[0] = dropped.pop()
+            self._planned, self._next_sequence = None, 1
+            self.queues.note_ready(trial.worker, 1)
         return dropped
-
-    def _adopt(self, trial: Batch[Answer]) -> None:
-        self._planned, self._next_sequence = None, 1
-        self._batches[0] = self._ready[0] = trial
-        self.queues.note_ready(trial.worker, 1)
 
     # Workers
 

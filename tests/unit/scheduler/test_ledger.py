@@ -523,3 +523,15 @@ def test_the_trial_batch_is_used_for_the_same_work_unless_it_means_another_batch
     assert [batch.answer for batch in dropped] == ([] if is_used else ["trial"])
     assert deliver(ledger) == ((0, "trial") if is_used else None)
     assert assign(ledger)[0].work == PlannedWork(0, 1 if is_used else step)
+
+
+def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
+    ledger = ledger_with(2, limits=Limits(4, 4, 10, in_order=True))
+    go_to(ledger, 0, 0)
+    tasks = assign(ledger)
+    assert {task.worker for task in tasks[:2]} == {0, 1}
+    for worker in (tasks[1].worker, tasks[0].worker):
+        ledger.remove_worker(worker)
+    ledger.queues.add(2, place=0)
+    ledger.queues.add(3, place=1)
+    assert [task.sequence for task in assign(ledger)] == [0, 1, 2, 3]
