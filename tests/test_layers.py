@@ -114,7 +114,7 @@ PURE = [
     *(name for name in GRAPH.modules if is_within(name, *PURE_FOLDERS)),
     "errors",
     "integers",
-    "transport.bindings",
+    "transport.fills",
     "transport.frames",
     "transport.messages",
     "transport.names",

@@ -106,12 +106,13 @@ def _encode_with_code(
     content: object, arena: Arena, number_of: NumberOf, note: Callable[[object], object] | None
 ) -> Encoded:
     from swift_loader.transport.code import CodeEncoder
+    from swift_loader.transport.code_writer import CodeWriter
 
     stream = io.BytesIO(_CODE_MARK)
     stream.seek(len(_CODE_MARK))
     encoder = CodeEncoder(stream, arena, number_of, note)
     try:
-        encoder.write(content)
+        CodeWriter(encoder).write(content)
     except EncodeError:
         raise
     except Exception as error:

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Used", "names_in_hints", "used_globals"]
+__all__ = ["Submodules", "Used", "names_in_hints", "used_globals"]
 
 _GLOBAL_OPERATIONS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"}
@@ -56,3 +56,35 @@ def names_in_hints(hints: Iterable[object]) -> list[str]:
                 continue
             found.update(dict.fromkeys(used_globals(code).variables))
     return list(found)
+
+
+class Submodules:
+    """The submodules that code may use as attributes of their packages, without importing them by name."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, list[tuple[frozenset[str], str]]] = {}
+        """Package -> (parts of a submodule's name within it, whole name) of those that weren't taken."""
+        self._names: set[str] = set()
+        self._num_seen = (0, 0)
+
+    def add_package(self, package: str, modules: Iterable[str]) -> None:
+        """Add a package that code uses, unless it is known; `modules` are the names of all imported modules."""
+        if package not in self._packages:
+            inner = [name for name in modules if name.startswith(f"{package}.")]
+            self._packages[package] = [(frozenset(name[len(package) + 1 :].split(".")), name) for name in inner]
+
+    def add_names(self, names: Iterable[str]) -> None:
+        """Add names that code uses."""
+        self._names.update(names)
+
+    def take_used(self) -> list[str]:
+        """Return the submodules whose names the code uses, each once."""
+        used: list[str] = []
+        num_seen = (len(self._packages), len(self._names))
+        if num_seen != self._num_seen:
+            self._num_seen = num_seen
+            for package, inner in self._packages.items():
+                found = [name for parts, name in inner if parts <= self._names]
+                used.extend(found)
+                self._packages[package] = [(parts, name) for parts, name in inner if name not in found]
+        return used

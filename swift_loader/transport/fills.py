@@ -1,0 +1,103 @@
+"""Orders the calls that fill what was created empty: if a value needs code, that code is complete first. Pure.
+
+A fill is WAITING ─► OPEN ─► DONE. It is opened to find out what its value needs; the fills found come before it. It is
+done at once if its value can't be sent, or needs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+__all__ = ["Call", "Fill", "FillState", "Fills"]
+
+
+class Call:
+    """Pickled as a call of a function: the receiver gets the call's result."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.reduced = function, args
+
+
+class FillState(Enum):
+    """See the module."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    DONE = "done"
+
+
+@dataclass(eq=False, slots=True)
+class Fill:
+    """One value, and how to set it."""
+
+    call: Call | None
+    """Sets the value; None: the value is only checked."""
+    value: object
+    where: str
+    """Names the value in the error message if it can't be sent; empty if the caller writes the message."""
+    owner: Hashable = None
+    """The function, class, cell or variable that isn't complete without the value."""
+    is_required: bool = True
+    """False: leave the value out if it can't be sent."""
+    why_missing: str = ""
+    """Why the value was left out."""
+    stand_in: Callable[[object], Call] | None = None
+    """Makes the call that sets a stand-in in the value's place until the value can be set."""
+    state: FillState = FillState.WAITING
+
+
+class Fills:
+    """Fills, their owners (functions, classes, cells, variables), and which owner needs which others."""
+
+    def __init__(self) -> None:
+        self.soon: deque[Call] = deque()
+        """Calls that need nothing but code. They come before all fills."""
+        self.last: deque[Call] = deque()
+        """Calls that must come after all fills."""
+        self._of_owner: dict[Hashable, list[Fill]] = {}
+        self._needs: dict[Hashable, list[Hashable]] = {}
+        self._waiting: deque[Fill] = deque()
+        self._stack: list[Fill] = []
+
+    def add(self, fill: Fill) -> None:
+        """Add a fill. Its owner isn't complete until it is done."""
+        self._of_owner.setdefault(fill.owner, []).append(fill)
+        self._waiting.append(fill)
+
+    def link(self, owner: Hashable, other: Hashable) -> None:
+        """Record that `owner` isn't complete before `other` is."""
+        self._needs.setdefault(owner, []).append(other)
+
+    def next(self) -> Fill | None:
+        """Return the next fill: open it, or, if it is already open, do it. None if all are done."""
+        while True:
+            if not self._stack:
+                if not self._waiting:
+                    return None
+                self._stack.append(self._waiting.popleft())
+            fill = self._stack[-1]
+            if fill.state is not FillState.DONE:
+                return fill
+            self._stack.pop()
+
+    def put_first(self, owners: Iterable[Hashable]) -> list[Fill]:
+        """Schedule first all fills that `owners` need. Return those that are already open: they are part of a cycle."""
+        found: list[Fill] = []
+        in_cycles: list[Fill] = []
+        queue = deque(owners)
+        seen = set(queue)
+        while queue:
+            owner = queue.popleft()
+            for fill in self._of_owner.get(owner, ()):
+                if fill.state is not FillState.DONE:
+                    (in_cycles if fill.state is FillState.OPEN else found).append(fill)
+            for other in self._needs.get(owner, ()):
+                if other not in seen:
+                    seen.add(other)
+                    queue.append(other)
+        self._stack.extend(reversed(found))
+        return in_cycles
