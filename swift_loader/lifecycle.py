@@ -78,12 +78,12 @@ class Lifecycle:
         self.check_open()
         if self.state is not LoaderState.NEW:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
-        placement = find_placement(check_rank(consumer_index), self._options.sampling.world_size)
-        destination = find_destination(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
-        is_made_here = self._options.maker.is_here()
-        agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
         self.state = LoaderState.STARTING
         try:
+            placement = find_placement(check_rank(consumer_index), self._options.sampling.world_size)
+            destination = find_destination(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
+            is_made_here = self._options.maker.is_here()
+            agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
             self.session = self._start_session(placement, destination)
         finally:
             self._end_start()
@@ -165,7 +165,7 @@ class Lifecycle:
         self.tell()
 
     def _release(self) -> None:
-        """Close what exists: the supervisor, and the session, which may be starting."""
+        """Close what exists: the prepared supervisor, and the session, which may be starting."""
         self.preparation.close()
         if self._close_session is not None:
             self._close_session()

@@ -131,7 +131,3 @@ class Passes:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
         step, failures = self._last
         return None if step is None else delivered_batch(self._run.progress.batch(step), failures)
-
-    def __repr__(self) -> str:
-        current = self._current() if self._current is not None else None
-        return f"<Passes of a SwiftLoader, now {current!r}>"

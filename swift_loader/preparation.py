@@ -18,9 +18,10 @@ __all__ = ["Preparation"]
 
 
 class Preparation:
-    """The dataset in this process and the supervisor of workers, each made when something needs it.
+    """The dataset in this process and the template that builds it in another, each made when something needs it.
 
-    The supervisor belongs to this object until `take_supervisor`, and is closed with it. Any thread may call `close`.
+    The template's supervisor belongs to this object until `take_supervisor`, and is closed with it. Any thread may call
+    `close`.
     """
 
     def __init__(self, options: Options, dataset: Any = None) -> None:
@@ -67,10 +68,8 @@ class Preparation:
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is None or not supervisor.owner.is_here() or self._close_supervisor is None:
             return None
-        is_other_plan = (
-            self._options.workers.rng is Rng.WORKER and supervisor.setup.plan != plan
-        )  # workers are seeded by it
-        if is_other_plan or not supervisor.templates.is_current():
+        seeds_by_plan = self._options.workers.rng is Rng.WORKER
+        if (seeds_by_plan and supervisor.setup.plan != plan) or not supervisor.templates.is_current():
             self._close_supervisor()
             return None
         self._close_supervisor.detach()
@@ -86,6 +85,3 @@ class Preparation:
         self._supervisor = supervisor = Supervisor(WorkerSetup(self._options.workers, plan), self._options.delivery)
         self._close_supervisor = weakref.finalize(self, supervisor.close)
         return supervisor
-
-    def __repr__(self) -> str:
-        return f"<Preparation {'without a supervisor' if self._supervisor is None else 'with a supervisor'}>"

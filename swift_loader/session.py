@@ -1,4 +1,4 @@
-"""A started loader: its engine, its log and its metrics.
+"""A started loader: its dispatcher, its log and its metrics.
 
 It holds no reference to the loader. So the loader can be garbage-collected, which closes the session.
 """
@@ -53,7 +53,7 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OpenEpoch:
-    """An epoch that the engine is working on."""
+    """An epoch that the dispatcher is working on."""
 
     epoch: int
     first_step: int
@@ -66,7 +66,7 @@ class OpenEpoch:
 
 
 class Session:
-    """One rank's engine, from `start()` to `close()`."""
+    """One rank, from `start()` to `close()`."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Session:
         dataset: Any = None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Make the engine. The caller must call `close()` from here on.
+        """Make the dispatcher. The caller must call `close()` from here on.
 
         Args:
             options: Options of the loader.
             plan: Which batches to build.
             destination: Where batches are moved; None leaves them as they are.
-            dataset: The dataset for the engine without workers.
+            dataset: The dataset, if batches are built in this process.
             supervisor: One whose template holds the dataset already, or None. The session owns it from here on.
         """
         self._options = options
@@ -139,7 +139,7 @@ class Session:
         self._log.write(notice)
 
     def start(self) -> None:
-        """Start the engine and block until it runs. Another thread may close the session meanwhile."""
+        """Start the dispatcher and block until it runs. Another thread may close the session meanwhile."""
         plan = self._settings
         workers, delivery = self._options.workers, self._options.delivery
         self.dispatcher.start(
@@ -161,14 +161,14 @@ class Session:
         self.plan = Plan.of(self.dispatcher.num_samples, replace(self.plan.settings, order=order))
 
     def aim(self, position: Position) -> int:
-        """Make the engine build what follows this position. Return the step that begins there."""
+        """Make the dispatcher continue with what follows this position. Return the step that begins there."""
         settings, step = self.plan.settings.going_on_at(position)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
         self.dispatcher.seek(position.epoch, step, settings)
         return step
 
     def open_epoch(self, position: Position) -> OpenEpoch:
-        """Move the engine to this position. Return the rest of the epoch there."""
+        """Move the dispatcher to this position. Return the rest of the epoch there."""
         first_step = self.aim(position)
         num_batches = self.plan.num_batches(position.epoch)
         owner = self._process if self._options.delivery.num_workers else None
@@ -180,7 +180,7 @@ class Session:
         return OpenEpoch(position.epoch, first_step, num_batches, source, owner)
 
     def close(self) -> None:
-        """Stop the engine, then write the metrics to the file or the log. Idempotent and thread-safe.
+        """Stop the dispatcher, then write the metrics to the file or the log. Idempotent and thread-safe.
 
         Waits for running copies to the device, because they read memory that is freed here.
         """
@@ -211,7 +211,7 @@ class Session:
             warn(self._notices.popleft())
 
     def take(self) -> Delivery:
-        """Return the next batch as the engine delivers it. It belongs to the user from now on. Loop's thread."""
+        """Return the next batch as the dispatcher delivers it. It belongs to the user from now on. Loop's thread."""
         delivery = self.pull()
         delivery.keep()
         return delivery

@@ -459,6 +459,15 @@ def test_a_loader_that_is_closed_while_it_starts_stays_closed(tmp_path: Path) ->
         loader.start()
 
 
+def test_a_loader_that_is_closed_while_the_ranks_agree_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(datasets.Counting)
+    monkeypatch.setattr("swift_loader.lifecycle.agree_on_run", lambda *_, **__: loader.close())
+    with pytest.raises(LoaderClosed, match="while it started"):
+        loader.start()
+    assert not psutil.Process().children()
+    assert "closed" in repr(loader)
+
+
 def test_a_loader_that_has_not_started_can_be_copied_and_pickled() -> None:
     offset = 5
     loader = make_loader(datasets.Counting, collate_fn=lambda samples: [sample["id"] + offset for sample in samples])
