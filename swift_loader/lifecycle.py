@@ -97,10 +97,10 @@ class Lifecycle:
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
             dataset = None if delivery.num_workers else self.preparation.built_dataset()
-            session = Session(
-                options, plan, destination, dataset=dataset, supervisor=self.preparation.take_supervisor(plan)
-            )
+            supervisor = self.preparation.supervisor_for(plan)
+            session = Session(options, plan, destination, dataset=dataset, supervisor=supervisor)
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
+            self.preparation.hand_over()
             self.check_open("the loader was closed while it started")
             session.start()
         except BaseException as error:

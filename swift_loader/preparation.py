@@ -20,8 +20,7 @@ __all__ = ["Preparation"]
 class Preparation:
     """The dataset in this process and the template that builds it in another, each made when something needs it.
 
-    The template's supervisor belongs to this object until `take_supervisor`, and is closed with it. Any thread may call
-    `close`.
+    The supervisor belongs to this object until `hand_over`, and is closed with it. Any thread may call `close`.
     """
 
     def __init__(self, options: Options, dataset: Any = None) -> None:
@@ -63,17 +62,26 @@ class Preparation:
             self.close()
             raise
 
-    def take_supervisor(self, plan: PlanSettings) -> Supervisor | None:
-        """Return the supervisor if this plan can use it. The caller owns it from here on. Else close it."""
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor is None or not supervisor.owner.is_here() or self._close_supervisor is None:
+    def supervisor_for(self, plan: PlanSettings) -> Supervisor | None:
+        """Return the supervisor that is there already, if this plan can use it; else a new one. None without workers.
+
+        It belongs to this object until `hand_over`.
+        """
+        if not self._options.delivery.num_workers:
             return None
-        seeds_by_plan = self._options.workers.rng is Rng.WORKER
-        if (seeds_by_plan and supervisor.setup.plan != plan) or not supervisor.templates.is_current():
-            self._close_supervisor()
-            return None
-        self._close_supervisor.detach()
-        return supervisor
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.owner.is_here():
+            seeds_by_plan = self._options.workers.rng is Rng.WORKER
+            if (supervisor.setup.plan == plan or not seeds_by_plan) and supervisor.templates.is_current():
+                return supervisor
+        self.close()
+        return self._make_supervisor(plan)
+
+    def hand_over(self) -> None:
+        """Leave the supervisor to the session, which closes it."""
+        self._supervisor = None
+        if self._close_supervisor is not None:
+            self._close_supervisor.detach()
 
     def close(self) -> None:
         """Close the supervisor, if there is one. Idempotent."""

@@ -84,7 +84,7 @@ class Session:
             plan: Which batches to build.
             destination: Where batches are moved; None leaves them as they are.
             dataset: The dataset, if batches are built in this process.
-            supervisor: One whose template holds the dataset already, or None. The session owns it from here on.
+            supervisor: Starts the worker processes. The session owns it once it is made. None: there are no workers.
         """
         self._options = options
         self._destination = destination
@@ -95,19 +95,15 @@ class Session:
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
-        # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
         self._lock = threading.RLock()
-        """Guards `_state`."""
+        """Guards `_state`. Reentrant: a finaliser or a signal handler may call `close` in a thread that holds it."""
         self._state = SessionState.NEW
-        if supervisor is None and options.delivery.num_workers:
-            supervisor = Supervisor(WorkerSetup(options.workers, plan), options.delivery)
-        with contextlib.ExitStack() as undo:
-            if supervisor is not None:
-                undo.callback(supervisor.close)
-            self._log = Log(options.report.log, plan.rank)
-            undo.callback(self._log.close)
+        self._log = Log(options.report.log, plan.rank)
+        try:
             self.dispatcher = self._make_dispatcher(supervisor, dataset)
-            undo.pop_all()
+        except BaseException:
+            self._log.close()
+            raise
 
     def _make_dispatcher(self, supervisor: Supervisor | None, dataset: Any) -> Dispatcher:
         """Return the dispatcher of worker processes if there is a supervisor, else the one that builds batches here."""
