@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common.report import Result, describe_machine, format_machine, write_json
 from gpu.accelerator import Accelerator, Cpu, Gpu
 from gpu.images import measure_images
 from gpu.integrity import check_integrity
@@ -35,7 +36,6 @@ from gpu.outcome import Outcome
 from gpu.rate import measure_rate
 from gpu.scale import FULL, QUICK, TINY, Scale
 from gpu.step import measure_step
-from report import Result, describe_machine, format_machine, write_json
 
 _PARTS: dict[str, Callable[[Accelerator, Scale], Outcome]] = {
     "rate": measure_rate,

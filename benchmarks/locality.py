@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
 from numpy.typing import NDArray
-from report import Result, describe_machine, format_machine, format_number, format_table, write_json
 
 from swift_loader.order import Order, OrderSettings, local_window
 

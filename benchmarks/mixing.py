@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from common.report import Result, describe_machine, format_machine, format_table, write_json
 from numpy.typing import NDArray
-from report import Result, describe_machine, format_machine, format_table, write_json
 from sklearn.datasets import load_digits
 from torch import nn
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from cases import Case
-from datasets import DrawingRows, Rows
-from report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from systems import Throughput, make_swift
+from common.datasets import DrawingRows, Rows
+from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from transport.cases import Case
+from transport.systems import Throughput, make_swift
 
 from swift_loader.order import OrderSettings
 from swift_loader.plan import PlanSettings, Uneven

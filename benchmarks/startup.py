@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from startup_probes import PROBES, SYSTEMS
+from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from starting.probes import PROBES, SYSTEMS
 
-_PROBE_SCRIPT = Path(__file__).with_name("startup_probes.py")
+_FOLDER = str(Path(__file__).resolve().parent)
 _PROBE_TIMEOUT_S = 400
 _KNOWN_WARNING = "This DataLoader will create"
 """torch warns about more workers than cores, which is intended here."""
@@ -57,8 +58,16 @@ class Probe:
     def run(self) -> dict[str, float]:
         """Run it and return its figures by name."""
         quiet = ["-W", f"ignore:{_KNOWN_WARNING}"]
-        command = [sys.executable, *quiet, str(_PROBE_SCRIPT), self.name, self.system, str(self.num_workers)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_PROBE_TIMEOUT_S, text=True)
+        command = [sys.executable, *quiet, "-m", "starting.probes", self.name, self.system, str(self.num_workers)]
+        path = filter(None, [os.environ.get("PYTHONPATH")])
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([_FOLDER, *path])},
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=_PROBE_TIMEOUT_S,
+            text=True,
+        )
         return json.loads(done.stdout)
 
 

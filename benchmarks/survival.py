@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import psutil
-from datasets import Rows
+from common.datasets import Rows
 
 from swift_loader import SwiftLoader
 

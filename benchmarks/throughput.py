@@ -26,10 +26,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cases import CASES, GAP_CASE, NUM_DISCARDED, NUM_WORKERS, Case
-from ideal import IdealSystem
-from report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from systems import EpochGap, System, Throughput, make_swift, make_torch
+from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from transport.cases import CASES, GAP_CASE, NUM_DISCARDED, NUM_WORKERS, Case
+from transport.ideal import IdealSystem
+from transport.systems import EpochGap, System, Throughput, make_swift, make_torch
 
 _WARM_UP_S = 1.0
 _HEADERS = ["case", "system", "median", "min", "max", "unit", "vs torch", "vs ideal"]
@@ -116,7 +116,7 @@ def make_table(results: Sequence[Result]) -> str:
 
 
 def draw(path: str, results: Sequence[Result], subtitle: str) -> None:
-    from chart import Bars, draw_chart
+    from common.chart import Bars, draw_chart
 
     medians = {(result.case, result.system): result.median for result in results}
     rows = []

@@ -26,10 +26,10 @@ from typing import Any
 
 import psutil
 import torch
-from cases import NUM_DISCARDED, NUM_WORKERS
-from datasets import JpegPhotos
-from report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from systems import LoaderHandle
+from common.datasets import JpegPhotos
+from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from transport.cases import NUM_DISCARDED, NUM_WORKERS
+from transport.systems import LoaderHandle
 
 from swift_loader.vision import create_loader
 

@@ -27,8 +27,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from workers_systems import SLOW_SHARE, SYSTEMS, Course
+from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from scaling.systems import SLOW_SHARE, SYSTEMS, Course
 
 _NUM_WORKERS = (1, 2, 4, 8, 16, 32, 64)
 _QUICK_WORKERS = (2, 8, 32)
@@ -78,7 +78,7 @@ def main() -> None:
         settings = {"rounds": arguments.rounds, "seconds": arguments.seconds}
         write_json(arguments.json, machine, settings, [result for row in rows for result in row.results.values()])
     if arguments.chart:
-        from workers_chart import draw_curves
+        from scaling.chart import draw_curves
 
         curves = {samples: [row for row in rows if row.samples == samples] for samples in SLOW_SHARE}
         medians = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from datasets import Images
+from common.datasets import Images
 from numpy.typing import NDArray
 
 __all__ = ["Blocks", "LabelledImages"]

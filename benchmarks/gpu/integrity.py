@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from common.report import Result, format_number, format_table
 from numpy.typing import NDArray
-from report import Result, format_number, format_table
 
 import swift_loader
 from gpu.accelerator import Accelerator

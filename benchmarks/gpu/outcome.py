@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from report import Result, format_number, format_table
+from common.report import Result, format_number, format_table
 
 from gpu.accelerator import Accelerator
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from report import Result
+from common.report import Result
 
 from gpu.accelerator import Accelerator
 from gpu.outcome import Outcome, Target, measure_in_turns, paired_ratios, table_with_ratios

@@ -17,8 +17,8 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-from datasets import Images
-from report import Result
+from common.datasets import Images
+from common.report import Result
 from torch import nn
 
 from gpu.accelerator import Accelerator

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from datasets import SleepingSamples
-from systems import LoaderHandle
+from common.datasets import SleepingSamples
+from transport.systems import LoaderHandle
 
 from swift_loader import SwiftLoader, default_collate
 

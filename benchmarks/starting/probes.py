@@ -1,4 +1,4 @@
-"""The measurements of `startup.py`, each in a fresh process: `startup_probes.py PROBE SYSTEM NUM_WORKERS`.
+"""The measurements of `startup.py`, each in a fresh process: `python -m starting.probes PROBE SYSTEM NUM_WORKERS`.
 
 Prints the figures by name as one line of JSON. Imports that a training script needs anyway, such as torch, happen
 before the clock starts, for both systems.
@@ -63,7 +63,7 @@ def loader_maker(system: str) -> Callable[..., Any]:
 
 def first_batch(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
     """Time the first batch of a dataset that only needs NumPy."""
-    from datasets import Rows
+    from common.datasets import Rows
 
     start = time.perf_counter()
     loader = make(Rows, {"length": 100_000}, 64, num_workers)
@@ -76,7 +76,7 @@ def all_workers(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
 
     The memory is the proportional set size, which counts shared pages once.
     """
-    from torch_datasets import HeavyDataset
+    from common.torch_datasets import HeavyDataset
 
     start = time.perf_counter()
     loader = make(HeavyDataset, {}, 4, num_workers)
@@ -95,7 +95,7 @@ def all_workers(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
 
 def waiting(make: Callable[..., Any], num_workers: int) -> dict[str, float]:
     """Measure the CPU time of this process, over all threads, while it waits for slow workers."""
-    from datasets import SlowSamples
+    from common.datasets import SlowSamples
 
     loader = make(SlowSamples, {"length": 10_000, "seconds": _SLOW_SAMPLE_S}, 1, num_workers)
     batches = iter(loader)

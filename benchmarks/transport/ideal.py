@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from cases import NUM_DISCARDED, NUM_WORKERS, Case
 
 from swift_loader import default_collate
 from swift_loader.transport.arena import Arena
+from transport.cases import NUM_DISCARDED, NUM_WORKERS, Case
 
 __all__ = ["IdealSystem"]
 

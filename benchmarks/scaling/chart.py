@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from chart import COLOURS, new_pyplot, save_chart
+from common.chart import COLOURS, new_pyplot, save_chart
 
 __all__ = ["draw_curves"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from datasets import DictRows, Images, JpegPhotos, Rows
+from common.datasets import DictRows, Images, JpegPhotos, Rows
 
 __all__ = ["CASES", "GAP_CASE", "NUM_DISCARDED", "NUM_WORKERS", "Case"]
 

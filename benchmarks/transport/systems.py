@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from cases import NUM_DISCARDED, NUM_WORKERS, Case
+from transport.cases import NUM_DISCARDED, NUM_WORKERS, Case
 
 __all__ = ["EpochGap", "System", "Throughput", "make_swift", "make_torch"]
 

@@ -1,0 +1,1 @@
+"""The systems and the chart of `workers.py`."""

@@ -1,0 +1,1 @@
+"""The probes that `startup.py` runs, each in a fresh process."""
