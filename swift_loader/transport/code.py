@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena

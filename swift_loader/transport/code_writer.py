@@ -13,6 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.code import CodeEncoder
@@ -20,7 +21,6 @@ from swift_loader.transport.encoder import CodeNeeded
 from swift_loader.transport.fills import Call, Fill, FillState
 from swift_loader.transport.spaces import Space
 from swift_loader.transport.trial import Trial
-from swift_loader.transport.walk import find_unencodable, type_name
 
 __all__ = ["CodeWriter"]
 

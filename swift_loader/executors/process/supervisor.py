@@ -118,10 +118,12 @@ class Supervisor:
             The worker's memory, see `WorkerHandle.close`.
         """
         with self._thread.lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
-            if not self._thread.submit(lambda: self._start_replacement(worker)):
+            if not self._thread.is_open:
                 return []
             self.workers.remove(worker)
-        return worker.close()
+        given_up = worker.close()  # before its template, which may be the same process, is closed on the other thread
+        self._thread.submit(lambda: self._start_replacement(worker))
+        return given_up
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
