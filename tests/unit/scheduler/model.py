@@ -7,11 +7,8 @@ Judge     what was decided and heard; it knows, without the scheduler, what is t
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Callable
 
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
@@ -30,9 +27,6 @@ from swift_loader.scheduler.actions import (
 )
 from swift_loader.scheduler.events import (
     Built,
-    Death,
-    Disconnected,
-    Ended,
     Event,
     ExecutorFailed,
     Failed,
@@ -44,254 +38,14 @@ from swift_loader.scheduler.events import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.restarts import Decision
-from swift_loader.scheduler.scheduler import Delivered, Scheduler, SchedulerSettings, SchedulerState
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.watchdog import MIN_STOPPED_S
-from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork, Work, WorkSource
+from swift_loader.scheduler.work import IndexSource, PlannedSource, PlannedWork, StreamWork, WorkSource
+from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting
+from tests.unit.scheduler.process import Process
 from tests.unit.scheduler.streams import StreamSource
 
-__all__ = ["NUM_BATCHES", "Process", "Setting", "World"]
-
-NUM_BATCHES = 7
-"""Of each planned epoch."""
-
-TIMEOUT_S = 10.0
-TEMPLATE = -1
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run is about."""
-
-    num_places: int
-    in_order: bool
-    max_in_flight: int
-    max_ready: int
-    max_restarts: int
-    kind: str
-    """planned, index or stream"""
-    trial: str = "none"
-    """What the loop does with the trial batch: use it, forget it, or begin with batches of another meaning."""
-    cursed: frozenset[int] = frozenset()
-    """Steps of epoch 0 whose batch ends each worker that begins it."""
-    lengths: tuple[int, ...] = (3, 0, 5, 1)
-    """Batches of each shard of a stream."""
-
-
-@dataclass
-class Process:
-    """A worker. It does its tasks in order."""
-
-    serial: int
-    place: int
-    pipe: deque[Send] = field(default_factory=deque)
-    """Tasks that have arrived and aren't done."""
-    said: deque[Event] = field(default_factory=deque)
-    """Events that the executor hasn't heard."""
-    is_ready: bool = False
-    is_hanging: bool = False
-    is_dead: bool = False
-    is_unkillable: bool = False
-    is_at_work: bool = False
-    """Whether it has begun the first task of its pipe."""
-    is_cut_off: bool = False
-    """Whether the executor has stopped listening to it."""
-    with_template: bool = False
-    newest: int = 0
-    """The latest generation that it knows of."""
-
-    def die(self, *, with_template: bool = False) -> None:
-        """End, at work or not."""
-        if not self.is_dead:
-            self.is_dead, self.with_template = True, with_template
-            if not self.is_cut_off:
-                self.said.append(Disconnected(self.serial, self.place))
-
-    def cut_off(self) -> None:
-        """Find out how it ended, and listen to nothing else."""
-        self.is_cut_off = True
-        self.said.clear()
-        death = Death(-9 if self.is_dead else None, self.is_at_work, self.with_template)
-        self.said.append(Ended(self.serial, self.place, death))
-
-
-@dataclass
-class Record:
-    """What the judge knows about a worker."""
-
-    place: int
-    unanswered: deque[Send] = field(default_factory=deque)
-    """Tasks that were decided, and whose answers weren't heard."""
-    num_ready: int = 0
-    since_s: float = 0.0
-    """When it got to its oldest task at the earliest."""
-    is_closed: bool = False
-    """Whether it gets no more tasks: it was killed or reaped."""
-    killed_s: float = math.inf
-    is_reaped: bool = False
-    blamed: Send | None = None
-    """The task that it was at when it was reaped."""
-
-
-class Judge:
-    """Judges actions and batches by the rules, from what was decided and heard."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.records: dict[int, Record] = {}
-        self.generation = 0
-        self.begin = (0, 0)
-        self.meanings = [0]
-        """By generation; changes when equal work becomes another batch."""
-        self.works: dict[int, Work] = {}
-        """Those of the generation that were sent, by sequence."""
-        self.delivered: list[Work] = []
-        """Those of the generation."""
-        self.num_ready = 0
-        self.deaths_in_a_row: Counter[int] = Counter()
-        self.deaths_by_work: Counter[Hashable] = Counter()
-        self.blamed: set[object] = set()
-        """Why a failure is justified."""
-        self.last_death: tuple[Work | None, int] = (None, 0)
-        """What the last worker to end was building, and how many batches it had been given."""
-
-    # What is heard
-
-    def hear(self, event: Event, now_s: float) -> None:
-        """Keep the books of answers and deaths."""
-        if isinstance(event, Ready):
-            self.records[event.worker] = Record(event.place)
-        elif isinstance(event, Disconnected):
-            self.records.setdefault(event.worker, Record(event.place))
-        elif isinstance(event, (Built, Failed, Skipped, StreamEnded)):
-            record = self.records[event.worker]
-            task = record.unanswered.popleft()
-            record.since_s = now_s
-            if task.generation == self.generation and isinstance(event, (Built, Failed)):
-                record.num_ready += 1
-                self.num_ready += 1
-                self.deaths_in_a_row.pop(record.place, None)
-                self.deaths_in_a_row.pop(TEMPLATE, None)
-                self.deaths_by_work.pop(key_of(task.work), None)
-        elif isinstance(event, TemplateEnded):
-            self.note_death(TEMPLATE, None)
-        elif isinstance(event, Ended):
-            record = self.records.pop(event.worker)
-            if not event.death.with_template:
-                blamed = record.blamed if event.death.is_at_work else None
-                self.note_death(record.place, blamed)
-                num_lost = sum(task.generation == self.generation for task in record.unanswered)
-                self.last_death = blamed.work if blamed is not None else None, num_lost
-
-    def reap(self, serial: int) -> None:
-        """Take down what a worker is at."""
-        record = self.records[serial]
-        assert not record.is_reaped, "a worker was reaped twice"
-        if record.unanswered and record.unanswered[0].generation == self.generation:
-            record.blamed = record.unanswered[0]
-        record.is_closed = record.is_reaped = True
-
-    def note_death(self, place: int, task: Send | None) -> None:
-        """Count a death, and say whether it is one too many."""
-        self.deaths_in_a_row[place] += 1
-        if self.deaths_in_a_row[place] > self.setting.max_restarts:
-            self.blamed.add("template" if place == TEMPLATE else Decision.TOO_MANY)
-        if task is not None:
-            self.deaths_by_work[key_of(task.work)] += 1
-            if self.setting.max_restarts and self.deaths_by_work[key_of(task.work)] >= 2:
-                self.blamed.add(Decision.BATCH_IS_TO_BLAME)
-
-    def seek(self, begin: tuple[int, int], *, keeps_meaning: bool, adopts: Work | None) -> None:
-        """Begin another generation, with the trial batch as its first one if `adopts` is its work."""
-        self.generation += 1
-        self.begin, self.delivered = begin, []
-        self.num_ready = 0 if adopts is None else 1
-        self.works = {} if adopts is None else {0: adopts}
-        for record in self.records.values():
-            if adopts is None:
-                record.num_ready = 0
-        self.meanings.append(self.meanings[-1] + (not keeps_meaning))
-        if not keeps_meaning:
-            self.deaths_by_work.clear()
-            for record in self.records.values():
-                record.blamed = None
-
-    # What is decided
-
-    def check_send(self, task: Send, now_s: float) -> None:
-        """Judge a task that is about to be sent."""
-        record = self.records[task.worker]
-        assert not record.is_closed, f"{task} goes to a worker that was killed or has ended"
-        assert task.generation == self.generation
-        if isinstance(task.work, StreamWork):
-            assert task.work.place == record.place
-        holders = [one for one in self.records.values() for sent in one.unanswered if is_same(sent, task)]
-        assert not holders, f"{task} is being built"
-        if task.sequence not in self.works:
-            assert task.sequence == len(self.works), "a sequence was left out"
-            assert record.num_ready < self.setting.max_ready, "a worker has too many batches ready"
-        self.works[task.sequence] = task.work
-        if not isinstance(task.work, StreamWork):  # else some don't exist
-            assert len(self.works) - len(self.delivered) <= self.setting.max_in_flight
-        if not record.unanswered:
-            record.since_s = max(record.since_s, now_s)
-        record.unanswered.append(task)
-
-    def check_stall(self, stall: Stall, now_s: float, limit_s: float) -> None:
-        """Judge what is said about a worker that hangs."""
-        assert stall.worker is not None
-        record = self.records[stall.worker]
-        assert record.unanswered, "a worker has nothing to do, and is said to hang"
-        assert now_s - record.since_s >= limit_s, "a worker is said to hang too early"
-        oldest = record.unanswered[0]
-        assert stall.work == (oldest.work if oldest.generation == self.generation else None)
-        assert stall.is_trial == (stall.work is not None and not self.generation)
-
-    def check_delivered(self, one: Delivered) -> None:
-        """Judge a batch for the loop."""
-        assert one.num_before == len(self.delivered)
-        assert (one.error is not None) == (one.work.step % 5 == 4)
-        meaning, work, serial = one.outcome if one.error is None else one.error.args
-        assert (meaning, work) == (self.meanings[self.generation], one.work)
-        self.num_ready -= 1
-        if serial in self.records:
-            self.records[serial].num_ready -= 1
-        assert one.failures in ((), (("sample", one.work),))
-        assert bool(one.failures) == (one.work.step % 3 == 0) or self.is_adopted(one)
-        self.delivered.append(one.work)
-
-    def is_adopted(self, one: Delivered) -> bool:
-        """Whether this may be the trial batch, whose samples' failures aren't kept."""
-        return self.generation == 1 and not one.num_before
-
-    def check_order(self) -> None:
-        """Compare what was delivered with what should have been."""
-        works = [one._replace(step=0) if isinstance(one, StreamWork) else one for one in self.delivered]
-        if self.setting.in_order:
-            assert works == self.expected(len(works))
-            return
-        assert len({key_of(work) for work in works}) == len(works), "a batch came twice"
-        if self.setting.kind == "planned":
-            assert [work.epoch for work in works] == sorted(work.epoch for work in works)
-            for epoch in {work.epoch for work in works[:-1]} - {works[-1].epoch if works else -1}:
-                first = self.begin[1] if epoch == self.begin[0] else 0
-                assert {work.step for work in works if work.epoch == epoch} == set(range(first, NUM_BATCHES))
-        else:
-            assert {key_of(work) for work in works} <= {key_of(work) for work in self.expected(1000)}
-
-    def expected(self, num: int) -> Sequence[Work]:
-        """Return the first works that are to be delivered in order, as far as there are any."""
-        epoch, step = self.begin
-        if self.setting.kind == "planned":
-            return [PlannedWork(epoch + (step + i) // NUM_BATCHES, (step + i) % NUM_BATCHES) for i in range(num)]
-        if self.setting.kind == "index":
-            return [IndexWork(epoch, one, [one, 2 * one]) for one in range(step, NUM_BATCHES)][:num]
-        lengths = self.setting.lengths[: self.setting.num_places]
-        return [
-            StreamWork(epoch, 0, place, turn)
-            for turn in range(max(lengths, default=0))
-            for place, length in enumerate(lengths)
-            if turn < length
-        ][:num]
+__all__ = ["World"]
 
 
 class World:
@@ -601,15 +355,3 @@ class World:
             return False
         assert len(self.judge.delivered) == len(self.judge.expected(1000)), "some batches never came"
         return True
-
-
-def key_of(work: Work) -> Hashable:
-    """Return what tells whether two works are the same batch."""
-    if isinstance(work, StreamWork):
-        return work.epoch, work.place, work.turn
-    return work.epoch, work.step
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether two tasks are for the same batch."""
-    return bool((one.generation, one.sequence) == (other.generation, other.sequence))

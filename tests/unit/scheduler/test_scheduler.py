@@ -22,7 +22,8 @@ from swift_loader.scheduler.scheduler import Scheduler
 from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.work import PlannedWork
 from swift_loader.scheduler.workers import Worker, WorkerMove
-from tests.unit.scheduler.model import NUM_BATCHES, Setting, World
+from tests.unit.scheduler.judge import NUM_BATCHES, Setting
+from tests.unit.scheduler.model import World
 
 SETTINGS = st.builds(
     Setting,
