@@ -6,7 +6,7 @@ The path of a batch, and where each part runs:
     ledger        assigns the batch to a worker; knows which batch comes next               trainer
     task pipe     carries (generation, sequence, epoch, step); a few dozen bytes            trainer -> worker
     worker        fetches the samples and collates them into a slot of shared memory        worker
-    board         counts the tasks begun; readable after the worker's death                 worker -> trainer
+    counters      count the tasks begun; readable after the worker's death                  worker -> trainer
     result pipe   carries the layout of the slot; a few hundred bytes                       worker -> trainer
     receiver      makes arrays and tensors that are views of the slot; no copy              trainer, own thread
     delivery      puts batches back in order                                                trainer, own thread

@@ -231,7 +231,7 @@ class Dispatcher:
         if error is not None:
             if delivered.failures:  # all samples failed: the last one's error says more than the worker's traceback
                 error.__cause__ = delivered.failures[-1].exception
-            return Delivery(None, work.epoch, work.step, delivered.failures, num_before, error)
+            return Delivery(None, work.epoch, work.step, (), num_before, error)
         if outcome.loan is not None:
             outcome.loan.take()
         return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.loan)

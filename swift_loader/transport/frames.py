@@ -30,7 +30,7 @@ class Kind(IntEnum):
     FORK = 3  # trainer -> template: start a worker on the attached channel
     FORKED = 4  # template -> trainer: the worker has this pid; its pidfd is attached
     EXITED = 5  # template -> trainer: that worker has exited, with this code
-    READY = 10  # worker -> trainer: it accepts tasks; its board is attached
+    READY = 10  # worker -> trainer: it accepts tasks; its counters are attached
     TASK = 12  # trainer -> worker: build this batch
     SEGMENT = 13  # worker -> trainer: batches may be in the attached memory
     BATCH = 14  # worker -> trainer: the batch is in that slot

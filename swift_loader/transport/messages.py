@@ -25,7 +25,6 @@ __all__ = [
     "MAX_INDICES_PER_TASK",
     "MAX_INLINE_BYTES",
     "NO_SLOT",
-    "UNKNOWN_ADDRESS",
     "Batch",
     "Built",
     "Exited",
@@ -45,9 +44,6 @@ __all__ = [
 
 NO_SLOT = 0xFFFFFFFF
 """The slot number of a batch without bulk data."""
-
-UNKNOWN_ADDRESS = 0
-"""The address of a word in a worker's memory that the trainer can't read."""
 
 MAX_INLINE_BYTES = 16 * 1024
 """A batch's structure up to this size travels in the message; a larger one travels in the slot."""
@@ -180,7 +176,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Ready(PickledBody):
-    """The worker accepts tasks; the descriptor of its board is attached."""
+    """The worker accepts tasks; the descriptor of its counters is attached."""
 
     KIND = Kind.READY
 

@@ -19,8 +19,8 @@ from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.board import Board
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
+from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage, Task
 from swift_loader.transport.store import SlotStore
@@ -54,7 +54,6 @@ class BatchBuilder:
         num_samples: int,
         setup: WorkerSetup,
         definitions: Definitions,
-        board: Board | None = None,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
         """Prepare to build batches.
@@ -64,27 +63,25 @@ class BatchBuilder:
             num_samples: The dataset's length.
             setup: The options that workers need.
             definitions: Numbered as in the trainer.
-            board: Shows the trainer the worker's progress; None: nobody reads it.
             is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
         """
         self._num_samples = num_samples
         options = setup.options
         self._collate = collate_into(options.collate_fn)
         self._batch_encoder = options.batch_encoder
-        self._definitions = definitions
+        self.definitions = definitions
+        """Numbered as in the trainer."""
         self._plan = PlanReader(Plan.of(num_samples, setup.plan))
         self._seeding = Seeding(options.rng, by_sample=setup.draws and options.rng is Rng.SAMPLE)
-        self._fetcher = Fetcher(
-            dataset, num_samples, options.on_error, self._seeding, definitions, board or Board(), is_interrupt
-        )
+        self._fetcher = Fetcher(dataset, num_samples, options.on_error, self._seeding, definitions, is_interrupt)
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that failed in the last batch."""
 
     @property
-    def length_address(self) -> int:
-        """Address in this process's memory of a 64-bit word: the number of samples fetched for the current batch."""
-        return self._fetcher.locator.address()
+    def counters(self) -> CounterWriter:
+        """Show how far the current batch is."""
+        return self._fetcher.counters
 
     def follow(self, plan: PlanSettings) -> None:
         """Build the batches of another plan from now on."""
@@ -165,7 +162,7 @@ class BatchBuilder:
         failpoint(Failpoint.WORKER_COLLATED)
         try:
             if self._batch_encoder is None:
-                return encode(batch, arena, self._definitions.number_of)
+                return encode(batch, arena, self.definitions.number_of)
             return encode_bytes(self._batch_encoder(batch), arena)
         except EncodeError as error:
             raise BuildError(Stage.ENCODE) from error.with_traceback(None)

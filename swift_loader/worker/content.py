@@ -15,6 +15,7 @@ from swift_loader.transport.messages import Stage, Verdicts
 from swift_loader.transport.payload import Environment, PayloadLayout, read_payload
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
+from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork, report
 from swift_loader.worker.loop import run_worker
@@ -111,7 +112,9 @@ class Content:
         set_num_threads(self._environment.torch_threads)
         reported = self.report_length() if self.is_shared else self.report()
         setup = replace(self.setup, draws=self._draws)
-        run_worker(channel, self._dataset, setup, self.definitions, reported, self.judge)
+        run_worker(
+            channel, BatchBuilder(self._dataset, self._num_samples, setup, self.definitions), reported, self.judge
+        )
 
     def _make(self) -> Any:
         return self.setup.options.make_dataset()

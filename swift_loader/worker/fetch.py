@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import TooManyErrors
 from swift_loader.permutation import Purpose, derive_key
-from swift_loader.transport.board import Board
+from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.worker.failure import BuildError, describe_failure
-from swift_loader.worker.locator import Locator
 from swift_loader.worker.seeding import Fetching, Seeding
 
 __all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError"]
@@ -59,11 +58,11 @@ class Fetcher:
         on_error: OnError,
         seeding: Seeding,
         definitions: Definitions,
-        board: Board,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
         """Prepare to fetch. `is_interrupt` returns whether an error is an interrupt, and not the sample's."""
-        self.locator = Locator(board)
+        self.counters = CounterWriter()
+        """Show how far it is."""
         self._is_interrupt = is_interrupt
         self._num_samples = num_samples
         self._on_error = on_error
@@ -84,7 +83,7 @@ class Fetcher:
         seeding = self._seeding
         get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items
         in_bulk = get_items is not None and self._gives_single_samples
-        samples = self.locator.begin(in_bulk=get_items is not None)
+        samples = self.counters.begin(in_bulk=get_items is not None)
         fetching = Fetching(seed, epoch, indices, samples, in_bulk=in_bulk)
         seeding.begin(fetching)
         if get_items is not None and self._fetch_in_bulk(fetching, get_items):
@@ -108,7 +107,7 @@ class Fetcher:
             if self._on_error is OnError.RAISE:
                 raise BuildError(Stage.FETCH) from _harmless(error)  # without index: it isn't known which one failed
             fetching.fetch_one_by_one()
-            self.locator.fetch_one_by_one()
+            self.counters.fetch_one_by_one()
             return False
         return True
 
@@ -137,7 +136,7 @@ class Fetcher:
         else:
             position += len(failures)  # all of them were left out
             self._seeding.leave_out(fetching)
-            self.locator.leave_out()
+            self.counters.leave_out()
         failure = describe_failure(error, Stage.FETCH, self._definitions, index=index)
         failures.append(SampleFailed(position, replaced_by, failure))
         if not fetching.indices:

@@ -22,7 +22,6 @@ import numpy as np
 
 from swift_loader.permutation import derive_key
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.board import Board
 from swift_loader.transport.codec import encode
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.reports import BuildReport, Checksums, Verdict
@@ -81,7 +80,7 @@ def look_at_samples(
     """
     taken: list[tuple[int, int]] = []
     seeding = Seeding(Rng.SAMPLE)
-    fetcher = Fetcher(dataset, 0, OnError.RAISE, seeding, definitions, Board())
+    fetcher = Fetcher(dataset, 0, OnError.RAISE, seeding, definitions)
     deadline_s = time.monotonic() + budget_s
     with preserved_generators():
         for index in indices:

@@ -13,35 +13,26 @@ from contextlib import suppress
 
 from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
-from swift_loader.transport.board import NUM_BEGUN, Board
 from swift_loader.transport.channel import Channel, Received
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, Task, Verdicts
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
-from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["run_worker"]
 
 
 def run_worker(
-    channel: Channel,
-    dataset: object,
-    setup: WorkerSetup,
-    definitions: Definitions,
-    report: BuildReport,
-    judge: Callable[[BuildReport], Verdicts],
+    channel: Channel, builder: BatchBuilder, report: BuildReport, judge: Callable[[BuildReport], Verdicts]
 ) -> None:
     """Serve until the trainer closes the channel or dies.
 
     Args:
         channel: Connects to the trainer; owned by this call.
-        dataset: A map-style dataset.
-        setup: The options that workers need.
-        definitions: Numbered as in the trainer.
+        builder: Builds the batches.
         report: Describes the dataset; sent to the trainer.
         judge: Finds out why the samples in the report may differ from those of another build.
 
@@ -49,30 +40,21 @@ def run_worker(
         SystemExit: Raised by the user's code. The worker must end, and the trainer must see that.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        board, descriptor = Board.create()
-        builder = BatchBuilder(dataset, report.num_samples, setup, definitions, board)
-        channel.send(Ready(builder.length_address, report).pack(), [descriptor])
+        descriptor = builder.counters.share()
+        channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
         os.close(descriptor)
-        _Worker(channel, builder, definitions, board, lambda: judge(report)).serve()
+        _Worker(channel, builder, lambda: judge(report)).serve()
     failpoint(Failpoint.WORKER_STOP)
 
 
 class _Worker:
     """The tasks of one worker, and the slots it writes to."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        builder: BatchBuilder,
-        definitions: Definitions,
-        board: Board,
-        judge: Callable[[], Verdicts],
-    ) -> None:
+    def __init__(self, channel: Channel, builder: BatchBuilder, judge: Callable[[], Verdicts]) -> None:
         self._channel = channel
         self._judge = judge
-        self._words = board.words
         self._builder = builder
-        self._definitions = definitions
+        self._words = builder.counters.words
         self._store = SegmentStore(channel)
         self._queue: deque[Task] = deque()
         self._plans: deque[NewPlan] = deque()
@@ -138,7 +120,7 @@ class _Worker:
             return describe_failure(
                 failed.__cause__ or failed,
                 failed.stage,
-                self._definitions,
+                self._builder.definitions,
                 index=failed.index,
                 note=failed.note,
                 generation=task.generation,

@@ -20,6 +20,7 @@ from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, NewPlan, SampleFailed, Stage, Task, Verdicts, Verify
 from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.loop import run_worker
@@ -74,7 +75,8 @@ def answers(dataset: Any, sent: Sequence[bytes], *, draws: bool = False, **optio
     def work() -> None:
         try:
             with preserved_generators():
-                run_worker(theirs, dataset, setup, Definitions(), BuildReport(len(dataset), 0), judge)
+                builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
+                run_worker(theirs, builder, BuildReport(len(dataset), 0), judge)
         finally:
             theirs.close()
 

@@ -6,8 +6,6 @@ One thread at a time processes its messages. The thread that holds the dispatch 
 from __future__ import annotations
 
 import errno
-import os
-import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,11 +16,11 @@ from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.work import IndexWork
-from swift_loader.transport.board import NUM_BEGUN, NUM_LEFT_OUT, Board
 from swift_loader.transport.channel import Channel
+from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.descriptors import why_there_are_none
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import UNKNOWN_ADDRESS, NewPlan, Ready, SegmentMade, Task, Verify
+from swift_loader.transport.messages import NewPlan, Ready, SegmentMade, Task, Verify
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 
@@ -60,14 +58,12 @@ class WorkerHandle:
         self._num_answered = 0
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
-        self._length_address = UNKNOWN_ADDRESS
-        self._board: Board | None = None
+        self._counters: CounterReader | None = None
 
     def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
-        """Attach its board, which shows its progress. Return its report on the dataset."""
+        """Attach its counters, which show its progress. Return its report on the dataset."""
         ready = Ready.unpack(frame)
-        self._length_address = ready.length_address
-        self._board = Board.attach(_only(descriptors, "a board"))
+        self._counters = CounterReader(_only(descriptors, "a board"), self.process.pid, ready.length_address)
         return ready.report
 
     def ask_to_verify(self, suspected: Sequence[int]) -> None:
@@ -107,22 +103,11 @@ class WorkerHandle:
     @property
     def is_at_work(self) -> bool:
         """Whether it has begun its oldest task. Still valid after its death."""
-        return self._board is not None and self._board.words[NUM_BEGUN] > self._num_answered
+        return self._counters is not None and self._counters.num_begun > self._num_answered
 
     def position_in_batch(self) -> int | None:
-        """Return the place, in the batch as planned, of the sample that it is fetching; None if it is unknown.
-
-        After the last sample, it is the number of samples. It is read from the worker's memory, if the kernel allows.
-        """
-        num_left_out = -1 if self._board is None else self._board.words[NUM_LEFT_OUT]
-        if num_left_out < 0 or self._length_address == UNKNOWN_ADDRESS:
-            return None
-        try:
-            with open(f"/proc/{self.process.pid}/mem", "rb", buffering=0) as memory:
-                length = int.from_bytes(os.pread(memory.fileno(), 8, self._length_address), sys.byteorder)
-        except OSError:
-            return None
-        return length + num_left_out
+        """Return the place of the sample that it is fetching; see `CounterReader`."""
+        return None if self._counters is None else self._counters.position_in_batch()
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
         """Map a segment that the worker announced, and return it."""
@@ -141,7 +126,7 @@ class WorkerHandle:
         """
         self.channel.close()
         self.process.close()
-        self._board = None
+        self._counters = None
         return self.memory.give_up()
 
     def _send(self, frame: bytes) -> None:
