@@ -25,18 +25,18 @@ class Judgement(Enum):
 class Watchdog:
     """Watches the loop's waits, one after another. All times in seconds, by one clock."""
 
-    def __init__(self, warn_after_s: float | None, limit_s: float | None) -> None:
+    def __init__(self, stall_warning_s: float | None, timeout_s: float | None) -> None:
         """Watch no wait yet.
 
         Args:
-            warn_after_s: How long a task may take before there is a warning; None: no warning.
-            limit_s: How long a task may take, and how long the loop waits for it; None: no limit.
+            stall_warning_s: How long a task may take before there is a warning; None: no warning.
+            timeout_s: How long a task may take, and how long the loop waits for it; None: no limit.
         """
-        self._warn_after_s = math.inf if warn_after_s is None else warn_after_s
-        self._limit_s = math.inf if limit_s is None else limit_s
-        self._period_s = min(self._warn_after_s, self._limit_s)
+        self._stall_warning_s = math.inf if stall_warning_s is None else stall_warning_s
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._period_s = min(self._stall_warning_s, self._timeout_s)
         self.grace_s = 0.0
-        """How much longer than `limit_s` the loop waits if no worker has the batch: replacing a process takes time."""
+        """How much longer than `timeout_s` the loop waits if no worker has the batch: replacing a process takes time."""
         self.began_s = math.inf
         """When the wait began; later if the process was stopped or a worker was given up."""
         self.deadline_s = math.inf
@@ -55,9 +55,9 @@ class Watchdog:
 
     def judge(self, since_s: float, now_s: float) -> Judgement:
         """Return what to do about a task that began at `since_s`. It asks for one warning per task."""
-        if now_s >= max(since_s, self.began_s) + self._limit_s:
+        if now_s >= max(since_s, self.began_s) + self._timeout_s:
             return Judgement.GIVE_UP
-        if now_s >= since_s + self._warn_after_s and since_s not in self._warned:
+        if now_s >= since_s + self._stall_warning_s and since_s not in self._warned:
             self._warned = (*self._warned, since_s)
             return Judgement.WARN
         return Judgement.NOTHING
@@ -65,7 +65,7 @@ class Watchdog:
     def judge_itself(self, now_s: float) -> Judgement:
         """Return what to do when no worker has the batch."""
         judgement = self.judge(self.began_s, now_s)
-        is_early = now_s < self.began_s + self._limit_s + self.grace_s
+        is_early = now_s < self.began_s + self._timeout_s + self.grace_s
         return Judgement.NOTHING if judgement is Judgement.GIVE_UP and is_early else judgement
 
     def rest(self, now_s: float, until_s: float) -> None:
@@ -96,9 +96,9 @@ class Watchdog:
         """Set `deadline_s`, given when the tasks began that the loop waits for."""
         due = [now_s + self._period_s]
         for start_s in since_s or [self.began_s]:
-            due += [start_s + self._warn_after_s, max(start_s, self.began_s) + self._limit_s]
+            due += [start_s + self._stall_warning_s, max(start_s, self.began_s) + self._timeout_s]
         if not since_s:
-            due.append(self.began_s + self._limit_s + self.grace_s)
+            due.append(self.began_s + self._timeout_s + self.grace_s)
         self.deadline_s = min(time_s for time_s in due if time_s > now_s)
 
     def __repr__(self) -> str:
