@@ -20,7 +20,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.driver import Driver
 from swift_loader.delivery.receivers import Receivers
 from swift_loader.errors import SwiftLoaderError
-from swift_loader.executors.base import Executor, Inbox
+from swift_loader.executors.base import Executor
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
@@ -36,8 +36,10 @@ LOOP_LIMIT_S = 2.0
 class _Phase(Enum):
     """What an exception of a signal handler would interrupt on the loop's thread."""
 
-    HARMLESS = "harmless"
-    """Something that the next call repeats, such as a wait."""
+    IDLE = "idle"
+    """Nothing: no call is under way, and the last one left nothing undone."""
+    WAITING = "waiting"
+    """Something that the next call repeats. There may be actions that it must carry out first."""
     TAKING = "taking a batch"
     """Something that can't be repeated."""
 
@@ -74,7 +76,7 @@ class Dispatcher:
         self._cursor: Cursor | None = None
         """None until the first `seek`. Guarded by the driver's lock."""
         self._receivers: Receivers | None = None
-        self._phase = _Phase.HARMLESS
+        self._phase = _Phase.WAITING
 
     @property
     def num_samples(self) -> int:
@@ -143,7 +145,8 @@ class Dispatcher:
 
     def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
         """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already."""
-        self._check_process()
+        if self._executor.owner is not None:
+            self._executor.owner.check()
         self._phase = _Phase.TAKING
         try:
             dropped = self._seek(epoch, step, plan)
@@ -151,7 +154,7 @@ class Dispatcher:
         except BaseException as interrupt:
             self._note_interrupt(interrupt)
             raise
-        self._phase = _Phase.HARMLESS
+        self._phase = _Phase.IDLE
         del dropped  # outside the locks: the user's objects may have finalisers
 
     def _seek(self, epoch: int, step: int, settings: PlanSettings) -> list[Any]:
@@ -174,22 +177,22 @@ class Dispatcher:
         what the user's code raised. So any exception that is raised comes from a signal handler and says nothing about
         the batch. If it interrupted something that can't be repeated, there are no more batches afterwards.
 
-        Raises:
-            SwiftLoaderError: This process is a fork of the one that started the executor.
+        The caller makes sure that this process isn't a fork of the one that started the executor.
         """
-        self._check_process()
         assert self._receivers is not None
         assert self._cursor is not None
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
+                if self._phase is not _Phase.IDLE:
+                    self._driver.act()
                 self._phase = _Phase.TAKING
                 num_ready = self._scheduler.ledger.num_ready
-                delivery = self._take() or self._wait(self._receivers.take())
+                delivery = self._take() or self._wait()
                 self._driver.act()
                 left_ns = time.perf_counter_ns()
                 self._receivers.leave(entered_ns, left_ns, is_epoch_over=self._cursor.is_between_epochs)
-                self._phase = _Phase.HARMLESS
+                self._phase = _Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
                 return self._refuse(error)
             except BaseException as interrupt:
@@ -198,19 +201,27 @@ class Dispatcher:
         self._metrics.note_wait(left_ns - entered_ns, num_ready)
         return delivery
 
-    def _wait(self, inbox: Inbox) -> Delivery:
+    def _wait(self) -> Delivery:
         """Receive until the next batch has arrived."""
+        assert self._receivers is not None
+        did_lead = self._receivers.loop_leads
+        inbox = self._receivers.take()
         with self._driver.lock:
             self._scheduler.watchdog.begin(time.monotonic())
-        while True:
+        delivery = None if did_lead else self._take()  # the threads may have received it until now
+        while delivery is None:
+            self._phase = _Phase.WAITING
+            self._driver.receive_or_judge(inbox)
+            self._phase = _Phase.TAKING
             delivery = self._take()
-            if delivery is not None:
-                return delivery
-            self._driver.act()
-            if self._driver.error is None:
-                self._phase = _Phase.HARMLESS
-                self._driver.receive_or_judge(inbox)
-                self._phase = _Phase.TAKING
+            if delivery is None:
+                self._driver.act()
+                delivery = self._take_error()
+        return delivery
+
+    def _take_error(self) -> Delivery | None:
+        """Return the error if there are no more batches than those that are ready, and none is ready."""
+        return None if self._driver.error is None else self._take()
 
     def _take(self) -> Delivery | None:
         """Return the next batch, or its error; None if it isn't ready.
@@ -236,11 +247,6 @@ class Dispatcher:
             outcome.loan.take()
         return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.loan)
 
-    def _check_process(self) -> None:
-        """Raise `SwiftLoaderError` if this process is a fork that can't use the executor. Takes no lock."""
-        if self._executor.owner is not None:
-            self._executor.owner.check()
-
     def _refuse(self, error: BaseException) -> Delivery:
         position = (0, 0) if self._cursor is None else self._cursor.position
         return Delivery(None, *position, error=error)
@@ -252,9 +258,11 @@ class Dispatcher:
             Exception: A signal handler raised it meanwhile, see `next_batch`.
         """
         with self._loop_lock:
+            before, self._phase = self._phase, _Phase.WAITING
             try:
-                self._phase = _Phase.HARMLESS
-                return self._has_deliverable() or self._receive_what_is_here()
+                is_ready = self._has_deliverable() or self._receive_what_is_here()
+                self._phase = before
+                return is_ready
             except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
                 self._driver.fail(error)
                 return False
@@ -274,7 +282,7 @@ class Dispatcher:
         while self._driver.receive(inbox, 0):
             self._phase = _Phase.TAKING
             self._driver.act()
-            self._phase = _Phase.HARMLESS
+            self._phase = _Phase.WAITING
             if self._has_deliverable():
                 return True
         return False

@@ -16,7 +16,7 @@ from typing import Any
 from swift_loader.errors import LoaderClosed, ProtocolError
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.notices import warn
-from swift_loader.scheduler.actions import Action, Fail, GiveUp, Stall, Warn
+from swift_loader.scheduler.actions import Action, Fail, GiveUp, Send, Stall, Warn
 from swift_loader.scheduler.events import Event, ExecutorFailed
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 
@@ -97,7 +97,8 @@ class Driver:
             with self.lock:
                 actions = self.scheduler.decide(time.monotonic())
             for action in actions:
-                garbage += self._carry_out(action)
+                # Nearly all are tasks.
+                garbage += self.executor.carry_out(action) if isinstance(action, Send) else self._carry_out(action)
         del garbage  # outside the locks
 
     def _carry_out(self, action: Action) -> list[Any]:

@@ -36,7 +36,7 @@ class Watchdog:
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._period_s = min(self._stall_warning_s, self._timeout_s)
         self.grace_s = 0.0
-        """How much longer than `timeout_s` the loop waits if no worker has the batch: replacing a process takes time."""
+        """How much longer than `timeout_s` the loop waits if no worker has the batch: replacing one takes time."""
         self.began_s = math.inf
         """When the wait began; later if the process was stopped or a worker was given up."""
         self.deadline_s = math.inf
