@@ -35,13 +35,16 @@ class Cursor:
         is_prefix = self._in_order or not self._num_delivered or step == 0
         return is_prefix and self.position == (epoch, step)
 
-    def advance(self, epoch: int) -> int:
-        """Record a batch of this epoch. Return how many batches of the epoch were delivered before it."""
+    def advance(self, epoch: int, step: int) -> int:
+        """Record a batch. Return how many batches of its epoch were delivered before it.
+
+        In order, that is its step. So the loop notices a batch that was lost before it was recorded here.
+        """
         if epoch != self._epoch:
             self._epoch, self._num_before, self._num_batches = epoch, 0, self.plan.num_batches(epoch)
         self._num_before += 1
         self._num_delivered += 1
-        return self._num_before - 1
+        return step if self._in_order else self._num_before - 1
 
     def __repr__(self) -> str:
         return f"<Cursor at batch {self._num_before} of epoch {self._epoch}>"

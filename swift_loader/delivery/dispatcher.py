@@ -42,6 +42,8 @@ class _Phase(Enum):
     """Something that the next call repeats. There may be actions that it must carry out first."""
     TAKING = "taking a batch"
     """Something that can't be repeated."""
+    BROKEN = "broken"
+    """Nothing: an exception has interrupted the taking of a batch, so even batches that are ready aren't delivered."""
 
 
 class Dispatcher:
@@ -186,6 +188,8 @@ class Dispatcher:
             try:
                 if self._phase is not _Phase.IDLE:
                     self._driver.act()
+                    if self._phase is _Phase.BROKEN and self._driver.error is not None:
+                        return self._refuse(self._driver.error)
                 self._phase = _Phase.TAKING
                 num_ready = self._scheduler.ledger.num_ready
                 delivery = self._take() or self._wait()
@@ -238,7 +242,7 @@ class Dispatcher:
                 return None if self._driver.error is None else self._refuse(self._driver.error)
             assert self._cursor is not None
             work, outcome, error = delivered.work, delivered.outcome, delivered.error
-            num_before = self._cursor.advance(work.epoch)
+            num_before = self._cursor.advance(work.epoch, work.step)
         if error is not None:
             if delivered.failures:  # all samples failed: the last one's error says more than the worker's traceback
                 error.__cause__ = delivered.failures[-1].exception
@@ -294,6 +298,7 @@ class Dispatcher:
         """
         is_receiving = self._receivers is not None and self._receivers.inbox.is_taking_in
         if self._phase is _Phase.TAKING or is_receiving:
+            self._phase = _Phase.BROKEN if self._phase is _Phase.TAKING else _Phase.WAITING
             error = SwiftLoaderError(
                 f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, so a batch may be lost; "
                 f"make a new loader"
