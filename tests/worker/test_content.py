@@ -1,0 +1,152 @@
+"""The payload's content as the template uses it, in a fork: reading it changes settings of the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.frames import unpack_frame
+from swift_loader.transport.messages import Failure, Ready, Stage
+from swift_loader.transport.payload import Environment, read_environment, write_payload
+from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.content import Content
+from swift_loader.worker.nesting import refuse_nesting
+from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from tests.forked import run_in_fork
+from tests.worker.test_build import SETUP
+
+
+class Squares:
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+class Unstable(Squares):
+    def __getitem__(self, index: int) -> int:
+        return int.from_bytes(os.urandom(8), "little")
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise KeyError("no such file")
+
+
+def check(source: DatasetSource, examine: Callable[[Content], object], **environment: Any) -> None:
+    """Let a fork examine the content that another process would have received."""
+    setup: WorkerSetup = replace(SETUP, source=source)
+    layout, descriptor, _ = write_payload(setup, Environment(["train.py"], **environment))
+    segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
+    content = Content(layout, segment, read_environment(layout, segment))
+    assert run_in_fork(lambda: examine(content)) == 0
+
+
+def test_the_settings_of_the_trainer_are_copied() -> None:
+    def examine(content: Content) -> None:
+        content.read()
+        assert sys.getrecursionlimit() == 54321
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.get_num_threads() == 1
+        assert "json.tool" in sys.modules
+        assert content.setup.source.factory is Squares
+        refuse_nesting()
+
+    modules = ("json.tool", "no_such_module")
+    sys.modules.pop("json.tool", None)
+    check(DatasetSource(factory=Squares), examine, recursion_limit=54321, torch_dtype="float64", modules=modules)
+
+
+def test_a_recursion_limit_is_not_lowered() -> None:
+    before = sys.getrecursionlimit()
+
+    def examine(content: Content) -> None:
+        content.read()
+        assert sys.getrecursionlimit() == before
+
+    check(DatasetSource(factory=Squares), examine, recursion_limit=10)
+
+
+def test_the_reports_have_the_length_and_the_same_checksums() -> None:
+    def examine(content: Content) -> None:
+        content.read()
+        content.build()
+        assert content.report_length() == BuildReport(9, hash("swift_loader"))
+        report = content.report()
+        assert report.num_samples == 9
+        assert report.checksums
+        shared = content.report_shared()
+        both = min(len(report.checksums), len(shared.checksums))
+        assert both
+        assert shared.checksums[:both] == report.checksums[:both]
+
+    check(DatasetSource(factory=Squares), examine)
+
+
+def test_the_dataset_can_be_dropped_and_built_anew() -> None:
+    def examine(content: Content) -> None:
+        content.read()
+        content.build()
+        content.drop()
+        content.read()
+        content.build()
+        assert content.report_length().num_samples == 9
+
+    check(DatasetSource(Squares()), examine)
+
+
+def test_samples_that_change_with_each_fetch_are_judged_unstable() -> None:
+    def examine(content: Content) -> None:
+        content.read()
+        content.build()
+        verdicts = content.judge(content.report()).by_index
+        assert set(verdicts.values()) == {Verdict.UNSTABLE}
+
+    check(DatasetSource(factory=Unstable), examine)
+
+
+def test_a_worker_without_a_dataset_builds_one_and_reports_what_that_raises() -> None:
+    def examine(content: Content) -> None:
+        ours, theirs = Channel.pair()
+        content.read()
+        content.run_worker(0, theirs)
+        received = ours.receive()
+        assert received is not None
+        failure = Failure.unpack(unpack_frame(received.data))
+        assert (failure.stage, failure.type_name, failure.message) == (Stage.BUILD, "KeyError", "'no such file'")
+
+    check(DatasetSource(factory=Broken), examine)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_worker_reports_checksums_unless_it_shares_the_templates_dataset(is_shared: bool) -> None:
+    def examine(content: Content) -> None:
+        ours, theirs = Channel.pair()
+        content.read()
+        if is_shared:
+            content.build()
+            content.is_shared = True
+        if not os.fork():
+            ours.close()
+            content.run_worker(0, theirs)
+            os._exit(0)
+        theirs.close()
+        received = ours.receive()
+        assert received is not None
+        report = Ready.unpack(unpack_frame(received.data)).report
+        assert report.num_samples == 9
+        assert (report.checksums == ()) is is_shared
+        assert len(received.descriptors) == 1
+        ours.close()
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+
+    check(DatasetSource(factory=Squares), examine)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from swift_loader.worker.holdings import Holdings
+
+
+def now(*own: int) -> Holdings:
+    return Holdings.now(own, [])
+
+
+def test_what_was_opened_is_named(tmp_path: Path) -> None:
+    before = now()
+    with (tmp_path / "data").open("w") as file:
+        text = now().beyond(before, "building it")
+        assert text == f"building it opened descriptors {file.fileno()} ({tmp_path / 'data'})"
+        assert now(file.fileno()).beyond(before, "building it") == ""
+    assert now().beyond(before, "building it") == ""
+
+
+def test_of_many_descriptors_some_are_named() -> None:
+    before = now()
+    opened = [os.memfd_create(f"number_{number}") for number in range(7)]
+    text = now().beyond(before, "importing its modules")
+    for descriptor in opened:
+        os.close(descriptor)
+    assert text.count("number_") == 5
+    assert text.endswith(" and 2 more")
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/zero", "/dev/urandom"])
+def test_devices_without_state_do_not_count(device: str) -> None:
+    before = now()
+    with open(device, "rb"):
+        assert now().beyond(before, "building it") == ""
+
+
+def test_a_thread_that_runs_counts_unless_it_is_the_loaders() -> None:
+    before, go = now(), threading.Event()
+    thread = threading.Thread(target=go.wait, args=(60,))
+    thread.start()
+    try:
+        assert now().beyond(before, "building it") == "building it left 1 threads running"
+        assert thread.native_id is not None
+        assert Holdings.now([], [thread.native_id]).beyond(before, "building it") == ""
+    finally:
+        go.set()
+        thread.join()
+    assert Holdings.settled([], []).beyond(before, "building it") == ""
+
+
+def test_both_causes_are_named() -> None:
+    found = Holdings(frozenset({"9 (file)"}), frozenset({"17"}))
+    text = found.beyond(Holdings(frozenset(), frozenset()), "building it")
+    assert text == "building it opened descriptors 9 (file); building it left 1 threads running"
+
+
+def test_the_standard_streams_are_those_below_3() -> None:
+    assert Holdings.of_streams().descriptors <= now().descriptors
+    assert all(int(described.split()[0]) < 3 for described in Holdings.of_streams().descriptors)
