@@ -1,7 +1,9 @@
 """Reducers for objects of scripts that pickle refuses or gets wrong.
 
+Behind each reducer is the function that undoes it; the pickles call it by name.
+
 Locks and bounded semaphores arrive unlocked, because the threads that hold them aren't sent. A plain semaphore keeps
-its counter. Runs in the sender, mostly the trainer.
+its counter. Reducers run in the sender, mostly the trainer.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.transport import rebuild
 from swift_loader.transport.definitions import is_importable
+from swift_loader.transport.rebuild import update_attributes
+from swift_loader.transport.segments import Segment
 
 __all__ = ["reduce_ctype", "reduce_local", "reduce_member", "reduce_memmap", "reducers"]
 
@@ -51,17 +54,17 @@ def _own() -> dict[type, Callable[[Any], Any]]:
         type(threading.Lock()): lambda _: (threading.Lock, ()),
         type(threading.RLock()): lambda _: (threading.RLock, ()),
         threading.Condition: lambda condition: (threading.Condition, (condition._lock,)),  # noqa: SLF001
-        threading.Event: lambda event: (rebuild.new_event, (event.is_set(),)),
+        threading.Event: lambda event: (_new_event, (event.is_set(),)),
         threading.BoundedSemaphore: lambda limit: (threading.BoundedSemaphore, (limit._initial_value,)),  # noqa: SLF001
         queue.SimpleQueue: _reduce_queue,
-        types.CodeType: lambda code: (rebuild.read_code, (marshal.dumps(code),)),
+        types.CodeType: lambda code: (_read_code, (marshal.dumps(code),)),
         type(dataclasses.MISSING): lambda _: (getattr, (dataclasses, "MISSING")),
         type(dataclasses.KW_ONLY): lambda _: (getattr, (dataclasses, "KW_ONLY")),
         type(dataclasses._HAS_DEFAULT_FACTORY): lambda _: (getattr, (dataclasses, "_HAS_DEFAULT_FACTORY")),  # type: ignore[attr-defined]  # noqa: SLF001
         functools._lru_cache_wrapper: _reduce_cache,  # noqa: SLF001
-        weakref.ref: lambda ref: (rebuild.new_ref, (ref(),)),
-        weakref.WeakKeyDictionary: lambda weak: (rebuild.new_weak_keys, (dict(weak),)),
-        weakref.WeakValueDictionary: lambda weak: (rebuild.new_weak_values, (dict(weak),)),
+        weakref.ref: lambda ref: (_new_ref, (ref(),)),
+        weakref.WeakKeyDictionary: lambda weak: (weakref.WeakKeyDictionary, (dict(weak),)),
+        weakref.WeakValueDictionary: lambda weak: (weakref.WeakValueDictionary, (dict(weak),)),
         ContextVar: _reduce_context_var,
         io.TextIOWrapper: _reduce_stream,
         struct.Struct: lambda packer: (struct.Struct, (packer.format,)),
@@ -79,6 +82,26 @@ def _own() -> dict[type, Callable[[Any], Any]]:
     return table
 
 
+def _new_event(is_set: bool) -> threading.Event:
+    """Return an event."""
+    event = threading.Event()
+    if is_set:
+        event.set()
+    return event
+
+
+def _read_code(data: bytes) -> types.CodeType:
+    """Return a code object, sent by an interpreter of the same version."""
+    code = marshal.loads(data)  # noqa: S302 - from a process of ours
+    assert isinstance(code, types.CodeType)
+    return code
+
+
+def _new_ref(target: Any) -> Any:
+    """Return a weak reference to `target`; a dead one if `target` is None."""
+    return weakref.ref(set() if target is None else target)  # nothing else holds the set
+
+
 def _reduce_queue(simple: queue.SimpleQueue[Any]) -> Reduced:
     if not simple.empty():
         raise TypeError("a SimpleQueue that isn't empty can't be sent: its items can't be read; use queue.Queue")
@@ -89,7 +112,12 @@ def _reduce_cache(cached: Any) -> Reduced | str:
     if is_importable(cached):
         return str(cached.__qualname__)
     options = cached.cache_parameters()
-    return rebuild.new_cache, (cached.__wrapped__, options["maxsize"], options["typed"]), vars(cached)
+    return _new_cache, (cached.__wrapped__, options["maxsize"], options["typed"]), vars(cached)
+
+
+def _new_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """Return `function`, wrapped in an empty `lru_cache`."""
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def _reduce_context_var(variable: ContextVar[Any]) -> Reduced:
@@ -97,7 +125,12 @@ def _reduce_context_var(variable: ContextVar[Any]) -> Reduced:
         values: tuple[Any, ...] = (variable.get(),)
     except LookupError:  # it has neither a value nor a default
         values = ()
-    return rebuild.new_context_var, (variable.name, values)
+    return _new_context_var, (variable.name, values)
+
+
+def _new_context_var(name: str, values: tuple[Any, ...]) -> ContextVar[Any]:
+    """Return a context variable. If it had a value in the sender, that value is its default."""
+    return ContextVar(name, default=values[0]) if values else ContextVar(name)
 
 
 def _reduce_stream(stream: io.TextIOWrapper) -> Reduced:
@@ -109,7 +142,13 @@ def _reduce_stream(stream: io.TextIOWrapper) -> Reduced:
 
 def _reduce_view(view: memoryview) -> Reduced:
     data: bytes | bytearray = view.tobytes()
-    return rebuild.new_view, (data if view.readonly else bytearray(data), view.format, view.shape)
+    return _new_view, (data if view.readonly else bytearray(data), view.format, view.shape)
+
+
+def _new_view(data: bytes | bytearray, form: str, shape: tuple[int, ...]) -> memoryview:
+    """Return a memoryview of `data` with this format and shape."""
+    view = memoryview(data)
+    return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
 
 
 def _reduce_library(library: ctypes.CDLL) -> Reduced:
@@ -117,7 +156,22 @@ def _reduce_library(library: ctypes.CDLL) -> Reduced:
     functions = {name: value for name, value in vars(library).items() if isinstance(value, kind)}
     known = {name: (of.restype, of.argtypes, of.errcheck) for name, of in functions.items()}
     uses_errno = bool(kind._flags_ & ctypes._FUNCFLAG_USE_ERRNO)  # type: ignore[attr-defined]  # noqa: SLF001
-    return rebuild.new_library, (type(library), library._name, uses_errno, known)  # noqa: SLF001
+    return _new_library, (type(library), library._name, uses_errno, known)  # noqa: SLF001
+
+
+def _new_library(
+    kind: type[ctypes.CDLL], name: str | None, uses_errno: bool, functions: dict[str, tuple[Any, Any, Any]]
+) -> ctypes.CDLL:
+    """Return a ctypes library whose functions have these (restype, argtypes, errcheck)."""
+    library = kind(name, use_errno=uses_errno)
+    for function_name, (restype, argtypes, errcheck) in functions.items():
+        function = getattr(library, function_name)
+        function.restype = restype
+        if argtypes is not None:
+            function.argtypes = argtypes
+        if errcheck is not None:
+            function.errcheck = errcheck
+    return library
 
 
 def reduce_ctype(kind: type) -> Reduced | None:
@@ -148,18 +202,35 @@ def _reduce_type_var(variable: Any) -> Reduced | str:
 def _reduce_variable(variable: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Reduced | str:
     if is_importable(variable):
         return str(variable.__name__)
-    return rebuild.new_type_variable, (type(variable), variable.__name__, args, options, variable.__module__)
+    return _new_type_variable, (type(variable), variable.__name__, args, options, variable.__module__)
+
+
+def _new_type_variable(kind: type, name: str, args: tuple[Any, ...], options: dict[str, Any], module: str) -> Any:
+    """Return a `TypeVar`, a `ParamSpec`, a `TypeVarTuple` or a `NewType`."""
+    made = kind(name, *args, **options)
+    made.__module__ = module
+    return made
 
 
 def _reduce_alias(alias: Any) -> Reduced | str:
     if is_importable(alias):
         return str(alias.__name__)
-    return rebuild.new_alias, (alias.__name__, alias.__value__, alias.__type_params__)
+    return _new_alias, (alias.__name__, alias.__value__, alias.__type_params__)
+
+
+def _new_alias(name: str, value: Any, type_params: tuple[Any, ...]) -> Any:
+    """Return what `type name = value` creates (Python 3.12 and later)."""
+    return typing.TypeAliasType(name, value, type_params=type_params)  # type: ignore[attr-defined, unused-ignore]
 
 
 def reduce_local(local: threading.local) -> Reduced:
     """Reduce a `threading.local`. This thread's attributes are sent."""
-    return rebuild.new_local, (type(local),), dict(vars(local)), None, None, rebuild.update_attributes
+    return _new_local, (type(local),), dict(vars(local)), None, None, update_attributes
+
+
+def _new_local(kind: Any) -> Any:
+    """Return a `threading.local`, or an instance of a class derived from it."""
+    return kind.__new__(kind)  # __init__ must not run in this thread; other threads run it when they use the object
 
 
 def reduce_member(member: Any) -> Reduced:
@@ -170,7 +241,12 @@ def reduce_member(member: Any) -> Reduced:
         get_args = getattr(base, "__getnewargs__", None)
         args = (member.value,) if get_args is None else get_args(member)
     state = dict(vars(member))
-    return rebuild.new_member, (type(member), base, args), state, None, None, rebuild.update_attributes
+    return _new_member, (type(member), base, args), state, None, None, update_attributes
+
+
+def _new_member(enum: type, base: Any, args: tuple[Any, ...]) -> Any:
+    """Return an empty member of an Enum class, which may be empty itself."""
+    return base.__new__(enum, *args)
 
 
 def reduce_memmap(array: Any) -> Reduced | None:
@@ -190,7 +266,7 @@ def reduce_memmap(array: Any) -> Reduced | None:
         array.flush()
     start = array.__array_interface__["data"][0] - begin
     file = (os.path.abspath(name), mode, int(whole.offset), whole.nbytes)
-    return rebuild.new_memmap, (file, array.dtype, array.shape, start, array.strides)
+    return _new_memmap, (file, array.dtype, array.shape, start, array.strides)
 
 
 def _maps(name: str, address: int) -> bool:
@@ -207,3 +283,25 @@ def _maps(name: str, address: int) -> bool:
     except OSError:
         return False
     return False
+
+
+def _new_memmap(
+    file: tuple[str, str, int, int], dtype: np.dtype[Any], shape: tuple[int, ...], start: int, strides: tuple[int, ...]
+) -> Any:
+    """Return a `np.memmap` of the same file.
+
+    Args:
+        file: Path, mode, offset of the mapping in the file in bytes, and length of the mapping in bytes.
+        dtype: The array's dtype.
+        shape: The array's shape.
+        start: Offset of the array in the mapping, in bytes.
+        strides: The array's strides, in bytes.
+    """
+    name, mode, offset, nbytes = file
+    # Not Python's mmap: it keeps a descriptor (until Python 3.13), which would look like a file that forks share.
+    descriptor = os.open(name, (os.O_RDONLY if mode == "r" else os.O_RDWR) | os.O_CLOEXEC)
+    segment = Segment.map_file(descriptor, offset + nbytes, writes_through=mode != "r")
+    array: Any = np.ndarray.__new__(np.memmap, shape, dtype, segment.memory, offset + start, strides)
+    array._mmap, array.filename, array.offset, array.mode = None, Path(name), offset, mode  # noqa: SLF001
+    array.flags.writeable = mode != "r"
+    return array
