@@ -75,17 +75,14 @@ class Content:
         self.definitions = Definitions()
 
     def report(self) -> BuildReport:
-        """Return the report about a dataset that only this process uses. Fetches samples in this process."""
-        looked = look_at_samples(self._dataset, self._chosen(), self.definitions)
-        self._draws = looked.draws
-        return report(self._num_samples, looked.checksums)
+        """Return the report about the dataset, with the checksums of some samples.
 
-    def report_shared(self) -> BuildReport:
-        """Return the report about a dataset that forks will share. Fetches samples in a fork, not in this process.
-
-        A sample may open files, which forks of this process would then share.
+        If workers will share the dataset, the samples are fetched in a fork: a sample may open files, which all forks
+        of this process would then share.
         """
-        looked = look_in_fork(self._dataset, self._chosen(), self.definitions)
+        look = look_in_fork if self.is_shared else look_at_samples
+        chosen = chosen_indices(self._num_samples) if self.setup.options.validate else []
+        looked = look(self._dataset, chosen, self.definitions)
         self._draws = looked.draws
         return report(self._num_samples, looked.checksums)
 
@@ -118,6 +115,3 @@ class Content:
 
     def _make(self) -> Any:
         return self.setup.options.make_dataset()
-
-    def _chosen(self) -> list[int]:
-        return chosen_indices(self._num_samples) if self.setup.options.validate else []

@@ -54,10 +54,11 @@ def describe_failure(
     *,
     index: int | None = None,
     note: str = "",
-    generation: int = 0,
-    sequence: int = 0,
 ) -> Failure:
-    """Return the message about an exception. Works for every exception, also if it can't be pickled or printed."""
+    """Return the message about an exception. Works for every exception, also if it can't be pickled or printed.
+
+    The caller sets generation and sequence, if the failure is that of a task.
+    """
     pickled, num_blocks = _try_round_trip(error, definitions)
     if pickled is None and (shorter := _with_short_texts(error)) is not None:
         pickled, num_blocks = _try_round_trip(shorter, definitions)
@@ -68,8 +69,8 @@ def describe_failure(
         message = f"<its __str__ raised {type_name(str_error)}>"
     text = "".join(traceback.format_exception(error)) + note
     return Failure(
-        generation,
-        sequence,
+        0,
+        0,
         stage,
         index,
         pickled,

@@ -117,15 +117,10 @@ class _Worker:
             return batch
         except BuildError as failed:
             self._report(failed.failures, task)
-            return describe_failure(
-                failed.__cause__ or failed,
-                failed.stage,
-                self._builder.definitions,
-                index=failed.index,
-                note=failed.note,
-                generation=task.generation,
-                sequence=task.sequence,
-            )
+            error, definitions = failed.__cause__ or failed, self._builder.definitions
+            failure = describe_failure(error, failed.stage, definitions, index=failed.index, note=failed.note)
+            failure.generation, failure.sequence = task.generation, task.sequence
+            return failure
 
     def _report(self, failures: Sequence[SampleFailed], task: Task) -> None:
         """Send the samples that failed. The trainer gets them before the batch."""

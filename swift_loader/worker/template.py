@@ -45,7 +45,7 @@ from swift_loader.worker.termination import die_with_parent, end_group, end_proc
 from swift_loader.worker.torch_settings import set_num_threads
 from swift_loader.worker.traces import Traces
 
-__all__ = ["main", "serve_template"]
+__all__ = ["main"]
 
 
 def main() -> NoReturn:
@@ -57,15 +57,14 @@ def main() -> NoReturn:
     _open_standard_streams()
     for descriptor in (channel, traces):
         os.set_inheritable(descriptor, False)
-    serve_template(Channel.from_descriptor(channel), Traces(traces))
+    _run_and_exit(partial(_be_template, Channel.from_descriptor(channel), Traces(traces)))
 
 
 def _reset_signals() -> None:
     """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGTTOU, signal.SIG_IGN
-    )  # the process may print, although it isn't in the terminal's foreground group
+    # The process may print, although it isn't in the terminal's foreground group.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -78,11 +77,6 @@ def _open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
-
-
-def serve_template(channel: Channel, traces: Traces) -> NoReturn:
-    """Run the template on this channel, then end the process."""
-    _run_and_exit(partial(_be_template, channel, traces))
 
 
 def _be_template(channel: Channel, traces: Traces) -> int:
@@ -153,7 +147,7 @@ def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings
         return _follow(spare.take_over())
     if spare is not None:
         spare.release()  # the dataset is shared; or it left threads, which would run on here if the spare served
-    report = content.report_length() if reason else content.report_shared()
+    report = content.report_length() if reason else content.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
     return _serve(channel, content, traces, report)
 
