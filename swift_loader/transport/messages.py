@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from swift_loader.errors import ProtocolError
@@ -62,6 +63,12 @@ _NOT_CHOSEN = -1
 _BATCH = struct.Struct("<QIIQIIQQQQ")
 
 
+@lru_cache(64)  # all tasks of a loop have a few layouts; making one anew would take as long as packing
+def _layout(num_slots: int, num_indices: int = 0) -> struct.Struct:
+    """Return the layout of what comes after a task's head."""
+    return struct.Struct(f"<{num_slots}I{num_indices}q")
+
+
 class Stage(str, Enum):
     """What a worker was doing when an exception was raised."""
 
@@ -91,28 +98,30 @@ class Task:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        indices, slots = self.indices, (*self.released, *self.retired)
-        num_indices = _NOT_CHOSEN if indices is None else len(indices)
-        body = _TASK.pack(self.sequence, self.epoch, self.step, len(self.released), len(self.retired), num_indices)
-        body += struct.pack(f"<{len(slots)}I", *slots)
-        if indices is not None:
-            body += struct.pack(f"<{num_indices}q", *indices)
-        return pack_frame(Kind.TASK, body, self.generation)
+        released, retired, indices = self.released, self.retired, self.indices
+        num_released, num_retired = len(released), len(retired)
+        if indices is None:
+            num_indices, rest = _NOT_CHOSEN, _layout(num_released + num_retired).pack(*released, *retired)
+        else:
+            num_indices = len(indices)
+            rest = _layout(num_released + num_retired, num_indices).pack(*released, *retired, *indices)
+        head = _TASK.pack(self.sequence, self.epoch, self.step, num_released, num_retired, num_indices)
+        return pack_frame(Kind.TASK, head + rest, self.generation)
 
     @classmethod
     def unpack(cls, frame: Frame) -> Task:
         """Return the task in a frame."""
-        if len(frame.body) < _TASK.size:
+        generation, body = frame.generation, frame.body
+        if len(body) < _TASK.size:
             raise malformed(frame)
-        sequence, epoch, step, num_released, num_retired, num_indices = _TASK.unpack_from(frame.body)
-        end_of_slots = _TASK.size + (num_released + num_retired) * _SLOT_NBYTES
-        if num_indices < _NOT_CHOSEN or len(frame.body) != end_of_slots + max(0, num_indices) * _INDEX_NBYTES:
+        sequence, epoch, step, num_released, num_retired, num_indices = _TASK.unpack_from(body)
+        num_slots = num_released + num_retired
+        num_chosen = 0 if num_indices == _NOT_CHOSEN else num_indices
+        if num_chosen < 0 or len(body) != _TASK.size + num_slots * _SLOT_NBYTES + num_chosen * _INDEX_NBYTES:
             raise malformed(frame)
-        slots = struct.unpack_from(f"<{num_released + num_retired}I", frame.body, _TASK.size)
-        indices = None
-        if num_indices != _NOT_CHOSEN:
-            indices = struct.unpack_from(f"<{num_indices}q", frame.body, end_of_slots)
-        return cls(frame.generation, sequence, epoch, step, indices, slots[:num_released], slots[num_released:])
+        rest = _layout(num_slots, num_chosen).unpack_from(body, _TASK.size)
+        indices = None if num_indices == _NOT_CHOSEN else rest[num_slots:]
+        return cls(generation, sequence, epoch, step, indices, rest[:num_released], rest[num_released:num_slots])
 
 
 @dataclass(slots=True)
