@@ -27,7 +27,7 @@ from swift_loader.transport.encoder import CodeNeeded, Encoder, NumberOf
 from swift_loader.transport.fills import Call, Fill, Fills
 from swift_loader.transport.names import Submodules, names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
-from swift_loader.transport.spaces import Space, Spaces, is_made, variables_beside
+from swift_loader.transport.spaces import Space, Spaces, is_made, names_of, variables_beside
 from swift_loader.transport.trial import reduce_special
 
 __all__ = ["CodeEncoder"]
@@ -116,7 +116,7 @@ class CodeEncoder(Encoder):
         if variables is not None:
             name = thing.__qualname__.partition(".")[0]
             if variables.get(name) is thing:  # for code that looks it up in the module, as pickle does
-                self._use(self._spaces.of(variables), name, "it", None)
+                self._use(variables, name, "it", None)
         return self._begin_class(thing) if isinstance(thing, type) else self._begin_function(thing)
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
@@ -127,9 +127,9 @@ class CodeEncoder(Encoder):
                 return NotImplemented  # created by the script: cloudpickle's reducer handles it
             name = alias
         if name in MAIN_MODULES:
-            self._use_all(self._spaces.of(vars(module)))
+            self._use_all(vars(module))
         elif is_made(name):
-            self._use_all(self._spaces.of(vars(module)))
+            self._use_all(vars(module))
             return rebuild.new_module, (name,)
         elif hasattr(module, "__path__"):
             self.submodules.add_package(name, list(sys.modules))
@@ -138,15 +138,16 @@ class CodeEncoder(Encoder):
     # Functions --------------------------------------------------------------------------------------------------------
 
     def _begin_function(self, function: types.FunctionType) -> Any:
-        space = self._spaces.of(function.__globals__)
+        variables = function.__globals__
+        space = self._spaces.of(variables)
         used = used_globals(function.__code__)
         self.submodules.add_names(used.names)
         user = f"the function {function.__qualname__}"
         for name in used.variables:
-            if name in space.variables:
-                self._use(space, name, user, id(function))
+            if name in variables:
+                self._use(variables, name, user, id(function))
         if used.is_all and space.is_script:
-            self._use_all(space, id(function))
+            self._use_all(variables, id(function))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._note_cell(cell, f"the variable {name!r}, which {user} uses,")
             self.fills.link(id(function), id(cell))
@@ -158,7 +159,7 @@ class CodeEncoder(Encoder):
             self._fill(id(function), call, (given, more), f"a default or an attribute of {user}")
         annotations = _annotations_of(function)
         if annotations:
-            self._use_hints(annotations, space)
+            self._use_hints(annotations, variables)
             call = Call(rebuild.fill_function, function, {"__annotations__": annotations}, {})
             self._fill(id(function), call, annotations, "", required=False)
         names = (function.__name__, function.__qualname__, function.__module__)
@@ -174,8 +175,9 @@ class CodeEncoder(Encoder):
             return
         self._fill(id(cell), Call(rebuild.fill_cell, cell, value), value, where)
 
-    def _use(self, space: Space, name: str, user: str, owner: Hashable, *, required: bool = True) -> None:
+    def _use(self, variables: dict[str, Any], name: str, user: str, owner: Hashable, *, required: bool = True) -> None:
         """Send a global variable, unless it is already sent."""
+        space = self._spaces.of(variables)
         where = f"the global variable {name!r}, which {user} uses,"
         owned = (id(space), name)
         self.fills.link(owner, owned)
@@ -189,22 +191,22 @@ class CodeEncoder(Encoder):
                 fill.is_required, fill.where = True, where
             return
         space.asked[name] = None
-        value = space.variables[name]
+        value = variables[name]
         call = Call(rebuild.fill_namespace, space, name, value)
         fill = space.asked[name] = self._fill(owned, call, value, where, required=required)
         if fill is not None and not space.is_module:  # a module's own values are never replaced
             fill.stand_in = partial(Call, rebuild.set_variable, space, name)
 
-    def _use_hints(self, hints: dict[str, Any], space: Space) -> None:
+    def _use_hints(self, hints: dict[str, Any], variables: dict[str, Any]) -> None:
         """Send the globals that type hints name, if they can be sent: `typing.get_type_hints` looks them up."""
         for name in names_in_hints(hints.values()):
-            if name in space.variables:
-                self._use(space, name, "", None, required=False)
+            if name in variables:
+                self._use(variables, name, "", None, required=False)
 
-    def _use_all(self, space: Space, owner: Hashable = None) -> None:
+    def _use_all(self, variables: dict[str, Any], owner: Hashable = None) -> None:
         """Send all variables that can be sent: code may look up any of them by name."""
-        for name in space.names():
-            self._use(space, name, "", owner, required=False)
+        for name in names_of(variables):
+            self._use(variables, name, "", owner, required=False)
 
     def _fill(self, owner: Hashable, call: Call, value: object, where: str, *, required: bool = True) -> Fill | None:
         """Schedule a call that sets a value: soon if the value is only code, else in a fill after what it needs.
@@ -230,7 +232,7 @@ class CodeEncoder(Encoder):
         now: dict[str, Any] = {}
         variables = variables_beside(cls)
         if variables is not None and isinstance(vars(cls).get("__annotations__"), dict):
-            self._use_hints(vars(cls)["__annotations__"], self._spaces.of(variables))
+            self._use_hints(vars(cls)["__annotations__"], variables)
         for name, value in vars(cls).items():
             if name in basics or name in _NOT_SENT or _is_made_with_the_class(value, cls):
                 continue

@@ -10,7 +10,7 @@ from typing import Any
 from swift_loader.transport.definitions import MAIN_MODULES, can_be_found
 from swift_loader.transport.fills import Fill
 
-__all__ = ["Space", "Spaces", "is_made", "variables_beside"]
+__all__ = ["Space", "Spaces", "is_made", "names_of", "variables_beside"]
 
 _BASICS = ("__name__", "__package__", "__file__", "__path__")
 _OF_THE_MODULE = frozenset(
@@ -24,6 +24,7 @@ class Space:
 
     name: str
     variables: dict[str, Any]
+    """The dict that was seen first, if several hold the script's."""
     is_script: bool
     """Whether they become those of `__main__` in a process that hasn't run the script."""
     is_module: bool
@@ -37,10 +38,6 @@ class Space:
     def basics(self) -> dict[str, Any]:
         """The variables that say which module it is."""
         return {name: self.variables[name] for name in _BASICS if name in self.variables}
-
-    def names(self) -> list[str]:
-        """Return the names of all variables except those that the import system sets."""
-        return [name for name in self.variables if name not in _OF_THE_MODULE]
 
 
 class Spaces:
@@ -65,6 +62,11 @@ class Spaces:
             sends_main = is_script and not self._has_run_script
             space = self._spaces[key] = Space(str(name), variables, sends_main, is_module, made)
         return space
+
+
+def names_of(variables: dict[str, Any]) -> list[str]:
+    """Return the names of all variables except those that the import system sets."""
+    return [name for name in variables if name not in _OF_THE_MODULE]
 
 
 def is_made(module_name: str) -> bool:

@@ -479,3 +479,15 @@ plus_one = functools.lru_cache(functools.partial(add, 1))
 def get(x): return plus_one(x)
 """
     assert carried(script(code, monkeypatch)["get"])(2) == 3
+
+
+def test_a_function_has_its_own_variables_where_multiprocessing_has_copied_the_scripts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = script("X = 1\nclass Sample: pass", monkeypatch)
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
+    copy["__name__"] = "__mp_main__"
+    own = copy | {"X": 2}
+    exec("def get(): return X, Sample", own)
+    instance, get = carried([copy["Sample"](), own["get"]])
+    assert get() == (2, type(instance))

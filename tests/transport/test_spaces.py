@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swift_loader.transport import names
-from swift_loader.transport.spaces import Spaces, is_made, variables_beside
+from swift_loader.transport.spaces import Spaces, is_made, names_of, variables_beside
 
 
 @pytest.fixture(name="made")
@@ -63,6 +63,6 @@ def test_the_variables_beside_code_are_those_of_a_module_that_cannot_be_imported
 
 
 def test_the_variables_of_the_import_system_are_basics_or_left_out() -> None:
-    space = Spaces(has_run_script=True).of({"__name__": "m", "__file__": "m.py", "__spec__": None, "x": 1, "y": 2})
-    assert space.basics == {"__name__": "m", "__file__": "m.py"}
-    assert space.names() == ["x", "y"]
+    variables = {"__name__": "m", "__file__": "m.py", "__spec__": None, "x": 1, "y": 2}
+    assert Spaces(has_run_script=True).of(variables).basics == {"__name__": "m", "__file__": "m.py"}
+    assert names_of(variables) == ["x", "y"]
