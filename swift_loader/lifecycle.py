@@ -87,7 +87,7 @@ class Lifecycle:
             self.session = self._start_session(placement, destination)
         finally:
             self._end_start()
-        self.session.aim(self._run.progress.next_begin(self.session.dispatcher.num_samples))
+        self.session.aim(self._run)
 
     def _start_session(self, placement: Placement, destination: Destination | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
@@ -111,7 +111,7 @@ class Lifecycle:
             agree_on_length(placement, session.dispatcher.num_samples)
             self._run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
         except BaseException:
-            session.close()
+            self._release()
             raise
         return session
 
@@ -132,12 +132,6 @@ class Lifecycle:
             self.start()
         assert self.session is not None
         return self.session
-
-    def follow_run(self) -> None:
-        """Make the session, if there is one, build what follows in the run."""
-        if self.session is not None:
-            self.session.follow(self._run.order)
-            self.session.aim(self._run.progress.next_begin(self.session.dispatcher.num_samples))
 
     def num_samples(self) -> int:
         """Return the dataset's length. Before `start` this may start a process that builds the dataset."""

@@ -66,10 +66,8 @@ class Passes:
         session = self._lifecycle.started_session()
         self.supersede()
         self._current = weakref.ref(iterator)
-        begin = self._run.progress.next_begin(session.dispatcher.num_samples)
-        opened = session.open_epoch(begin)
-        self._run.progress.begin(begin, session.plan, opened.first_step)
-        self.bad_samples.begin(begin.epoch, session.plan.num_samples(begin.epoch))
+        opened = session.open_epoch(self._run)
+        self.bad_samples.begin(opened.epoch, session.plan.num_samples(opened.epoch))
         self._last = NOTHING
         return opened
 
@@ -111,7 +109,8 @@ class Passes:
         self._run.load_state_dict(state)
         self._last = NOTHING
         self.supersede()
-        self._lifecycle.follow_run()
+        if self._lifecycle.session is not None:
+            self._lifecycle.session.aim(self._run)
 
     def next_plan(self) -> tuple[Plan, int]:
         """Return the plan and the epoch of the current pass; between passes, those of the next one."""

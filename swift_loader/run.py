@@ -28,14 +28,10 @@ class Run:
         self.order = order
         self.progress = Progress()
         self._chosen = chosen
-        self._num_samples: int | None = None
+        self.num_samples: int | None = None
+        """Length of the dataset; None if it isn't known yet."""
         self._saved: SavedState | None = None
         """The state that was loaded last."""
-
-    @property
-    def num_samples(self) -> int | None:
-        """Length of the dataset; None if it isn't known yet."""
-        return self._num_samples
 
     @property
     def has_own_seed(self) -> bool:
@@ -45,7 +41,7 @@ class Run:
     def state_dict(self) -> dict[str, int]:
         """Return the state as plain integers."""
         saved = self._saved
-        num_samples = saved.num_samples if self._num_samples is None and saved is not None else self._num_samples
+        num_samples = saved.num_samples if self.num_samples is None and saved is not None else self.num_samples
         return SavedState(self.order, self.progress.position, num_samples).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -63,8 +59,8 @@ class Run:
                     f"the state was saved with {name}={before[name]}, but this loader was given {name}={now[name]}; "
                     f"give the saved value, or start a new run without load_state_dict()"
                 )
-        if self._num_samples is not None:
-            _check_length(saved, self._num_samples)
+        if self.num_samples is not None:
+            _check_length(saved, self.num_samples)
         self.order = saved.order
         self._saved = saved
         self.progress.restore(saved.position)
@@ -81,7 +77,7 @@ class Run:
         """
         if self._saved is not None:
             _check_length(self._saved, num_samples)
-        self._num_samples = num_samples
+        self.num_samples = num_samples
 
 
 def _check_length(saved: SavedState, present: int) -> None:

@@ -31,10 +31,10 @@ from swift_loader.log import Log
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import Options
-from swift_loader.order import OrderSettings
 from swift_loader.permutation import Purpose, derive_key
 from swift_loader.plan import Plan, PlanSettings, Position
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.run import Run
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
@@ -152,28 +152,26 @@ class Session:
             if self._state is SessionState.NEW:
                 self._state = SessionState.STARTED
 
-    def follow(self, order: OrderSettings) -> None:
-        """Use another order, from the next `aim` on."""
-        self.plan = Plan.of(self.dispatcher.num_samples, replace(self.plan.settings, order=order))
-
-    def aim(self, position: Position) -> int:
-        """Make the dispatcher continue with what follows this position. Return the step that begins there."""
-        settings, step = self.plan.settings.going_on_at(position)
+    def aim(self, run: Run) -> tuple[Position, int]:
+        """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there."""
+        begin = run.progress.next_begin(self.dispatcher.num_samples)
+        settings, step = replace(self.plan.settings, order=run.order).going_on_at(begin)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
-        self.dispatcher.seek(position.epoch, step, settings)
-        return step
+        self.dispatcher.seek(begin.epoch, step, settings)
+        return begin, step
 
-    def open_epoch(self, position: Position) -> OpenEpoch:
-        """Move the dispatcher to this position. Return the rest of the epoch there."""
-        first_step = self.aim(position)
-        num_batches = self.plan.num_batches(position.epoch)
+    def open_epoch(self, run: Run) -> OpenEpoch:
+        """Begin the run's next pass. Return the rest of its epoch."""
+        begin, first_step = self.aim(run)
+        num_batches = self.plan.num_batches(begin.epoch)
         owner = self._process if self._options.delivery.num_workers else None
         source: Source = self
         if self._destination is not None:
             depth = self._options.delivery.max_on_device
             self._copies = self._copies or Copies(self._destination.make_stream(), depth)
             source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
-        return OpenEpoch(position.epoch, first_step, num_batches, source, owner)
+        run.progress.begin(begin, self.plan, first_step)
+        return OpenEpoch(begin.epoch, first_step, num_batches, source, owner)
 
     def close(self) -> None:
         """Stop the dispatcher, then write the metrics to the file or the log. Idempotent and thread-safe.
