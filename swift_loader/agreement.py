@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from swift_loader.meeting import ONLY_SOME, Facts, Meeting
 from swift_loader.notices import warn
-from swift_loader.placement import Placement, is_one_of_many, torch_distributed
+from swift_loader.placement import Placement, expected_placement, torch_distributed
 from swift_loader.run import Run
 
-__all__ = ["Facts", "agree_on_length", "agree_on_run", "report_failure"]
+__all__ = ["agree_on_length", "agree_on_run", "report_failure"]
 
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
@@ -77,7 +77,7 @@ def _refuse_own_seeds(run: Run, placement: Placement) -> None:
         f"others (torch.distributed isn't initialised, or has another world size). If each process makes its own "
         f"loader, their orders differ. Give the same seed= to all"
     )
-    if is_one_of_many():
+    if expected_placement(None).world_size > 1:  # each process makes its own loader
         raise ValueError(problem)
     warn(problem)
 

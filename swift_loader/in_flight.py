@@ -74,9 +74,6 @@ class InFlight:
             remarks.append(f"{self.num_batches} batches of {_shown_bytes(batch_nbytes)} are {_shown_bytes(total)}")
         return f"{self.num_batches} ({'; '.join(remarks)})" if remarks else str(self.num_batches)
 
-    def __repr__(self) -> str:
-        return f"<InFlight {self.describe(0)}>"
-
 
 def _chosen(num_workers: int, *, in_order: bool) -> int:
     return max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)

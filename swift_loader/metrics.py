@@ -36,10 +36,6 @@ class Histogram:
     max_ns: int = 0
     _buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_NUM_BUCKETS, np.int64))
 
-    def note(self, duration_ns: int) -> None:
-        """Count one duration."""
-        self.note_all(np.array([duration_ns]))
-
     def note_all(self, durations_ns: NDArray[np.int64]) -> None:
         """Count `(n,)` durations. Far cheaper than counting them one by one."""
         if not durations_ns.size:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Placement", "expected_placement", "find_placement", "is_one_of_many", "torch_distributed"]
+__all__ = ["Placement", "expected_placement", "find_placement", "torch_distributed"]
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
@@ -76,12 +76,6 @@ def expected_placement(world_size: int | None) -> Placement:
         return find_placement(None, world_size)
     except (RuntimeError, ValueError):
         return Placement(0, world_size or 1, "default")
-
-
-def is_one_of_many(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torch.distributed or a launcher runs several processes, so that each makes its own loader."""
-    found = _of_torch_distributed() or _of_launcher(environment)
-    return found is not None and found.world_size > 1
 
 
 def _checked(placement: Placement) -> Placement:

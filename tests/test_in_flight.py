@@ -61,4 +61,3 @@ def test_a_number_that_was_given_is_said_without_a_remark() -> None:
     in_flight = InFlight.of(5, 8, in_order=True)
     assert in_flight.describe(0) == "5"
     assert in_flight.describe(1000) == "5 (5 batches of 1 kB are 5 kB)"
-    assert repr(in_flight) == "<InFlight 5>"

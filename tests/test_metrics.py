@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,15 +16,19 @@ def batch_of(fetch_ns: int, collate_ns: int, encode_ns: int, num_samples: int = 
     return Batch(1, 0, 0, 0, b"", 0, 0, num_samples, fetch_ns, collate_ns, encode_ns)
 
 
+def histogram_of(durations_ns: list[int]) -> Histogram:
+    histogram = Histogram()
+    histogram.note_all(np.array(durations_ns, np.int64))
+    return histogram
+
+
 durations = st.one_of(st.integers(0, 20), st.integers(0, 10**12))
 
 
 @given(noted=st.lists(durations, min_size=1, max_size=60), share=st.floats(0.01, 1))
 @settings(max_examples=200, deadline=None)
 def test_a_quantile_is_at_most_a_quarter_too_long(noted: list[int], share: float) -> None:
-    histogram = Histogram()
-    for duration in noted:
-        histogram.note(duration)
+    histogram = histogram_of(noted)
     rank = next(rank for rank in range(1, len(noted) + 1) if rank >= share * len(noted))
     exact = sorted(noted)[rank - 1]
     assert exact <= histogram.quantile_ns(share) <= max(noted)
@@ -33,26 +38,21 @@ def test_a_quantile_is_at_most_a_quarter_too_long(noted: list[int], share: float
 @given(noted=st.lists(durations, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_count_total_and_maximum_are_exact(noted: list[int]) -> None:
-    histogram = Histogram()
-    for duration in noted:
-        histogram.note(duration)
+    histogram = histogram_of(noted)
     assert (histogram.count, histogram.total_ns, histogram.max_ns) == (len(noted), sum(noted), max(noted, default=0))
 
 
 @given(noted=st.lists(durations, max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_quantiles_grow_with_the_share(noted: list[int]) -> None:
-    histogram = Histogram()
-    for duration in noted:
-        histogram.note(duration)
+    histogram = histogram_of(noted)
     quantiles = [histogram.quantile_ns(share / 10) for share in range(11)]
     assert quantiles == sorted(quantiles)
 
 
 @pytest.mark.parametrize("duration_ns", [0, 1, 3, 4, 5, 7, 8, 2**40, 2**62, 2**63 - 1])
 def test_one_duration_is_all_the_quantiles(duration_ns: int) -> None:
-    histogram = Histogram()
-    histogram.note(duration_ns)
+    histogram = histogram_of([duration_ns])
     assert histogram.quantile_ns(0.5) == histogram.quantile_ns(1) == pytest.approx(duration_ns, rel=0.25)
 
 
@@ -61,10 +61,7 @@ def test_no_durations_give_zeros() -> None:
 
 
 def test_a_summary_is_in_milliseconds() -> None:
-    histogram = Histogram()
-    for duration_ms in (1, 2, 3):
-        histogram.note(duration_ms * 1_000_000)
-    summary = histogram.summary()
+    summary = histogram_of([1_000_000, 2_000_000, 3_000_000]).summary()
     assert summary["mean_ms"] == pytest.approx(2)
     assert summary["max_ms"] == pytest.approx(3)
     assert summary["total_s"] == pytest.approx(0.006)
