@@ -16,9 +16,8 @@ from swift_loader.checks import check_callable
 from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
-from swift_loader.passes import Passes
+from swift_loader.passes import EpochSampler, Passes
 from swift_loader.run import Run
-from swift_loader.sampler import EpochSampler
 from swift_loader.session import Session
 from swift_loader.unknown_options import refuse_unknown
 

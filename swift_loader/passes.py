@@ -7,14 +7,14 @@ this object, not to the loader, so the loader's public class needs no methods fo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
 from swift_loader.checks import check_epoch
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.options import Options
-from swift_loader.plan import BatchPlan, Plan
+from swift_loader.plan import BatchPlan, Plan, PlanReader
 from swift_loader.run import Run
 from swift_loader.session import OpenEpoch
 from swift_loader.turns import Turns
@@ -22,7 +22,7 @@ from swift_loader.turns import Turns
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator
 
-__all__ = ["NOTHING", "Delivered", "Passes"]
+__all__ = ["NOTHING", "Delivered", "EpochSampler", "Passes"]
 
 Delivered = tuple["int | None", tuple[SampleFailure, ...]]
 """A batch that the loop got: its step, or None if there is none yet, and its failed samples."""
@@ -130,3 +130,30 @@ class Passes:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
         step, failures = self._last
         return None if step is None else delivered_batch(self._run.progress.batch(step), failures)
+
+
+class EpochSampler:
+    """Iterates over the dataset indices that this rank gets in the next epoch, like a torch sampler.
+
+    Frameworks expect a loader to have a sampler with `set_epoch`.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, as `SwiftLoader.set_epoch` does."""
+        self._passes.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        plan, epoch = self._passes.next_plan()
+        reader = PlanReader(plan)
+        for step in range(plan.num_batches(epoch)):
+            yield from reader.batch(epoch, step).indices.tolist()
+
+    def __len__(self) -> int:
+        plan, epoch = self._passes.next_plan()
+        return plan.num_samples(epoch)
+
+    def __repr__(self) -> str:
+        return "<EpochSampler of a SwiftLoader>"

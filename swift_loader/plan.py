@@ -151,21 +151,16 @@ class Plan:
         num_samples = self.order.num_samples
         # Wrap around in Python's integers, which can't overflow: with 10**30 ranks, starts are large.
         starts = [start % num_samples for start, _ in extents]
-        counts = [count for _, count in extents]
         positions = np.concatenate(
-            [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
+            [np.arange(start, start + count, dtype=np.int64) for start, (_, count) in zip(starts, extents, strict=True)]
         )
         indices = self.order.indices(epoch, positions % num_samples)
         batches, taken = [], 0
-        for step, (_, count) in zip(range(first_step, stop_step), extents, strict=True):
-            batches.append(BatchPlan(indices[taken : taken + count], self.num_padding(epoch, step)))
+        for start, count in extents:
+            num_padding = max(0, min(count, start + count - num_samples))
+            batches.append(BatchPlan(indices[taken : taken + count], num_padding))
             taken += count
         return batches
-
-    def num_padding(self, epoch: int, step: int) -> int:
-        """Return how many samples at the end of a batch are padding."""
-        start, count = self._extent(epoch, step)
-        return max(0, min(count, start + count - self.order.num_samples))
 
     def position_after(self, epoch: int, step: int) -> Position:
         """Return the position after all ranks have had this step. After the last step it is the epoch's end."""
