@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,14 +39,6 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.setup import WorkerSetup
 
 __all__ = ["OpenEpoch", "Session"]
-
-
-class SessionState(Enum):
-    """NEW ─► STARTED ─► CLOSED. `close` works in each."""
-
-    NEW = "new"
-    STARTED = "started"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +85,14 @@ class Session:
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
-        self._lock = threading.RLock()
-        """Guards `_state`. Reentrant: a finaliser or a signal handler may call `close` in a thread that holds it."""
-        self._state = SessionState.NEW
         self._log = Log(options.report.log, plan.rank)
+        self._at_close = contextlib.ExitStack()
+        """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
+        self._at_close.callback(self._log.close)
         try:
             self.dispatcher = self._make_dispatcher(supervisor, dataset)
         except BaseException:
-            self._log.close()
+            self._at_close.close()
             raise
 
     def _make_dispatcher(self, supervisor: Supervisor | None, dataset: Any) -> Dispatcher:
@@ -148,9 +138,8 @@ class Session:
         self._log.write(
             f"rank {plan.rank} of {plan.world_size} started: {self.dispatcher.num_samples} samples, seed {seed}"
         )
-        with self._lock:
-            if self._state is SessionState.NEW:
-                self._state = SessionState.STARTED
+        self._at_close.callback(self._report)
+        self._at_close.callback(self._end_copies)
 
     def aim(self, run: Run) -> tuple[Position, int]:
         """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there."""
@@ -181,15 +170,7 @@ class Session:
         if not self._process.is_here():  # a fork of the trainer: everything here belongs to the parent
             return
         self.dispatcher.close()
-        with self._lock:
-            before, self._state = self._state, SessionState.CLOSED
-        if before is SessionState.CLOSED:
-            return
-        with contextlib.ExitStack() as stack:  # in reverse order; each one runs even if the one before fails
-            stack.callback(self._log.close)
-            if before is SessionState.STARTED:
-                stack.callback(self._report)
-            stack.callback(self._end_copies)
+        self._at_close.close()
 
     def _end_copies(self) -> None:
         if self._copies is None:
