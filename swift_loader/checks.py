@@ -15,7 +15,6 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from swift_loader.integers import MAX_BITS, as_integer, shown
-from swift_loader.plan import MAX_EPOCH
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "check_callable",
     "check_choice",
-    "check_epoch",
     "check_flag",
     "check_integer",
     "check_max_errors",
@@ -78,11 +76,6 @@ def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BI
 def check_optional_integer(name: str, value: Any, at_least: int) -> int | None:
     """Return None, or the value as an integer of at least `at_least`."""
     return None if value is None else check_integer(name, value, at_least)
-
-
-def check_epoch(epoch: Any) -> int:
-    """Return the epoch as an integer from 0 to `MAX_EPOCH`."""
-    return check_integer("epoch", epoch, 0, MAX_EPOCH)
 
 
 def check_rank(rank: Any) -> int | None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
-from swift_loader.checks import check_epoch
+from swift_loader.checks import check_integer
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.options import Options
-from swift_loader.plan import BatchPlan, Plan, PlanReader
+from swift_loader.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
 from swift_loader.run import Run
 from swift_loader.session import OpenEpoch
 from swift_loader.turns import Turns
@@ -92,7 +92,7 @@ class Passes:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, see `SwiftLoader.set_epoch`."""
-        self._run.progress.choose_epoch(check_epoch(epoch))
+        self._run.progress.choose_epoch(check_integer("epoch", epoch, 0, MAX_EPOCH))
 
     def state_dict(self) -> dict[str, int]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""
