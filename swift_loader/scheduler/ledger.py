@@ -161,14 +161,22 @@ class Ledger(Generic[Answer]):
         self._planned = None
         return self._send(serial, batch)
 
-    def complete(self, serial: int, generation: int, sequence: int, answer: Answer, build_s: float) -> bool:
+    def complete(self, serial: int, generation: int, sequence: int, answer: Answer, build_s: float | None) -> bool:
         """Record a worker's answer to its oldest task. Return False if the batch isn't needed any more.
+
+        Args:
+            serial: The worker's serial number.
+            generation: The generation of the task.
+            sequence: The sequence of the task.
+            answer: The answer.
+            build_s: How long the worker took; None if it has built no batch.
 
         Raises:
             ProtocolError: The worker answers another task.
         """
         queue = self.queues.pop(serial, (generation, sequence))
-        self.queues.note_build(queue, build_s)
+        if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
+            self.queues.note_build(queue, build_s)
         if generation != self.generation:
             return False
         queue.num_current -= 1

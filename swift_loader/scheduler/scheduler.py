@@ -204,7 +204,7 @@ class Scheduler:
             case SampleFailed():
                 self._failures.note(event, self.ledger.generation)
             case Failed():
-                self._take_answer(event, 0.0, now_s)
+                self._take_answer(event, None, now_s)
             case Skipped():
                 self.ledger.skip(event.worker, event.generation)
                 self._workers[event.worker].note_answer(now_s)
@@ -227,7 +227,7 @@ class Scheduler:
         """Return the record of a worker. Its first event makes it."""
         return self._workers.setdefault(event.worker, Worker(event.worker, event.place))
 
-    def _take_answer(self, answer: Built | Failed, build_s: float, now_s: float) -> None:
+    def _take_answer(self, answer: Built | Failed, build_s: float | None, now_s: float) -> None:
         serial = answer.worker
         work = self.ledger.work_of(serial) if self._restarts.is_counting else None
         is_wanted = self.ledger.complete(serial, answer.generation, answer.sequence, answer, build_s)

@@ -152,7 +152,7 @@ def send_the_batches_of_a_worker_to_others_before_its_end_is_judged(patch: pytes
 def believe_an_answer_that_comes_twice(patch: pytest.MonkeyPatch) -> None:
     real = Scheduler._take_answer
 
-    def take_answer(self: Scheduler, answer: Built | Failed, build_s: float, now_s: float) -> None:
+    def take_answer(self: Scheduler, answer: Built | Failed, build_s: float | None, now_s: float) -> None:
         with suppress(ProtocolError):
             real(self, answer, build_s, now_s)
 
@@ -177,7 +177,7 @@ def count_batches_of_another_generation(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.complete
 
     def complete(
-        self: Ledger[object], serial: int, generation: int, sequence: int, answer: object, build_s: float
+        self: Ledger[object], serial: int, generation: int, sequence: int, answer: object, build_s: float | None
     ) -> bool:
         is_due = self.queues.first(serial) == (generation, sequence)
         if is_due and generation != self.generation and self._batches.get(sequence, LOST).state is BatchState.SENT:
