@@ -63,7 +63,7 @@ class InlineExecutor:
         self._builder: BatchBuilder | None = None
         self._current: tuple[int, Plan | None] = (0, None)
         """The generation whose batches are needed, and its plan."""
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
         self._tasks: deque[Send] = deque()
         self.interrupt: Exception | None = None
         self.is_taking_in = False
@@ -125,13 +125,13 @@ class InlineExecutor:
         builder = self._builder  # another thread may call close() meanwhile
         if not self._events and self._tasks and builder is not None and timeout_s is None:
             task = self._tasks[0]
-            if task.generation == self._current[0]:
-                self._events.append(self._build(builder, task))
-            else:
-                self._events.append(Skipped(_WORKER, task.generation))
+            is_needed = task.generation == self._current[0]
+            events = self._build(builder, task) if is_needed else [Skipped(_WORKER, task.generation)]
+            self.is_taking_in = True  # from here on, an interrupt would lose the events
             self._tasks.popleft()
-        events = list(self._events)
-        self._events.clear()
+            return events
+        self.is_taking_in = bool(self._events)
+        events, self._events = self._events, []
         return events
 
     def wake(self) -> None:
@@ -140,19 +140,20 @@ class InlineExecutor:
     def sleep(self) -> None:
         """Do nothing: `wait` doesn't block."""
 
-    def _build(self, builder: BatchBuilder, task: Send) -> Event:
+    def _build(self, builder: BatchBuilder, task: Send) -> list[Event]:
         try:
-            return Built(_WORKER, task.generation, task.sequence, Outcome(self._batch(builder, task)), 0.0)
+            return self._events_of(builder, task)
         except BuildError as failed:
             if failed.__cause__ is not None and is_interrupt(failed.__cause__):
                 raise failed.__cause__ from None
-            return Failed(_WORKER, task.generation, task.sequence, self._explain(failed, task.work))
+            return [Failed(_WORKER, task.generation, task.sequence, self._explain(failed, task.work))]
         except Exception as error:
             if is_interrupt(error):
                 raise
-            return Failed(_WORKER, task.generation, task.sequence, error)
+            return [Failed(_WORKER, task.generation, task.sequence, error)]
 
-    def _batch(self, builder: BatchBuilder, task: Send) -> Any:
+    def _events_of(self, builder: BatchBuilder, task: Send) -> list[Event]:
+        """Build a batch. Return its failed samples, then the batch."""
         self._definitions.clear()
         store, work = HeapStore(), task.work
         indices = work.indices if isinstance(work, IndexWork) else None
@@ -164,11 +165,13 @@ class InlineExecutor:
         with ordinary_tensors():
             batch = self._reader.read(built, store.memory)
         self._metrics.note_batch(built, time.perf_counter_ns() - decode_started_ns)
+        events: list[Event] = []
         for failed in builder.failures:
             error = rebuild(failed.failure, "the loop's process", self._definitions, f", {self._describe(work)}")
             failure = rebuild_sample(failed, work.epoch, work.step, error)
-            self._events.append(SampleFailed(_WORKER, task.generation, task.sequence, failed.position, failure))
-        return batch
+            events.append(SampleFailed(_WORKER, task.generation, task.sequence, failed.position, failure))
+        events.append(Built(_WORKER, task.generation, task.sequence, Outcome(batch), 0.0))
+        return events
 
     def _explain(self, failed: BuildError, work: Work) -> BaseException:
         """Return the user's own exception. The end of its chain of causes says where it happened."""

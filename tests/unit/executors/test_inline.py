@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from swift_loader import SwiftLoaderError
 from tests.helpers import make_loader
+
+MAX_STEPS = 20_000
+"""Python calls that this many batches never need."""
 
 
 def local_classes() -> tuple[type, type]:
@@ -74,3 +81,71 @@ def test_what_is_made_anew_for_each_sample_is_not_kept() -> None:
             assert batch[0]() == 4 * number
             gc.collect()
             assert sum(ref() is not None for ref in made) <= 12
+
+
+class Alarm(Exception):
+    """What the handler raises."""
+
+
+class Six:
+    """Six samples."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Hung(BaseException):
+    """The loop has run for too long."""
+
+
+def deliver_with_an_alarm(at: int) -> tuple[list[list[int]], SwiftLoaderError | None, bool]:
+    """Return the batches, the error at their end, and whether the alarm came: at this call of ours within `next`."""
+    num_calls, num_ours, got, has_rung = 0, 0, list[list[int]](), False
+
+    def ring(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num_calls, num_ours, has_rung
+        num_calls += event == "call"
+        if num_calls > MAX_STEPS:
+            raise Hung
+        # Python runs signal handlers when it enters a function, and after it has called one that is written in C.
+        is_ours = any(f"swift_loader/{name}" in frame.f_code.co_filename for name in ("delivery", "executors"))
+        if is_ours and event in ("call", "c_return") and not has_rung:
+            num_ours += 1
+            if num_ours == at:
+                has_rung = True
+                signal.raise_signal(signal.SIGALRM)
+
+    with make_loader(Six, workers=0, batch_size=2, shuffle=False, collate_fn=list) as loader:
+        loader.start(0)
+        iterator = iter(loader)
+        while True:
+            sys.setprofile(ring)
+            try:
+                got.append(iterator.__next__())
+            except Alarm:
+                continue
+            except StopIteration:
+                return got, None, has_rung
+            except SwiftLoaderError as error:
+                return got, error, has_rung
+            finally:
+                sys.setprofile(None)
+
+
+def test_an_interrupt_at_any_point_loses_nothing_unless_an_error_says_so() -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    before, at, has_rung = signal.signal(signal.SIGALRM, handle), 0, True
+    try:
+        while has_rung:
+            at += 1
+            got, error, has_rung = deliver_with_an_alarm(at)
+            assert got == [[0, 1], [2, 3], [4, 5]][: len(got)]
+            assert len(got) == 3 or (error is not None and "interrupted" in str(error)), at
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert at > 50
