@@ -126,10 +126,10 @@ class InlineExecutor:
         if not self._events and self._tasks and builder is not None and timeout_s is None:
             task = self._tasks[0]
             is_needed = task.generation == self._current[0]
-            events = self._build(builder, task) if is_needed else [Skipped(_WORKER, task.generation)]
-            self.is_taking_in = True  # from here on, an interrupt would lose the events
+            answer: list[Event] = self._build(builder, task) if is_needed else [Skipped(_WORKER, task.generation)]
+            self.is_taking_in = True  # from here on, an interrupt would lose the answer
             self._tasks.popleft()
-            return events
+            return answer
         self.is_taking_in = bool(self._events)
         events, self._events = self._events, []
         return events
