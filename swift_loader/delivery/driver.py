@@ -59,12 +59,10 @@ class Driver:
             self.scheduler.handle(ExecutorFailed(error), time.monotonic())
         self.act()
 
-    def receive_and_act(self, inbox: Inbox) -> bool:
-        """Receive events and act on them. Return False if there were none, because the inbox was woken."""
-        if not self.receive(inbox, None):
-            return False
-        self.act()
-        return True
+    def receive_and_act(self, inbox: Inbox) -> None:
+        """Receive events and act on them. Return at once if the inbox was woken."""
+        if self.receive(inbox, None):
+            self.act()
 
     def receive(self, inbox: Inbox, timeout_s: float | None) -> bool:
         """Wait for events, and let the scheduler handle them. Return whether there were any.

@@ -32,14 +32,14 @@ class Receivers:
     def __init__(
         self,
         inboxes: Sequence[Inbox],
-        receive: Callable[[Inbox], bool],
+        receive: Callable[[Inbox], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         """Get ready. The loop leads.
 
         Args:
             inboxes: The loop's inbox, then one for each thread.
-            receive: Receives events from an inbox and acts on them. Returns False once the inbox was woken.
+            receive: Receives events from an inbox and acts on them. Returns at once if the inbox was woken.
             on_failure: Called with the error that ended a thread. That thread runs it.
         """
         self.inbox = inboxes[0]
@@ -99,13 +99,15 @@ class _ReceiverThread:
     """A thread that receives from some workers while the loop's thread doesn't."""
 
     def __init__(
-        self, inbox: Inbox, receive: Callable[[Inbox], bool], on_failure: Callable[[BaseException], None]
+        self, inbox: Inbox, receive: Callable[[Inbox], None], on_failure: Callable[[BaseException], None]
     ) -> None:
         self._inbox = inbox
         self._receive = receive
         self._on_failure = on_failure
         self._parked = threading.Semaphore(0)
         self._resumed = threading.Semaphore(0)
+        self._parking = threading.Event()
+        """Set while `park` waits for the thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
 
@@ -116,6 +118,7 @@ class _ReceiverThread:
     def park(self) -> None:
         """Make the thread stop receiving, and wait until it has. The caller leads then."""
         if not self._stopping.is_set():
+            self._parking.set()
             self._inbox.wake()
             self._parked.acquire()
 
@@ -136,7 +139,9 @@ class _ReceiverThread:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if not self._receive(self._inbox) and not self._stopping.is_set():
+                self._receive(self._inbox)
+                if self._parking.is_set() and not self._stopping.is_set():  # even if events keep arriving
+                    self._parking.clear()
                     self._inbox.sleep()
                     self._parked.release()
                     self._resumed.acquire()
