@@ -10,17 +10,22 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, ProtocolError
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.notices import warn
-from swift_loader.scheduler.actions import Action, Fail, GiveUp, Send, Stall, Warn
+from swift_loader.scheduler.actions import Action, Fail, GiveUp, Kill, Send, Stall, Warn
 from swift_loader.scheduler.events import Event, ExecutorFailed
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 
 __all__ = ["Driver"]
+
+
+_REPEATABLE = (Fail, Kill)
+"""Actions that must not be lost, and do no harm if they are carried out twice."""
 
 
 class Driver:
@@ -45,6 +50,8 @@ class Driver:
         before the other lock."""
         self.error: BaseException | None = None
         """Why there are no more batches than those that are ready."""
+        self._to_do: deque[Action] = deque()
+        """Decided, but not carried out yet: an interrupt may come in between. Guarded by `dispatch_lock`."""
         self._stalled: list[str | BaseException] = []
         """Warnings of workers that hang, for the loop's thread, and the error that ends its wait."""
 
@@ -57,7 +64,11 @@ class Driver:
         """Deliver what is ready, then this error. Any thread."""
         with self.lock:
             self.scheduler.handle(ExecutorFailed(error), time.monotonic())
-        self.act()
+        try:
+            self.act()
+        finally:
+            with self.lock:
+                self.error = self.error or error  # acting may have failed, too
 
     def receive_and_act(self, inbox: Inbox) -> None:
         """Receive events and act on them. Return at once if the inbox was woken."""
@@ -89,14 +100,25 @@ class Driver:
                     self.scheduler.handle(ExecutorFailed(error), now_s)
 
     def act(self) -> None:
-        """Carry out what the scheduler decides."""
+        """Carry out what the scheduler decides.
+
+        If a signal handler raises an exception meanwhile, the next call continues.
+        """
         garbage: list[Any] = []
+        to_do = self._to_do
         with self.dispatch_lock:
             with self.lock:
-                actions = self.scheduler.decide(time.monotonic())
-            for action in actions:
-                # Nearly all are tasks.
-                garbage += self.executor.carry_out(action) if isinstance(action, Send) else self._carry_out(action)
+                to_do += self.scheduler.decide(time.monotonic())
+            while to_do:
+                action = to_do[0]
+                if isinstance(action, Send):  # nearly all are
+                    to_do.popleft()
+                    garbage += self.executor.carry_out(action)
+                elif isinstance(action, _REPEATABLE):
+                    garbage += self._carry_out(action)
+                    to_do.popleft()
+                else:
+                    garbage += self._carry_out(to_do.popleft())
         del garbage  # outside the locks
 
     def _carry_out(self, action: Action) -> list[Any]:
@@ -143,6 +165,7 @@ class Driver:
         """Warn of the workers that the loop waits for, if they take too long, or have them killed."""
         with self.lock:
             self.scheduler.tick(time.monotonic())
+        self._stalled.clear()  # an interrupt may have left those of an earlier wait
         self.act()
         stalled, self._stalled = self._stalled, []
         for stall in stalled:
