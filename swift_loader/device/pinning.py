@@ -146,15 +146,15 @@ class PageLock:
         Call it again for each batch: an earlier call may have come during a graph capture. Any thread, but one at a
         time per segment. Blocks for about as long as writing the segment would take.
         """
-        if not self._works or segment.has_last_step:
+        if not self._works or segment.before_unmapping is not None:
             return
         # Set the undo first. Else an interrupt between the two calls would let page-locked memory be unmapped, and the
         # device would read the old pages of a later mapping at this address.
-        segment.before_unmapping(self._undo_of(segment.address))
+        segment.before_unmapping = self._undo_of(segment.address)
         wrong = self._registry.register(segment.address, segment.nbytes)
         if wrong == "":
             return
-        segment.before_unmapping(None)
+        segment.before_unmapping = None
         if wrong is not None:
             self._works = False
             self._notify(

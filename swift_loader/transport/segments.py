@@ -44,17 +44,23 @@ def capacity_for(nbytes: int) -> int:
 class Segment:
     """A mapping of shared memory in this process. It is unmapped when its last reference is gone."""
 
-    __slots__ = ("__weakref__", "_address", "_before_unmapping", "_memory", "nbytes")
+    __slots__ = ("__weakref__", "address", "before_unmapping", "memory", "nbytes")
 
     def __init__(self, descriptor: int, nbytes: int, flags: int) -> None:
         address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
         if address in (None, _MAP_FAILED):
             code = ctypes.get_errno()
             raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
-        self._before_unmapping: Callable[[], bool] | None = None
+        self.before_unmapping: Callable[[], bool] | None = None
+        """A callback for when the last reference is gone; None: no callback. It runs on any thread, and must not raise.
+
+        If it returns False, the memory stays mapped until the process ends.
+        """
         self.nbytes = nbytes
-        self._address: int = address
-        self._memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+        self.address: int = address
+        """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""
+        self.memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+        """The bytes, as a buffer that doesn't keep the segment alive: its user must hold the segment, too."""
 
     @classmethod
     def create(cls, nbytes: int) -> tuple[Segment, int]:
@@ -100,7 +106,7 @@ class Segment:
 
     def restore(self) -> None:
         """Discard what this process has written to a private mapping."""
-        _libc.madvise(self._address, self.nbytes, mmap.MADV_DONTNEED)
+        _libc.madvise(self.address, self.nbytes, mmap.MADV_DONTNEED)
 
     @classmethod
     def map_file(cls, descriptor: int, nbytes: int, *, writes_through: bool) -> Segment:
@@ -109,40 +115,16 @@ class Segment:
             segment = cls(descriptor, nbytes, mmap.MAP_SHARED if writes_through else mmap.MAP_PRIVATE)
         finally:
             os.close(descriptor)
-        segment.before_unmapping(lambda: False)
+        segment.before_unmapping = lambda: False
         return segment
-
-    @property
-    def address(self) -> int:
-        """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""
-        return self._address
-
-    def before_unmapping(self, step: Callable[[], bool] | None) -> None:
-        """Set a callback for when the last reference is gone. It runs on any thread, and must not raise.
-
-        If it returns False, the memory stays mapped until the process ends. None: no callback.
-        """
-        self._before_unmapping = step
-
-    @property
-    def has_last_step(self) -> bool:
-        """Whether something is to be done before it is unmapped."""
-        return self._before_unmapping is not None
-
-    @property
-    def memory(self) -> memoryview:
-        """The bytes, as a buffer that doesn't keep the segment alive: its user must hold the segment, too."""
-        return self._memory
 
     def array(self) -> NDArray[np.uint8]:
         """Return `(nbytes,) uint8` over the whole segment. It is valid while the segment exists."""
-        return np.frombuffer(self._memory, np.uint8)
+        return np.frombuffer(self.memory, np.uint8)
 
     def __del__(self, _munmap: Any = _libc.munmap) -> None:  # a default: the module's globals may be gone at exit
-        address = getattr(self, "_address", None)
-        if address is not None:
-            if self._before_unmapping is not None and not self._before_unmapping():
-                return
+        address = getattr(self, "address", None)
+        if address is not None and (self.before_unmapping is None or self.before_unmapping()):
             _munmap(address, self.nbytes)
 
     def __repr__(self) -> str:
