@@ -165,9 +165,6 @@ class AcceleratorStream:
         current = self._api.current_stream(self._device)
         return self._loop if current == self._side else current
 
-    def __repr__(self) -> str:
-        return f"<AcceleratorStream on {self._device}>"
-
 
 def copy_stream(device: torch.device) -> CopyStream:
     """Return the stream for copies to a device."""

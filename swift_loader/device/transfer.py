@@ -49,9 +49,6 @@ class Transfer:
             self._stream.catch_up()
         return is_there
 
-    def __repr__(self) -> str:
-        return f"<Transfer of {len(self.parts)} parts>"
-
 
 def _is_on(part: Any, device_type: str) -> bool:
     """Return whether a part may be on this kind of device. Objects other than tensors always may."""

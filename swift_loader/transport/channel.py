@@ -114,9 +114,6 @@ class Channel:
         except OSError:  # closed, or the peer is gone
             return
 
-    def __repr__(self) -> str:
-        return f"<Channel {'closed' if self.fileno() < 0 else f'fd={self.fileno()}'} in process {os.getpid()}>"
-
 
 def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
     """Close the descriptors of a truncated message, and return the error for it."""

@@ -87,10 +87,6 @@ class Definitions:
         """Return the number of a class or function; None if it has none."""
         return self._numbers.get(id(thing))
 
-    def things(self) -> list[object]:
-        """Return all classes and functions, in the order of their numbers."""
-        return list(self._things)
-
     def __getitem__(self, number: int) -> object:
         return self._things[number]
 

@@ -76,9 +76,6 @@ class SegmentStore:
         self._free.add(slot, nbytes)
         return slot
 
-    def __repr__(self) -> str:
-        return f"<SegmentStore {self._free!r}>"
-
 
 class HeapStore:
     """Slots on the heap, for batches that stay in this process. Each batch has its own, freed with the batch."""

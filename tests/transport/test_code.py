@@ -46,7 +46,7 @@ def carried_with_things(content: object) -> tuple[Any, list[object], list[object
     memory = np.empty(arena.used, np.uint8)
     arena.move_to(memory)
     arrived, theirs = decode_with_code(memoryview(encoded.meta), encoded.num_blocks, memory)
-    return arrived, ours.things(), theirs
+    return arrived, [ours[number] for number in range(len(ours))], theirs
 
 
 def test_what_can_be_imported_brings_no_code_along() -> None:
