@@ -45,7 +45,9 @@ def find_destination(
         if device is None and value is not None:
             raise TypeError(f"{name} was given without a device; give both, or neither")
     if device is not None:
-        return _on_device(device_of(device), custom, dtype)
+        target = device_of(device)
+        page_lock = functools.partial(cuda_page_lock, target) if target.type == "cuda" else None
+        return Destination(mover(target, custom, dtype), functools.partial(copy_stream, target), page_lock)
     if not pin_memory:
         return None
     import torch
@@ -57,12 +59,6 @@ def find_destination(
         )
         return Destination(functools.partial(_stay, as_tensors))
     return Destination(functools.partial(_stay, pin))
-
-
-def _on_device(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.dtype | None) -> Destination:
-    move = mover(device, custom, dtype)
-    page_lock = functools.partial(cuda_page_lock, device) if device.type == "cuda" else None
-    return Destination(move, functools.partial(copy_stream, device), page_lock)
 
 
 def device_of(device: Any) -> torch.device:
