@@ -70,11 +70,7 @@ def assert_resume_exact(
         ValueError: `make_loader` returns the same loader twice, or a loader without batches; or `num_batches` or
             `num_cuts` is too small.
     """
-    if num_batches <= 1 or num_cuts < 1:
-        raise ValueError(
-            f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare; pass num_batches >= 2 and "
-            f"num_cuts >= 1"
-        )
+    _check_counts(num_batches, num_cuts)
     first = make_loader()
     states = [_through_json(first.state_dict())]
     reference = _run(first, None, num_batches)
@@ -90,6 +86,14 @@ def assert_resume_exact(
         else:
             num_samples = sum(len(seen.indices) for seen in rest)
             _compare_samples(rest, _run(resume_with(), states[cut], num_samples, in_samples=True), how)
+
+
+def _check_counts(num_batches: int, num_cuts: int) -> None:
+    if num_batches <= 1 or num_cuts < 1:
+        raise ValueError(
+            f"num_batches={num_batches} and num_cuts={num_cuts} leave nothing to compare; pass num_batches >= 2 and "
+            f"num_cuts >= 1"
+        )
 
 
 def _cuts(reference: list[_Seen], count: int) -> list[int]:
@@ -188,11 +192,8 @@ def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
 
 def _compare_samples(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
     """Compare sample by sample, across batches of different sizes."""
-    for (index, parts_expected), (found_index, parts_found) in zip(
-        _by_sample(reference),
-        _by_sample(resumed),
-        strict=False,  # the last batch may have more samples
-    ):
+    pairs = zip(_by_sample(reference), _by_sample(resumed), strict=False)  # the last batch may have more samples
+    for (index, parts_expected), (found_index, parts_found) in pairs:
         assert found_index == index, f"{how}, dataset index {found_index} comes instead of {index}"
         for path, digest in parts_expected.items():
             assert parts_found.get(path) == digest, (
