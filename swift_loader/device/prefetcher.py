@@ -251,13 +251,11 @@ class _HostPass:
         """Return the batch on the device. It shares no memory with the source."""
         batch, state = delivery.batch
         try:
-            with keyed_by(partial(self._key, delivery.step)):
+            key = partial(derive_key, self._seed, Purpose.DEVICE.value, self._epoch, delivery.step, self._rank)
+            with keyed_by(key):
                 return self._move(batch, transfer), state
         except StopIteration as stop:
             raise RuntimeError("to_device raised StopIteration, which would end the pass early") from stop
-
-    def _key(self, step: int) -> int:
-        return derive_key(self._seed, Purpose.DEVICE.value, self._epoch, step, self._rank)
 
 
 def _snapshot(source: Any) -> Any:

@@ -245,7 +245,8 @@ class CodeEncoder(Encoder):
             else:
                 where = f"the attribute {name!r} of the class {cls.__qualname__}"
                 call = Call(rebuild.fill_class, cls, {name: value})
-                fill = self._fill(id(cls), call, value, where, required=not _is_dunder(name))
+                is_dunder = name.startswith("__") and name.endswith("__")
+                fill = self._fill(id(cls), call, value, where, required=not is_dunder)
                 # No stand-in for dunders and ctypes' _fields_: None has a meaning there. Enums run no code.
                 if fill is not None and not (name[:1] == name[-1:] == "_") and not isinstance(cls, EnumMeta):
                     fill.stand_in = partial(_set_attribute, cls, name)
@@ -294,7 +295,3 @@ def _is_made_with_the_class(value: object, cls: type) -> bool:
 
 def _set_attribute(cls: type, name: str, value: object) -> Call:
     return Call(rebuild.fill_class, cls, {name: value})
-
-
-def _is_dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")

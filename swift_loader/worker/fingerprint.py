@@ -175,12 +175,9 @@ def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | N
         arena.move_to(memory)
     except Exception:  # the error is reported if the loop asks for the sample
         return None
-    return crc32(_without_chance(encoded.meta), crc32(memory.data))
-
-
-def _without_chance(data: bytes) -> bytes:
-    """Remove text that differs between processes: addresses, names of temporary files, the pid."""
-    return _CHANCE.sub(b"", data).replace(str(os.getpid()).encode(), b"")
+    # Some text differs between processes: addresses, names of temporary files, the pid.
+    structure = _CHANCE.sub(b"", encoded.meta).replace(str(os.getpid()).encode(), b"")
+    return crc32(structure, crc32(memory.data))
 
 
 def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
