@@ -34,14 +34,8 @@ __all__ = [
     "write_payload",
 ]
 
-_OPTIONS = {
-    ".source.instance": "dataset",
-    ".source.factory": "dataset_class",
-    ".source.kwargs": "dataset_kwargs",
-    ".collate_fn": "collate_fn",
-    ".batch_encoder": "batch_encoder",
-}
-"""Path in a worker's set-up -> the option that the user knows it by."""
+_OPTIONS = ".options."
+"""Path in a worker's set-up to the options, which have the names that the user knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +167,9 @@ def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int
 
 def _explain(content: object, error: Exception) -> str:
     path, culprit, reason = find_unencodable(content, error, try_out)
-    for inner, option in _OPTIONS.items():
-        if path.startswith(inner):
-            path = option + path[len(inner) :]
-            break
     return (
-        f"{path} is a {type_name(culprit)}, which can't be sent to the workers ({type(reason).__name__}: {reason}). "
-        f"Pass dataset_class=, and dataset_kwargs= with values that can be sent. Open files and connections in the "
-        f"dataset's constructor: it runs in the loader's own processes. Or pass worker_per_consumer=0"
+        f"{path.removeprefix(_OPTIONS)} is a {type_name(culprit)}, which can't be sent to the workers "
+        f"({type(reason).__name__}: {reason}). Pass dataset_class=, and dataset_kwargs= with values that can be sent. "
+        f"Open files and connections in the dataset's constructor: it runs in the loader's own processes. Or pass "
+        f"worker_per_consumer=0"
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from swift_loader import SwiftLoader
 from swift_loader.errors import EncodeError
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import unpack_frame
@@ -149,3 +150,25 @@ def test_writing_to_what_arrived_leaves_the_senders_object_alone() -> None:
     arrived, _ = read_payload(layout, segment)
     arrived += 1
     assert not content.any()
+
+
+@pytest.mark.parametrize("named", [r"dataset_kwargs\['file'\]", r"dataset\.file"])
+def test_a_part_that_cannot_be_sent_is_named_by_its_option(named: str) -> None:
+    with open(os.devnull, "rb") as file:
+        options: dict[str, Any] = {"dataset_class": SimpleDataset, "dataset_kwargs": {"file": file}}
+        if named.startswith(r"dataset\."):
+            options = {"dataset": SimpleDataset(file)}
+        loader = SwiftLoader(**options, nb_consumer=1, worker_per_consumer=1)
+        with loader, pytest.raises(EncodeError, match=f"^{named} is a _io.BufferedReader"):
+            loader.start(0)
+
+
+class SimpleDataset:
+    def __init__(self, file: object) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
