@@ -12,26 +12,15 @@ import pytest
 from numpy.typing import NDArray
 
 from swift_loader.errors import SharedMemoryFull
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage, Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
-from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from tests.worker.setups import setup_of
 
-ORDER = OrderSettings(seed=3, shuffle=False, window=0, run_length=1)
-SETUP = WorkerSetup(
-    DatasetSource(),
-    PlanSettings(ORDER, 4, 1, 0, Uneven.PAD, drop_last=False),
-    Rng.SAMPLE,
-    None,
-    None,
-    dataset_per_worker=False,
-)
+SETUP = setup_of()
 
 
 class Store:
@@ -74,7 +63,8 @@ class Rows:
 
 
 def builder_of(dataset: Any, **options: Any) -> BatchBuilder:
-    return BatchBuilder(dataset, len(dataset), replace(SETUP, **options), Definitions())
+    setup = replace(SETUP, options=replace(SETUP.options, **options))
+    return BatchBuilder(dataset, len(dataset), setup, Definitions())
 
 
 def test_each_batch_is_in_one_slot() -> None:

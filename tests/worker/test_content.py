@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.content import Content
 from swift_loader.worker.nesting import refuse_nesting
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from swift_loader.worker.setup import WorkerSetup
 from tests.forked import run_in_fork
-from tests.worker.test_build import SETUP
+from tests.worker.setups import setup_of
 
 
 class Squares:
@@ -42,9 +41,9 @@ class Broken:
         raise KeyError("no such file")
 
 
-def check(source: DatasetSource, examine: Callable[[Content], object], **environment: Any) -> None:
+def check(source: dict[str, Any], examine: Callable[[Content], object], **environment: Any) -> None:
     """Let a fork examine the content that another process would have received."""
-    setup: WorkerSetup = replace(SETUP, source=source)
+    setup: WorkerSetup = setup_of(**source)
     layout, descriptor, _ = write_payload(setup, Environment(["train.py"], **environment))
     segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
     content = Content(layout, segment, read_environment(layout, segment))
@@ -58,12 +57,12 @@ def test_the_settings_of_the_trainer_are_copied() -> None:
         assert torch.get_default_dtype() is torch.float64
         assert torch.get_num_threads() == 1
         assert "json.tool" in sys.modules
-        assert content.setup.source.factory is Squares
+        assert content.setup.options.dataset_class is Squares
         refuse_nesting()
 
     modules = ("json.tool", "no_such_module")
     sys.modules.pop("json.tool", None)
-    check(DatasetSource(factory=Squares), examine, recursion_limit=54321, torch_dtype="float64", modules=modules)
+    check({"dataset_class": Squares}, examine, recursion_limit=54321, torch_dtype="float64", modules=modules)
 
 
 def test_a_recursion_limit_is_not_lowered() -> None:
@@ -73,7 +72,7 @@ def test_a_recursion_limit_is_not_lowered() -> None:
         content.read()
         assert sys.getrecursionlimit() == before
 
-    check(DatasetSource(factory=Squares), examine, recursion_limit=10)
+    check({"dataset_class": Squares}, examine, recursion_limit=10)
 
 
 def test_the_reports_have_the_length_and_the_same_checksums() -> None:
@@ -90,7 +89,7 @@ def test_the_reports_have_the_length_and_the_same_checksums() -> None:
         assert both
         assert shared.checksums[:both] == report.checksums[:both]
 
-    check(DatasetSource(factory=Squares), examine)
+    check({"dataset_class": Squares}, examine)
 
 
 def test_the_dataset_can_be_dropped_and_built_anew() -> None:
@@ -102,7 +101,7 @@ def test_the_dataset_can_be_dropped_and_built_anew() -> None:
         content.build()
         assert content.report_length().num_samples == 9
 
-    check(DatasetSource(Squares()), examine)
+    check({"dataset": Squares()}, examine)
 
 
 def test_samples_that_change_with_each_fetch_are_judged_unstable() -> None:
@@ -112,7 +111,7 @@ def test_samples_that_change_with_each_fetch_are_judged_unstable() -> None:
         verdicts = content.judge(content.report()).by_index
         assert set(verdicts.values()) == {Verdict.UNSTABLE}
 
-    check(DatasetSource(factory=Unstable), examine)
+    check({"dataset_class": Unstable}, examine)
 
 
 def test_a_worker_without_a_dataset_builds_one_and_reports_what_that_raises() -> None:
@@ -125,7 +124,7 @@ def test_a_worker_without_a_dataset_builds_one_and_reports_what_that_raises() ->
         failure = Failure.unpack(unpack_frame(received.data))
         assert (failure.stage, failure.type_name, failure.message) == (Stage.BUILD, "KeyError", "'no such file'")
 
-    check(DatasetSource(factory=Broken), examine)
+    check({"dataset_class": Broken}, examine)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -150,4 +149,4 @@ def test_a_worker_reports_checksums_unless_it_shares_the_templates_dataset(is_sh
         ours.close()
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 
-    check(DatasetSource(factory=Squares), examine)
+    check({"dataset_class": Squares}, examine)

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from swift_loader.collate import default_collate
 
+from swift_loader.batch.collate import default_collate
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import DatasetSource, length_of
+from swift_loader.worker.setup import length_of
 from tests import datasets
-from tests.worker.test_build import SETUP
+from tests.worker.setups import setup_of
 
 
 def drawn() -> float:
@@ -20,18 +19,18 @@ def drawn() -> float:
 
 def test_an_instance_is_given_as_it_is() -> None:
     instance = [1, 2]
-    assert DatasetSource(instance).make(Rng.SAMPLE) is instance
+    assert setup_of(dataset=instance).options.make_dataset() is instance
 
 
 def test_a_factory_gets_its_arguments() -> None:
-    assert DatasetSource(factory=dict, kwargs={"a": 1}).make(Rng.SAMPLE) == {"a": 1}
-    assert DatasetSource(factory=dict).make(Rng.SAMPLE) == {}
+    assert setup_of(dataset_class=dict, dataset_kwargs={"a": 1}).options.make_dataset() == {"a": 1}
+    assert setup_of(dataset_class=dict).options.make_dataset() == {}
 
 
 @pytest.mark.parametrize(("rng", "is_same"), [(Rng.SAMPLE, True), (Rng.WORKER, True), (Rng.NONE, False)])
 def test_a_factory_draws_the_same_each_time_unless_nothing_is_seeded(rng: Rng, is_same: bool) -> None:
     with preserved_generators():
-        first, second = (DatasetSource(factory=drawn).make(rng) for _ in range(2))
+        first, second = (setup_of(dataset_class=drawn, rng=rng.value).options.make_dataset() for _ in range(2))
     assert (first == second) is is_same
 
 
@@ -39,10 +38,11 @@ def test_the_modules_are_those_that_can_be_imported() -> None:
     def local(batch: Any) -> bytes:
         return bytes(batch)
 
-    source = DatasetSource(factory=datasets.Counting)
-    setup = replace(SETUP, source=source, collate_fn=default_collate, batch_encoder=local)
-    assert setup.modules == ("tests.datasets", "swift_loader.collate")
-    assert replace(SETUP, source=DatasetSource(datasets.Counting())).modules == ("tests.datasets",)
+    setup = setup_of(
+        dataset_class=datasets.Counting, collate_fn=default_collate, batch_encoder=local, batch_decoder=local
+    )
+    assert setup.modules == ("tests.datasets", "swift_loader.batch.collate")
+    assert setup_of(dataset=datasets.Counting()).modules == ("tests.datasets",)
 
 
 class NoLength:

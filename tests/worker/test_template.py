@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +16,10 @@ from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Ready, Stage, Verify
 from swift_loader.transport.payload import Environment, write_payload
-from swift_loader.worker.setup import DatasetSource, WorkerSetup
+from swift_loader.worker.setup import WorkerSetup
 from tests import datasets
 from tests.helpers import ROOT
-from tests.worker.test_build import SETUP
+from tests.worker.setups import setup_of
 
 PROGRAM = "from swift_loader.worker.template import main; main()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -30,7 +29,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 class Template:
     """A template, seen from the trainer."""
 
-    def __init__(self, source: DatasetSource, **options: Any) -> None:
+    def __init__(self, source: dict[str, Any], **options: Any) -> None:
         self.channel, theirs = Channel.pair()
         self.traces, other = socket.socketpair()
         numbers = [theirs.fileno(), os.getpid(), other.fileno()]
@@ -42,7 +41,7 @@ class Template:
         )
         theirs.close()
         other.close()
-        setup: WorkerSetup = replace(SETUP, source=source, **options)
+        setup: WorkerSetup = setup_of(**source, **options)
         layout, descriptor, _ = write_payload(setup, Environment(["train.py"]))
         self.send(layout.pack(), descriptor)
 
@@ -96,7 +95,7 @@ def _templates() -> Iterator[list[Template]]:
 
 
 def test_workers_share_the_dataset_that_the_template_has_built(templates: list[Template]) -> None:
-    templates.append(template := Template(DatasetSource(factory=datasets.Counting)))
+    templates.append(template := Template({"dataset_class": datasets.Counting}))
     built, _ = template.receive(Built)
     assert (built.report.num_samples, built.forkable, built.reason) == (100, True, "")
     assert built.report.checksums
@@ -120,7 +119,7 @@ def test_workers_share_the_dataset_that_the_template_has_built(templates: list[T
 def test_a_dataset_that_cannot_be_shared_is_built_in_each_worker(
     factory: type, options: dict[str, Any], templates: list[Template]
 ) -> None:
-    templates.append(template := Template(DatasetSource(factory=factory), **options))
+    templates.append(template := Template({"dataset_class": factory}, **options))
     built, _ = template.receive(Built)
     assert built.forkable
     assert ("opened descriptors" in built.reason) is (factory is datasets.OpensAFile)
@@ -131,7 +130,7 @@ def test_a_dataset_that_cannot_be_shared_is_built_in_each_worker(
 
 
 def test_the_exit_code_of_a_worker_is_reported(templates: list[Template]) -> None:
-    templates.append(template := Template(DatasetSource(factory=datasets.Counting)))
+    templates.append(template := Template({"dataset_class": datasets.Counting}))
     template.receive(Built)
     channel, pid = template.start_worker(3)
     ready_of(channel)
@@ -141,14 +140,14 @@ def test_the_exit_code_of_a_worker_is_reported(templates: list[Template]) -> Non
 
 
 def test_what_building_raises_is_reported_and_the_template_ends(templates: list[Template]) -> None:
-    templates.append(template := Template(DatasetSource(factory=datasets.FailsToBuild)))
+    templates.append(template := Template({"dataset_class": datasets.FailsToBuild}))
     failure, _ = template.receive(Failure)
     assert (failure.stage, failure.type_name) == (Stage.BUILD, "tests.datasets.CustomError")
     assert template.channel.receive() is None
 
 
 def test_a_template_that_cannot_be_forked_becomes_the_worker(templates: list[Template]) -> None:
-    templates.append(template := Template(DatasetSource(factory=datasets.Counting), forks=False))
+    templates.append(template := Template({"dataset_class": datasets.Counting}, start_method="spawn"))
     built, _ = template.receive(Built)
     assert (built.forkable, built.reason) == (False, "start_method='spawn'")
     ours, theirs = Channel.pair()
@@ -160,11 +159,11 @@ def test_a_template_that_cannot_be_forked_becomes_the_worker(templates: list[Tem
 
 
 def test_a_template_whose_trainer_hangs_up_at_once_ends(templates: list[Template]) -> None:
-    templates.append(Template(DatasetSource(factory=datasets.Counting)))
+    templates.append(Template({"dataset_class": datasets.Counting}))
 
 
 def test_another_request_ends_the_template_with_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    template = Template(DatasetSource(factory=datasets.Counting))
+    template = Template({"dataset_class": datasets.Counting})
     template.receive(Built)
     template.send(pack_frame(Kind.BATCH))
     assert template.channel.receive() is None

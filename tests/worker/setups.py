@@ -1,0 +1,21 @@
+"""Setups of workers, as a loader makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift_loader import SwiftLoader
+from swift_loader.order import OrderSettings
+from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.worker.setup import WorkerSetup
+
+__all__ = ["ORDER", "setup_of"]
+
+ORDER = OrderSettings(seed=3, shuffle=False, window=0, run_length=1)
+
+
+def setup_of(**options: Any) -> WorkerSetup:
+    """Return the setup for these options of a loader: batches of four in the dataset's order."""
+    given = {"dataset": []} | options if "dataset_class" not in options else options
+    workers = SwiftLoader(**given)._options.workers
+    return WorkerSetup(workers, PlanSettings(ORDER, 4, 1, 0, Uneven.PAD, drop_last=False))
