@@ -101,6 +101,7 @@ class MessageReader:
         if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self._on_segment(segment)
         memory, loan = worker.memory.lend(batch)
+        was_interrupted = False
         while True:
             try:
                 if not is_inference_mode():
@@ -108,9 +109,9 @@ class MessageReader:
                 with ordinary_tensors():
                     return Outcome(self._batches.read(batch, memory), loan)
             except Exception as error:
-                if inbox.interrupt is not None or not is_interrupt(error):
+                if was_interrupted or not is_interrupt(error):
                     return error
-                inbox.interrupt = error  # raised once the batch was decoded again
+                inbox.interrupt, was_interrupted = error, True  # raised once the batch was decoded again
 
     def _read_segment(self, worker: WorkerHandle, frame: Frame, descriptors: list[int]) -> None:
         segment = worker.add_segment(frame, descriptors)
