@@ -169,7 +169,8 @@ class Scheduler:
         """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
         self.state = SchedulerState.CLOSED
         dropped = [_outcome(batch) for batch in self.ledger.ready()] + self._failures.take_all() + self._actions
-        self.ledger, self._workers, self._actions = Ledger(self._limits), {}, []
+        # The workers stay: a signal handler may close the loader while this thread handles an event of one.
+        self.ledger, self._actions = Ledger(self._limits), []
         return dropped
 
     # The executor's side

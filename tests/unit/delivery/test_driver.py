@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from swift_loader.delivery.driver import Driver
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.scheduler.actions import Action, Kill, Send, Stall, Warn
-from swift_loader.scheduler.events import Disconnected, Event, Ready
+from swift_loader.scheduler.events import Built, Disconnected, Event, Ready
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import PlannedSource
 
 
@@ -121,3 +122,30 @@ def test_an_interrupt_that_hits_the_last_error_ends_the_loop() -> None:
         driver.act()
     driver.fail(SwiftLoaderError("the loop was interrupted"))
     assert driver.error is not None
+
+
+def test_a_signal_handler_may_close_the_loader_while_an_answer_is_handled() -> None:
+    driver, _ = running_driver()
+    close_after(driver, "complete")
+    driver.receive_and_act(FakeInbox(Built(0, 1, 0, "batch", 0.1), Built(0, 1, 1, "batch", 0.1)))
+    assert driver.scheduler.state is SchedulerState.CLOSED
+
+
+def test_a_signal_handler_may_close_the_loader_while_tasks_are_assigned() -> None:
+    driver, executor = running_driver()
+    close_after(driver, "assign")
+    driver.receive_and_act(FakeInbox(Built(0, 1, 0, "batch", 0.1)))
+    assert driver.scheduler.state is SchedulerState.CLOSED
+    assert len(executor.done) <= 1
+
+
+def close_after(driver: Driver, name: str) -> None:
+    """Close the scheduler, as a signal handler may, once the ledger has done this."""
+    real: Callable[..., Any] = getattr(driver.scheduler.ledger, name)
+
+    def call(*arguments: Any) -> Any:
+        result = real(*arguments)
+        driver.scheduler.close()
+        return result
+
+    setattr(driver.scheduler.ledger, name, call)
