@@ -106,22 +106,25 @@ class Dispatcher:
         try:
             with explained():
                 self._executor.start()
-                self._scheduler.watchdog.grace_s = self._executor.grace_s
-                self._receivers = Receivers(self._executor.inboxes, self._driver.receive_and_act, self._driver.fail)
-                self._receivers.begin()
-                self._driver.check_open()
-                trial_epoch = self._executor.plan.trial_epoch
-                if tries_out and trial_epoch is not None:
-                    self._try_out(PlannedWork(trial_epoch, 0), keeps_trial=keeps_trial)
-            self._driver.check_open()
-            self._receivers.hand_over()
+                with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
+                    self._driver.check_open()
+                    self._begin(tries_out=tries_out, keeps_trial=keeps_trial)
         except BaseException:
             self.close()
             raise
 
-    def _try_out(self, work: PlannedWork, *, keeps_trial: bool) -> None:
-        assert self._receivers is not None
-        inbox = self._receivers.take()
+    def _begin(self, *, tries_out: bool, keeps_trial: bool) -> None:
+        """Begin to receive, once the executor has started."""
+        self._scheduler.watchdog.grace_s = self._executor.grace_s
+        receivers = self._receivers = Receivers(self._executor.inboxes, self._driver.receive_and_act, self._driver.fail)
+        receivers.begin()
+        trial_epoch = self._executor.plan.trial_epoch
+        if tries_out and trial_epoch is not None:
+            self._try_out(receivers.take(), PlannedWork(trial_epoch, 0), keeps_trial=keeps_trial)
+        self._driver.check_open()
+        receivers.hand_over()
+
+    def _try_out(self, inbox: Inbox, work: PlannedWork, *, keeps_trial: bool) -> None:
         with self._driver.lock:
             self._scheduler.try_out(work)
             self._scheduler.watchdog.begin(time.monotonic())

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.process.deaths import attached
@@ -100,7 +101,11 @@ class ProcessExecutor:
         reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment)
         inboxes = Inboxes(min(settings.num_workers, MAX_RECEIVERS) if settings.thread_per_worker else 1, reader)
         self._running = _Running(plan, explainer, reader, inboxes)
-        supervisor.start_workers(inboxes)
+        try:
+            supervisor.start_workers(inboxes)
+        except LoaderClosed:  # another thread may have closed the executor before it had these
+            inboxes.close()
+            raise
         supervisor.workers.start_others()
 
     def _warn_of_template(self) -> None:

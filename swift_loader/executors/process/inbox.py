@@ -127,8 +127,9 @@ class Inbox:
             limit_s = None if timeout_s is None else 0.0
 
     def wake(self) -> None:
-        """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
-        os.eventfd_write(self._wake, 1)
+        """End the current `wait` and all later ones, until `sleep`. Thread-safe. Does nothing once closed."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def sleep(self) -> None:
         """Let `wait` block again."""

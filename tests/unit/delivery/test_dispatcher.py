@@ -1,0 +1,104 @@
+"""A dispatcher that is closed while it starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.errors import LoaderClosed
+from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.metrics import Metrics
+from swift_loader.order import OrderSettings
+from swift_loader.plan import Plan, PlanSettings, Uneven
+from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+
+ORDER = OrderSettings.of(seed=0, shuffle=False, window=None, batch_size=2)
+PLAN = PlanSettings(order=ORDER, batch_size=2, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)
+
+
+class FakeExecutor:
+    """Has inboxes, but no workers."""
+
+    owner = None
+    grace_s = 0.0
+    largest_batch_nbytes = 0
+
+    def __init__(self, on_start: Callable[[], None]) -> None:
+        unused: Any = None
+        self.real = Inboxes(1, unused)
+        self.inboxes: list[Any] = list(self.real.all)
+        self.plan = Plan.of(10, PLAN)
+        self.stopped, self.closed = threading.Event(), threading.Event()
+        self._on_start = on_start
+
+    def start(self) -> None:
+        self._on_start()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.inboxes[0].wake()
+
+    def close(self) -> list[Any]:
+        self.closed.set()
+        self.real.close()
+        return []
+
+
+class DecodingInbox:
+    """The first `wait` decodes a batch, until after somebody has begun to close the executor."""
+
+    interrupt: Exception | None = None
+    is_taking_in = False
+
+    def __init__(self, executor: FakeExecutor, close: Callable[[], None]) -> None:
+        self.was_closed_meanwhile = False
+        self._executor = executor
+        self._close = close
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        threading.Thread(target=self._close).start()
+        assert self._executor.stopped.wait(20)
+        self.was_closed_meanwhile = self._executor.closed.wait(0.3)
+        return []
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def sleep(self) -> None:
+        """Do nothing."""
+
+
+def dispatcher_of(executor: Any) -> Dispatcher:
+    scheduler = Scheduler(SchedulerSettings(Limits(4, 4, 10, in_order=True)))
+    return Dispatcher(executor, scheduler, in_order=True, metrics=Metrics(enabled=False), on_restart=lambda _: None)
+
+
+def in_another_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_dispatcher_that_was_closed_before_it_receives_says_so() -> None:
+    executor = FakeExecutor(lambda: in_another_thread(dispatcher.close))
+    dispatcher = dispatcher_of(executor)
+    with pytest.raises(LoaderClosed):
+        dispatcher.start(tries_out=True, keeps_trial=True)
+    assert executor.closed.is_set()
+
+
+def test_nothing_is_closed_while_the_trial_batch_is_decoded() -> None:
+    executor = FakeExecutor(lambda: None)
+    dispatcher = dispatcher_of(executor)
+    inbox = executor.inboxes[0] = DecodingInbox(executor, dispatcher.close)
+    with pytest.raises(LoaderClosed):
+        dispatcher.start(tries_out=True, keeps_trial=True)
+    assert not inbox.was_closed_meanwhile
+    assert executor.closed.wait(20)
