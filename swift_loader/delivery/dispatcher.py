@@ -20,7 +20,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.driver import Driver
 from swift_loader.delivery.receivers import Receivers
 from swift_loader.errors import SwiftLoaderError
-from swift_loader.executors.base import Executor
+from swift_loader.executors.base import Executor, Inbox
 from swift_loader.metrics import Metrics
 from swift_loader.plan import Plan, PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState

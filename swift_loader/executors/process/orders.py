@@ -143,17 +143,22 @@ class OrderThread:
         except BaseException as error:
             self._failure = error
             self._on_failure(error)
-            self._carry_out_orders()  # so that the waiting threads get the error
+            self._give_up_orders()
         while self._state is not _State.STOPPED:
             self.loop.run_once()
             if self._failure is not None:
-                self._carry_out_orders()
-        with contextlib.suppress(Stopped):
-            self._carry_out_orders()  # so that the waiting threads get an error
+                self._give_up_orders()
+        self._give_up_orders()
 
     def _carry_out_orders(self) -> None:
         while self._orders:
             self._orders.popleft()()
+
+    def _give_up_orders(self) -> None:
+        """Carry out the orders, so that the threads that wait for them get an error. The others may raise `Stopped`."""
+        while self._orders:
+            with contextlib.suppress(Stopped):
+                self._orders.popleft()()
 
     def __repr__(self) -> str:
         return f"<OrderThread {self._state.value}, {len(self._orders)} orders>"
