@@ -2,36 +2,37 @@
 
 The path of a batch, and where each part runs:
 
-    order, plan   computes the samples of (seed, epoch, step, rank); pure arithmetic        every process
-    ledger        assigns the batch to a worker; knows which batch comes next               trainer
+    sampling      computes the samples of (seed, epoch, step, rank); pure arithmetic        every process
+    scheduler     decides which worker builds the batch, and which batch comes next; pure   trainer, any thread
     task pipe     carries (generation, sequence, epoch, step); a few dozen bytes            trainer -> worker
     worker        fetches the samples and collates them into a slot of shared memory        worker
     counters      count the tasks begun; readable after the worker's death                  worker -> trainer
     result pipe   carries the layout of the slot; a few hundred bytes                       worker -> trainer
-    receiver      makes arrays and tensors that are views of the slot; no copy              trainer, own thread
-    delivery      puts batches back in order                                                trainer, own thread
+    inbox         makes arrays and tensors that are views of the slot; no copy              trainer, thread that leads
+    dispatcher    hands the batches to the loop, in order                                   trainer, loop's thread
     device        copies the batch on a side stream, if a device was given; keeps the       trainer, loop's thread
                   host's batch until the copy is over
     lease         returns the slot to its worker when the last view of the batch dies       trainer, any thread
 
+The scheduler decides, and touches nothing: events and times come in, actions go out. Executors act, and decide nothing:
+worker processes, or the calling thread. The thread that leads, the loop's or a receiver thread, carries events and
+actions between them.
+
 Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Workers share
-nothing with each other. A worker's death closes its pipe. Then the ledger gives its batches to other workers, and the
-*pool*, a thread of the trainer, forks a replacement, unless the *coroner* decides that too many died. The kernel kills
-the template when the trainer ends, and the workers when the template ends, whatever they are doing.
+nothing with each other. A worker's death closes its pipe, which is an event. Then the scheduler gives its batches to
+other workers, and has the *supervisor*, a thread of the trainer, fork a replacement, unless too many died. The kernel
+kills the template when the trainer ends, and the workers when the template ends, whatever they are doing.
 
-All processes must have the same dataset. `engine.launch` records what a dataset depends on (working directory,
-environment, import path, hash seed) and gives it to every interpreter that builds one. `engine.builds` compares what
-they built. A dataset that holds open files can't be shared, so each worker builds its own: see `worker.template`.
+All processes must have the same dataset. `executors.process.launch` records what a dataset depends on (working
+directory, environment, import path, hash seed) and gives it to every interpreter that builds one. `dataset_check`
+beside it compares what they built. A dataset that holds open files can't be shared, so each worker builds its own: see
+`worker.template`.
 
-A run can stop after any batch. `state` is the saved form, `progress` counts what the loop got, `plan` continues with
-another batch size or number of ranks. A sample's random draws depend on the sample alone: see `worker.seeding`.
+A run can stop after any batch. `sampling.checkpoint` is the saved form, `sampling.progress` counts what the loop got,
+`sampling.plan` continues with another batch size or number of ranks. A sample's random draws depend on the sample
+alone: see `worker.seeding`.
 
-Where to look: `loader` is the API. `lifecycle` starts and closes the `session`, which holds what a loader uses while it
-runs; `preparation` is what happens before. `passes` is what the iterators share. `run` is what outlives a loader.
-`placement`, `agreement` and `meeting` deal with other ranks. `bad_samples` records samples that failed. `batch` is
-how samples become one. `engine` is the trainer's side of the processes, `worker` their own side, `transport` what lies
-between. `device` moves batches, for this loader and, with `DevicePrefetcher`, for any other iterable. `vision` is
-timm's loader on top of it. `integrations` has callbacks for training frameworks.
+Where to look: docs/code.md has the tree, the threads, the owners of memory, and walks through the code.
 """
 
 from __future__ import annotations
