@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -31,6 +32,9 @@ __all__ = ["Dispatcher"]
 
 LOOP_LIMIT_S = 2.0
 """How long `close` waits for the loop's thread to leave `next_batch`."""
+
+DISPATCH_LIMIT_S = 1.0
+"""How long `close` waits for a thread to carry out its actions."""
 
 
 class _Phase(Enum):
@@ -321,17 +325,25 @@ class Dispatcher:
                 return
             dropped = self._scheduler.close()
         self._executor.stop()
-        # With a limit: the calling thread may be building a batch itself, which nobody can end.
-        has_loop = self._loop_lock.acquire(timeout=LOOP_LIMIT_S)
-        try:
+        # With limits: the loop's thread may be building a batch itself, which nobody can end. And a signal handler may
+        # close the loader on a thread that holds a lock, for which the holder of the other one waits.
+        with _held(self._loop_lock, LOOP_LIMIT_S):
             if self._receivers is not None:
                 self._receivers.stop()  # without the dispatch lock, which a receiver thread may be waiting for
-        finally:
-            if has_loop:
-                self._loop_lock.release()
-        with self._driver.dispatch_lock:
+        with _held(self._driver.dispatch_lock, DISPATCH_LIMIT_S):
             garbage = self._executor.close()
         del dropped, garbage  # outside the locks: the user's objects may have finalisers
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._scheduler!r}, {self._executor!r}>"
+
+
+@contextmanager
+def _held(lock: threading.RLock, limit_s: float) -> Iterator[None]:
+    """Hold a lock, or go on without it after `limit_s`."""
+    is_held = lock.acquire(timeout=limit_s)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()

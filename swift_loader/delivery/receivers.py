@@ -10,6 +10,7 @@ busy. The thread that leads blocks in its inbox, and uses no CPU while nothing h
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -19,6 +20,10 @@ __all__ = ["Receivers"]
 
 SHORT_ABSENCE_NS = 1_000_000
 """A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
+
+
+JOIN_LIMIT_S = 1.0
+"""A thread may be decoding, or wait for a lock: a signal handler may close the loader on a thread that holds it."""
 
 
 class _Leader(Enum):
@@ -87,9 +92,12 @@ class Receivers:
                 thread.resume()
 
     def stop(self) -> None:
-        """Stop the threads. Idempotent."""
+        """Stop the threads. Returns when they have ended, or after `JOIN_LIMIT_S`. Idempotent."""
+        deadline_s = time.monotonic() + JOIN_LIMIT_S
         for thread in self._threads:
             thread.stop()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def __repr__(self) -> str:
         return f"<Receivers: {self._leader.value} lead, {len(self._threads)} threads>"
@@ -127,14 +135,17 @@ class _ReceiverThread:
         self._resumed.release()
 
     def stop(self) -> None:
-        """End the thread, parked or not. Idempotent."""
+        """Make the thread end, parked or not. Idempotent."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         self._inbox.wake()
         self._resumed.release()
+
+    def join(self, limit_s: float) -> None:
+        """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(limit_s)
 
     def _run(self) -> None:
         try:

@@ -1,8 +1,9 @@
-"""A dispatcher that is closed while it starts."""
+"""A dispatcher that is closed at a bad moment."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.metrics import Metrics
 from swift_loader.order import OrderSettings
 from swift_loader.plan import Plan, PlanSettings, Uneven
-from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.events import Event, Ready
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 
@@ -80,7 +81,7 @@ def dispatcher_of(executor: Any) -> Dispatcher:
 
 
 def in_another_thread(function: Callable[[], None]) -> None:
-    thread = threading.Thread(target=function)
+    thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
@@ -102,3 +103,34 @@ def test_nothing_is_closed_while_the_trial_batch_is_decoded() -> None:
         dispatcher.start(tries_out=True, keeps_trial=True)
     assert not inbox.was_closed_meanwhile
     assert executor.closed.wait(20)
+
+
+def test_a_signal_handler_may_close_while_its_thread_carries_out_actions() -> None:
+    executor = FakeExecutor(lambda: None)
+    dispatcher = dispatcher_of(executor)
+    dispatcher.start(tries_out=False, keeps_trial=False)
+
+    def close() -> None:
+        with dispatcher._driver.dispatch_lock:
+            executor.real.posted.post(Ready(0, 0))  # the receiver thread now waits for the lock
+            time.sleep(0.1)
+            dispatcher.close()
+
+    in_another_thread(close)
+
+
+def test_a_signal_handler_may_close_while_its_thread_takes_a_batch() -> None:
+    executor = FakeExecutor(lambda: None)
+    dispatcher = dispatcher_of(executor)
+    dispatcher.start(tries_out=False, keeps_trial=False)
+    acting = threading.Thread(target=dispatcher._driver.act, daemon=True)
+
+    def close() -> None:
+        with dispatcher._driver.lock:
+            acting.start()  # holds the dispatch lock, and waits for the other one
+            time.sleep(0.1)
+            dispatcher.close()
+
+    in_another_thread(close)
+    acting.join(20)
+    assert not acting.is_alive()
