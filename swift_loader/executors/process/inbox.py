@@ -115,6 +115,8 @@ class Inbox:
             is_woken = False
             for descriptor, _ in ready:
                 worker = self._workers.get(descriptor)
+                if self._epoll.closed:  # another thread closed it while a batch was decoded
+                    return events
                 if worker is not None:
                     self._read(worker, descriptor, events)
                 elif descriptor == self._wake:
@@ -160,6 +162,10 @@ class Inbox:
             self.forget(worker)
             events.append(ExecutorFailed(error))
             return
+        except OSError:
+            if self._epoll.closed:
+                return
+            raise
         self.forget(worker)
         events.append(Disconnected(worker.serial, worker.place))
 
