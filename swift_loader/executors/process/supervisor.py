@@ -184,6 +184,7 @@ class Supervisor:
         process, inboxes = worker.process, self._inboxes
         template, witness = process.template, process.witness
         assert inboxes is not None
+        inboxes.forget(worker)  # again: if it ended as it was added, an inbox may have got it after the first time
         if process.pid == template.pid:
             process.exit_code = template.wait_exit_code()
         else:
