@@ -29,7 +29,7 @@ import numpy as np
 from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
 from numpy.typing import NDArray
 
-from swift_loader.order import Order, OrderSettings, local_window
+from swift_loader.sampling.shuffle import Order, OrderSettings, local_window
 
 RECORD_BYTES = (256, 3072, 12_288, 110_000)
 """A short text or a row of a table; CIFAR; 64 x 64 RGB; a JPEG of ImageNet."""

@@ -18,15 +18,15 @@ from common.report import Result, describe_machine, format_machine, format_numbe
 from transport.cases import Case
 from transport.systems import Throughput, make_swift
 
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
-from swift_loader.transport.definitions import Definitions
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import StartMethod, WorkerOptions, WorkerSetup
+from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSetup
 
 CASES = (
     Case("plain", Rows, 256, 1000, "rows (16,) float32 that draw nothing, batch 256"),

@@ -41,7 +41,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swift_loader.bad_samples import SampleFailure
     from swift_loader.batch.collate import default_collate
     from swift_loader.device.keys import batch_key
     from swift_loader.device.move import to_device
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
         WorkerStalled,
     )
     from swift_loader.loader import SwiftLoader
+    from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.worker.seeding import sample_rng
 
 __all__ = [
@@ -93,7 +93,7 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "DevicePrefetcher": "swift_loader.device.prefetcher",
-    "SampleFailure": "swift_loader.bad_samples",
+    "SampleFailure": "swift_loader.scheduler.sample_errors",
     "SwiftLoader": "swift_loader.loader",
     "batch_key": "swift_loader.device.keys",
     "default_collate": "swift_loader.batch.collate",

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.checks import check_rank
-from swift_loader.device.destination import Destination, find_destination
+from swift_loader.device.target import Destination, find_destination
+from swift_loader.distributed.agreement import agree_on_length, agree_on_run, report_failure
+from swift_loader.distributed.ranks import Placement, expected_placement, find_placement
 from swift_loader.errors import LoaderClosed
 from swift_loader.notices import warn
 from swift_loader.options import Options
-from swift_loader.placement import Placement, expected_placement, find_placement
-from swift_loader.plan import PlanSettings
 from swift_loader.preparation import Preparation
-from swift_loader.run import Run
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.run import Run
 from swift_loader.session import Session
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.bad_samples import SampleFailure
 from swift_loader.checks import check_callable
 from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
 from swift_loader.passes import EpochSampler, Passes
-from swift_loader.run import Run
+from swift_loader.sampling.run import Run
+from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.session import Session
 from swift_loader.unknown_options import refuse_unknown
 

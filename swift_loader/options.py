@@ -29,15 +29,15 @@ from swift_loader.checks import (
     checked,
     option,
 )
-from swift_loader.in_flight import InFlight
+from swift_loader.distributed.ranks import Placement
 from swift_loader.log import LogSettings, check_logger
-from swift_loader.order import OrderSettings
-from swift_loader.placement import Placement
-from swift_loader.plan import PlanSettings, Uneven
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.scheduler.in_flight_limit import InFlight
 from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.fetch import OnError
-from swift_loader.worker.setup import WorkerOptions
+from swift_loader.worker.spec import WorkerOptions
 
 __all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions"]
 

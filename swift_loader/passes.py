@@ -10,14 +10,14 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.bad_samples import BadSamples, SampleFailure, delivered_batch
 from swift_loader.checks import check_integer
 from swift_loader.lifecycle import Lifecycle
+from swift_loader.next_lock import Turns
 from swift_loader.options import Options
-from swift_loader.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
-from swift_loader.run import Run
+from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
+from swift_loader.sampling.run import Run
+from swift_loader.scheduler.sample_errors import BadSamples, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch
-from swift_loader.turns import Turns
 
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator

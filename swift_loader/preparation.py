@@ -8,10 +8,10 @@ from typing import Any
 
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.options import Options
-from swift_loader.plan import PlanSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.spec import WorkerSetup, length_of
 from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["Preparation"]

@@ -15,10 +15,10 @@ from typing import Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.device.copies import Copies
-from swift_loader.device.destination import Destination
+from swift_loader.device.in_flight import Copies
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import PrefetchQueue, Source
+from swift_loader.device.target import Destination
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
@@ -29,14 +29,14 @@ from swift_loader.log import Log
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import Options
-from swift_loader.permutation import Purpose, derive_key
-from swift_loader.plan import Plan, PlanSettings, Position
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.run import Run
+from swift_loader.sampling.permutation import Purpose, derive_key
+from swift_loader.sampling.plan import Plan, PlanSettings, Position
+from swift_loader.sampling.run import Run
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.spec import WorkerSetup
 
 __all__ = ["OpenEpoch", "Session"]
 

@@ -22,7 +22,7 @@ from swift_loader import (
     WorkerError,
     sample_rng,
 )
-from swift_loader.bad_samples import MAX_KEPT_FAILURES
+from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 from swift_loader.testing import assert_resume_exact
 from tests import datasets
 from tests.helpers import ids_of, make_loader, slow

@@ -16,11 +16,11 @@ import torch
 
 from swift_loader import SwiftLoader
 from swift_loader.checks import check_rank
+from swift_loader.distributed.ranks import Placement
 from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
-from swift_loader.placement import Placement
-from swift_loader.plan import Uneven
+from swift_loader.sampling.plan import Uneven
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import WorkerOptions
+from swift_loader.worker.spec import WorkerOptions
 from tests.helpers import run_script, slow
 
 DATASET = list(range(10))

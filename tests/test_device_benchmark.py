@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from swift_loader.device.destination import Destination
+from swift_loader.device.target import Destination
 from swift_loader.device.transfer import Transfer
 from tests.device.fake import FakeDevice
 from tests.helpers import ROOT

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.in_flight import InFlight
+from swift_loader.scheduler.in_flight_limit import InFlight
 
 
 @pytest.mark.parametrize(

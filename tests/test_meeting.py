@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from swift_loader.meeting import Meeting
+from swift_loader.distributed.rendezvous import Meeting
 
 
 class OldStore:

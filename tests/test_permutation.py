@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swift_loader.permutation import derive_key, permute
+from swift_loader.sampling.permutation import derive_key, permute
 
 keys_64 = st.integers(0, 2**64 - 1)
 

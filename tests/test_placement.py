@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.placement import expected_placement, find_placement
+from swift_loader.distributed.ranks import expected_placement, find_placement
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4"}
 

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swift_loader.order import Order, OrderSettings, local_window, run_length_for
-from swift_loader.plan import BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.plan import BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.shuffle import Order, OrderSettings, local_window, run_length_for
 
 
 def settings_of(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swift_loader.order import OrderSettings
-from swift_loader.plan import Plan, PlanSettings, Position, Uneven
-from swift_loader.progress import Progress
+from swift_loader.sampling.plan import Plan, PlanSettings, Position, Uneven
+from swift_loader.sampling.progress import Progress
+from swift_loader.sampling.shuffle import OrderSettings
 
 NUM_SAMPLES = 10
 SETTINGS = PlanSettings(OrderSettings(1, shuffle=False, window=0, run_length=1), 2, 2, 0, Uneven.PAD, drop_last=False)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader import LoaderClosed, StateMismatch, SwiftLoader
-from swift_loader.order import Order, OrderSettings
+from swift_loader.sampling.shuffle import Order, OrderSettings
 from tests import datasets
 from tests.helpers import ids_of, make_loader, slow, slow_unless
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader import StateMismatch
-from swift_loader.order import OrderSettings
-from swift_loader.plan import MAX_EPOCH, Position
-from swift_loader.state import SavedState
+from swift_loader.sampling.checkpoint import SavedState
+from swift_loader.sampling.plan import MAX_EPOCH, Position
+from swift_loader.sampling.shuffle import OrderSettings
 
 STATE = SavedState(OrderSettings(7, shuffle=True, window=40, run_length=4), Position(2, 30), 100).to_dict()
 

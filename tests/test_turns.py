@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from swift_loader.turns import Turns
+from swift_loader.next_lock import Turns
 
 
 def test_a_turn_within_a_turn_is_an_error() -> None:

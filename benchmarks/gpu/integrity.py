@@ -33,7 +33,7 @@ from gpu.datasets import Blocks
 from gpu.outcome import Outcome
 from gpu.scale import Scale
 from swift_loader import SwiftLoader
-from swift_loader.device.copies import Copies
+from swift_loader.device.in_flight import Copies
 
 __all__ = ["check_integrity"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift_loader.plan import Plan
+from swift_loader.sampling.plan import Plan
 
 __all__ = ["Cursor"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_loader.bad_samples import SampleFailure
 from swift_loader.executors.process.lease import Loan
+from swift_loader.scheduler.sample_errors import SampleFailure
 
 __all__ = ["Delivery"]
 

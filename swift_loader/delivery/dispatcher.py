@@ -23,7 +23,7 @@ from swift_loader.delivery.receivers import Receivers
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.metrics import Metrics
-from swift_loader.plan import Plan, PlanSettings
+from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
 from swift_loader.transport.descriptors import explained

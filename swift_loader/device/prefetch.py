@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.copies import Copies, Issued
+from swift_loader.device.in_flight import Copies, Issued
 from swift_loader.device.transfer import Transfer
 from swift_loader.interrupts import is_interrupt
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.copies import Copies
-from swift_loader.device.destination import Move, default_device, device_of, mover
+from swift_loader.device.in_flight import Copies
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import copy_stream
+from swift_loader.device.target import Move, default_device, device_of, mover
 from swift_loader.device.transfer import Transfer
+from swift_loader.distributed.ranks import expected_placement
 from swift_loader.errors import StateMismatch
-from swift_loader.permutation import Purpose, derive_key
-from swift_loader.placement import expected_placement
+from swift_loader.sampling.permutation import Purpose, derive_key
 
 if TYPE_CHECKING:
     from types import TracebackType

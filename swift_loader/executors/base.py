@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swift_loader.executors.process.lease import Loan
-from swift_loader.plan import Plan
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Casualty, Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost
 from swift_loader.scheduler.events import Event
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Batch
 
 __all__ = ["BatchReader"]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swift_loader.bad_samples import SampleFailure
 from swift_loader.errors import RemoteTraceback, WorkerError
+from swift_loader.scheduler.sample_errors import SampleFailure
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Failure, SampleFailed
 
 __all__ = ["describe_batch", "rebuild", "rebuild_sample"]

@@ -19,11 +19,11 @@ from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sam
 from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics import Metrics
-from swift_loader.plan import Plan
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Casualty, Send, Stall, TemplateLost
 from swift_loader.scheduler.events import Built, Event, Failed, Ready, SampleFailed, Skipped
 from swift_loader.scheduler.work import IndexWork, Work
-from swift_loader.transport.definitions import NewDefinitions
+from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.messages import Task
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
@@ -31,7 +31,7 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.spec import WorkerSetup, length_of
 from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["InlineExecutor"]

@@ -22,13 +22,13 @@ import numpy as np
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.definitions import MAIN_MODULES
+from swift_loader.transport.by_value import MAIN_MODULES
+from swift_loader.transport.dry_run import reduce_special
 from swift_loader.transport.encoder import CodeNeeded, Encoder, NumberOf
 from swift_loader.transport.fills import Call, Fill, Fills
 from swift_loader.transport.names import Submodules, names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.spaces import Space, Spaces, is_made, names_of, variables_beside
-from swift_loader.transport.trial import reduce_special
 
 __all__ = ["CodeEncoder"]
 

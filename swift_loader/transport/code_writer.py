@@ -17,10 +17,10 @@ from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.code import CodeEncoder
+from swift_loader.transport.dry_run import Trial
 from swift_loader.transport.encoder import CodeNeeded
 from swift_loader.transport.fills import Call, Fill, FillState
 from swift_loader.transport.spaces import Space
-from swift_loader.transport.trial import Trial
 
 __all__ = ["CodeWriter"]
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, ProtocolError
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.encoder import DEFINITION, ROW, CodeNeeded, Encoded, Encoder, NumberOf
 from swift_loader.transport.rebuild import Finished
 
@@ -124,7 +124,7 @@ def _encode_with_code(
 
 def try_out(part: object) -> None:
     """Raise if an object can't be sent, not even together with its code."""
-    from swift_loader.transport.trial import Trial
+    from swift_loader.transport.dry_run import Trial
 
     Trial().dump(part)
 

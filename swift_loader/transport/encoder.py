@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.transport.arena import Arena, Block
-from swift_loader.transport.definitions import travels_by_value
+from swift_loader.transport.by_value import travels_by_value
 from swift_loader.transport.rebuild import update_attributes
 
 if TYPE_CHECKING:

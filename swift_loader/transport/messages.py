@@ -20,7 +20,7 @@ from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.reports import BuildReport, Verdict
 
 if TYPE_CHECKING:
-    from swift_loader.plan import PlanSettings
+    from swift_loader.sampling.plan import PlanSettings
 
 __all__ = [
     "MAX_INDICES_PER_TASK",

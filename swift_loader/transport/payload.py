@@ -18,8 +18,8 @@ import numpy as np
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport.bodies import FixedBody
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.frames import Kind
 from swift_loader.transport.segments import Segment, capacity_for

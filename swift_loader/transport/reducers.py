@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.transport.definitions import is_importable
+from swift_loader.transport.by_value import is_importable
 from swift_loader.transport.rebuild import update_attributes
 from swift_loader.transport.segments import Segment
 

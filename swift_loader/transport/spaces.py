@@ -7,7 +7,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_loader.transport.definitions import MAIN_MODULES, can_be_found
+from swift_loader.transport.by_value import MAIN_MODULES, can_be_found
 from swift_loader.transport.fills import Fill
 
 __all__ = ["Space", "Spaces", "is_made", "names_of", "variables_beside"]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift_loader.device.destination import default_device, device_of
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.device.prefetcher import DevicePrefetcher
+from swift_loader.device.target import default_device, device_of
 from swift_loader.loader import SwiftLoader
 from swift_loader.notices import warn
 from swift_loader.vision.erasing import RandomErasing

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from swift_loader.batch.collate import collate_into
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.failpoints import Failpoint, failpoint
-from swift_loader.plan import Plan, PlanReader, PlanSettings
+from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.arena import Arena
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage, Task
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
 from swift_loader.worker.seeding import Rng, Seeding
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.spec import WorkerSetup
 
 __all__ = ["BatchBuilder"]
 

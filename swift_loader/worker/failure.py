@@ -10,8 +10,8 @@ import numpy as np
 
 from swift_loader.batch.tree import type_name
 from swift_loader.transport.arena import Arena
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Failure, SampleFailed, Stage
 
 __all__ = ["BuildError", "describe_failure"]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from swift_loader.batch.tree import type_name
 from swift_loader.errors import TooManyErrors
-from swift_loader.permutation import Purpose, derive_key
+from swift_loader.sampling.permutation import Purpose, derive_key
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.seeding import Fetching, Seeding

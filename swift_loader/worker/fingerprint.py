@@ -20,15 +20,15 @@ from zlib import crc32
 
 import numpy as np
 
-from swift_loader.permutation import derive_key
+from swift_loader.sampling.permutation import derive_key
 from swift_loader.transport.arena import Arena
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.reports import BuildReport, Checksums, Verdict
 from swift_loader.worker.fetch import Fetcher, OnError
 from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group
 from swift_loader.worker.seeding import Rng, Seeding
-from swift_loader.worker.termination import die_with_parent, end_group, flush_streams, lead_group
 
 __all__ = ["Look", "Rebuild", "chosen_indices", "judge", "look_at_samples", "look_in_fork", "report"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.permutation import Purpose, derive_key, derive_keys
+from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.worker.generators import Snapshot, seed_generators, snapshot_generators
 
 __all__ = ["Rng", "Seeding", "sample_rng", "seed_for_construction", "seed_for_worker"]

@@ -36,14 +36,14 @@ from swift_loader.transport.messages import Built, Exited, Fork, Forked, Stage
 from swift_loader.transport.payload import PayloadLayout, read_environment
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.content import Content
+from swift_loader.worker.dataset_builder import Content
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.holdings import Holdings
-from swift_loader.worker.setup import StartMethod
-from swift_loader.worker.spare import Spare
-from swift_loader.worker.termination import die_with_parent, end_group, end_process, flush_streams, lead_group
+from swift_loader.worker.fallback_template import Spare
+from swift_loader.worker.fork_safety import Holdings
+from swift_loader.worker.process_exit import die_with_parent, end_group, end_process, flush_streams, lead_group
+from swift_loader.worker.spec import StartMethod
+from swift_loader.worker.stack_dumps import Traces
 from swift_loader.worker.torch_settings import set_num_threads
-from swift_loader.worker.traces import Traces
 
 __all__ = ["main"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoader
-from swift_loader.device.destination import Destination
 from swift_loader.device.pinning import PageLock
+from swift_loader.device.target import Destination
 from swift_loader.device.transfer import Transfer
 from tests.datasets import Blocks
 from tests.device.fake import FakeDevice, Registry

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.device.copies import Copies, Issued
+from swift_loader.device.in_flight import Copies, Issued
 from swift_loader.device.streams import NoStream
 from swift_loader.device.transfer import Transfer
 from tests.device.fake import FakeDevice

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.copies import Copies
+from swift_loader.device.in_flight import Copies
 from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import NoStream
 from swift_loader.device.transfer import Transfer

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from swift_loader.device import destination, move, streams
-from swift_loader.device.copies import Copies
-from swift_loader.device.destination import mover
+from swift_loader.device import move, streams, target
+from swift_loader.device.in_flight import Copies
 from swift_loader.device.streams import AcceleratorStream
+from swift_loader.device.target import mover
 
 THERE = torch.device("meta", 0)
 
@@ -73,7 +73,7 @@ class Api:
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     fake = Api()
     monkeypatch.setattr(torch, "meta", fake, raising=False)
-    for module in (move, destination, streams):
+    for module in (move, target, streams):
         monkeypatch.setattr(module, "STREAMING", ("meta",))
 
     def record_stream(tensor: torch.Tensor, stream: FakeStream) -> None:

@@ -19,8 +19,8 @@ import torch
 
 from swift_loader.errors import EncodeError
 from swift_loader.transport.arena import Arena
+from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.codec import decode, decode_with_code, encode, encode_with_code
-from swift_loader.transport.definitions import Definitions, travels_by_value
 
 
 @pytest.fixture(autouse=True)

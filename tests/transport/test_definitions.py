@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from swift_loader.transport.definitions import Definitions, NewDefinitions, travels_by_value
+from swift_loader.transport.by_value import Definitions, NewDefinitions, travels_by_value
 
 
 class Importable:

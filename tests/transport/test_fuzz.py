@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (

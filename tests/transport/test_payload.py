@@ -11,7 +11,7 @@ import torch
 
 from swift_loader import SwiftLoader
 from swift_loader.errors import EncodeError
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.payload import (
     Environment,

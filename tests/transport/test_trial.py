@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.transport.trial import Trial
+from swift_loader.transport.dry_run import Trial
 from tests.datasets import Counting
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
-from swift_loader.permutation import Purpose, derive_key
+from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.unknown_options import INSTEAD_OF
 from swift_loader.vision import PrefetchLoader, create_loader
 from swift_loader.worker.generators import preserved_generators, seed_generators

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from swift_loader import SwiftLoader
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.worker.spec import WorkerSetup
 
 __all__ = ["ORDER", "setup_of"]
 

@@ -16,9 +16,9 @@ from swift_loader.transport.messages import Failure, Ready, Stage
 from swift_loader.transport.payload import Environment, read_environment, write_payload
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.content import Content
-from swift_loader.worker.nesting import refuse_nesting
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.dataset_builder import Content
+from swift_loader.worker.import_guard import refuse_nesting
+from swift_loader.worker.spec import WorkerSetup
 from tests.forked import run_in_fork
 from tests.worker.setups import setup_of
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from swift_loader.executors.failures import rebuild
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.messages import Failure, SampleFailed, Stage
 from swift_loader.worker.failure import describe_failure

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader, TooManyErrors, sample_rng
 from swift_loader.batch.collate import collate_into
-from swift_loader.order import OrderSettings
-from swift_loader.permutation import Purpose, derive_key
-from swift_loader.plan import PlanSettings, Uneven
-from swift_loader.transport.definitions import Definitions
+from swift_loader.sampling.permutation import Purpose, derive_key
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
@@ -28,7 +28,7 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.spec import WorkerSetup
 
 SEED = 3
 

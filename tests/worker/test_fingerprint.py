@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.reports import Verdict
 from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork
 from tests import datasets

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.worker.holdings import Holdings
+from swift_loader.worker.fork_safety import Holdings
 
 
 def now(*own: int) -> Holdings:

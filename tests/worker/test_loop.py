@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from swift_loader import ProtocolError, SwiftLoader, sample_rng
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, NewPlan, SampleFailed, Stage, Task, Verdicts, Verify
 from swift_loader.transport.reports import BuildReport, Verdict
@@ -25,7 +25,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.spec import WorkerSetup
 
 NUM_SAMPLES = 20
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from swift_loader.worker.nesting import importing, refuse_nesting
+from swift_loader.worker.import_guard import importing, refuse_nesting
 
 
 def test_a_loader_is_refused_while_the_modules_are_imported() -> None:

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from swift_loader import SwiftLoader, sample_rng
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
-from swift_loader.transport.definitions import Definitions
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng, Seeding, seed_for_construction, seed_for_worker
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.spec import WorkerSetup
 from tests.worker.draws import DRAWS
 
 

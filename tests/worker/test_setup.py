@@ -8,7 +8,7 @@ import pytest
 from swift_loader.batch.collate import default_collate
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.setup import length_of
+from swift_loader.worker.spec import length_of
 from tests import datasets
 from tests.worker.setups import setup_of
 

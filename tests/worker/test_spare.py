@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from swift_loader.worker.spare import Spare
+from swift_loader.worker.fallback_template import Spare
 from tests.forked import run_in_fork
 from tests.helpers import wait_until
 from tests.worker.test_termination import is_gone

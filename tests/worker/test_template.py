@@ -16,7 +16,7 @@ from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Ready, Stage, Verify
 from swift_loader.transport.payload import Environment, write_payload
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.spec import WorkerSetup
 from tests import datasets
 from tests.helpers import ROOT
 from tests.worker.setups import setup_of

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from swift_loader.worker.termination import die_with_parent, end_group, end_process, flush_streams, lead_group
+from swift_loader.worker.process_exit import die_with_parent, end_group, end_process, flush_streams, lead_group
 from tests.forked import run_in_fork
 from tests.helpers import wait_until
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_loader.worker.traces import DUMP_SIGNAL, Traces
+from swift_loader.worker.stack_dumps import DUMP_SIGNAL, Traces
 from tests.forked import LIMIT_S, run_in_fork
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import swift_loader
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
-from swift_loader.worker.traces import DUMP_SIGNAL
+from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
 __all__ = ["Witness"]
 

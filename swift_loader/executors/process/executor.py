@@ -23,8 +23,8 @@ from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.executors.process.worker import Hang, WorkerHandle
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
-from swift_loader.plan import Plan, PlanSettings
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import (
     Casualty,
     Kill,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from swift_loader.bad_samples import SampleFailure
 from swift_loader.errors import SwiftLoaderError, WorkerStalled
 from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sample
 from swift_loader.executors.process.deaths import attached, died, how_it_ended
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.options import DeliveryOptions
-from swift_loader.plan import Plan
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Casualty, Send, Stall, TemplateLost
 from swift_loader.scheduler.restarts import Decision
+from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import IndexWork, Work
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, SampleFailed, Stage
 
 __all__ = ["GRACE_BUILDS", "Explainer"]

@@ -17,8 +17,8 @@ from functools import partial
 from typing import TypeVar
 
 from swift_loader.errors import WorkerDied
+from swift_loader.executors.process.event_loop_thread import OrderThread
 from swift_loader.executors.process.inbox import Inboxes
-from swift_loader.executors.process.orders import OrderThread
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.worker import WorkerHandle
@@ -28,8 +28,8 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
 from swift_loader.transport.messages import Built
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.nesting import refuse_nesting
-from swift_loader.worker.setup import WorkerSetup
+from swift_loader.worker.import_guard import refuse_nesting
+from swift_loader.worker.spec import WorkerSetup
 
 __all__ = ["Supervisor"]
 

@@ -23,7 +23,7 @@ from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdicts, Verify
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import Verdict
-from swift_loader.worker.termination import end_group
+from swift_loader.worker.process_exit import end_group
 
 __all__ = ["TemplateProcess", "WorkerProcess"]
 

@@ -16,14 +16,14 @@ from swift_loader.executors.failures import rebuild
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.diagnostics import Witness
+from swift_loader.executors.process.event_loop_thread import OrderThread
 from swift_loader.executors.process.launch import Launch
-from swift_loader.executors.process.orders import OrderThread
 from swift_loader.executors.process.template import TemplateProcess
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explained
 from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
-from swift_loader.worker.setup import StartMethod, WorkerSetup
+from swift_loader.worker.spec import StartMethod, WorkerSetup
 
 __all__ = ["Templates"]
 

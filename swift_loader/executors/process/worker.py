@@ -13,7 +13,7 @@ from typing import NamedTuple
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
-from swift_loader.plan import PlanSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.work import IndexWork
 from swift_loader.transport.channel import Channel

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 from swift_loader.executors.process.diagnostics import Witness
+from swift_loader.executors.process.event_loop_thread import OrderThread
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.process.memory import WorkerMemory
-from swift_loader.executors.process.orders import OrderThread
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.worker import WorkerHandle

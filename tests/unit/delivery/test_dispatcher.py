@@ -13,8 +13,8 @@ from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.metrics import Metrics
-from swift_loader.order import OrderSettings
-from swift_loader.plan import Plan, PlanSettings, Uneven
+from swift_loader.sampling.plan import Plan, PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.events import Event, Ready
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings

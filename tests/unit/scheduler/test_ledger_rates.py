@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swift_loader.in_flight import InFlight
 from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.in_flight_limit import InFlight
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import PlannedSource

@@ -11,9 +11,9 @@ import pytest
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.metrics import Metrics
-from swift_loader.order import OrderSettings
-from swift_loader.plan import PlanSettings, Uneven
-from swift_loader.transport.definitions import Definitions
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.by_value import Definitions
 
 ORDER = OrderSettings.of(seed=0, shuffle=False, window=None, batch_size=2)
 PLAN = PlanSettings(order=ORDER, batch_size=2, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)

@@ -9,13 +9,13 @@ import pytest
 from swift_loader.errors import WorkerDied, WorkerStalled
 from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.worker import Hang
-from swift_loader.order import OrderSettings
-from swift_loader.plan import Plan, PlanSettings, Uneven
+from swift_loader.sampling.plan import Plan, PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.actions import Casualty, Stall, TemplateLost
 from swift_loader.scheduler.events import Death
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.work import IndexWork, PlannedWork
-from swift_loader.transport.definitions import Definitions
+from swift_loader.transport.by_value import Definitions
 
 CASE = Casualty(
     worker=4,

@@ -20,8 +20,8 @@ from swift_loader.executors.process import lease as lease_module
 from swift_loader.executors.process.forks import Forks
 from swift_loader.executors.process.lease import LeaseBook
 from swift_loader.transport.arena import Arena
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.segments import Segment
 
 Bytes = NDArray[np.uint8]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from swift_loader.executors.process.orders import OrderThread
+from swift_loader.executors.process.event_loop_thread import OrderThread
 
 
 def test_a_thread_that_has_failed_ends_last_even_if_an_order_is_stopped() -> None:

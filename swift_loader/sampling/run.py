@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.order import OrderSettings
-from swift_loader.progress import Progress
-from swift_loader.state import SavedState
+from swift_loader.sampling.checkpoint import SavedState
+from swift_loader.sampling.progress import Progress
+from swift_loader.sampling.shuffle import OrderSettings
 
 __all__ = ["Run"]
 

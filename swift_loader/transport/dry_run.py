@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from swift_loader.transport import rebuild
-from swift_loader.transport.definitions import travels_by_value
+from swift_loader.transport.by_value import travels_by_value
 from swift_loader.transport.encoder import NumberOf, can_reduce_tensor
 from swift_loader.transport.reducers import reduce_ctype, reduce_local, reduce_member, reduce_memmap, reducers
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.integers import MAX_BITS, as_integer, shown
-from swift_loader.order import OrderSettings
-from swift_loader.plan import MAX_EPOCH, Position
+from swift_loader.sampling.plan import MAX_EPOCH, Position
+from swift_loader.sampling.shuffle import OrderSettings
 
 __all__ = ["SavedState"]
 

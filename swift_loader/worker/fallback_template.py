@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from swift_loader.worker.termination import die_with_parent, flush_streams
+from swift_loader.worker.process_exit import die_with_parent, flush_streams
 
 __all__ = ["Spare"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_loader.plan import BatchPlan, Plan, Position
+from swift_loader.sampling.plan import BatchPlan, Plan, Position
 
 __all__ = ["Progress"]
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.definitions import Definitions
 from swift_loader.transport.messages import Stage, Verdicts
 from swift_loader.transport.payload import Environment, PayloadLayout, read_payload
 from swift_loader.transport.reports import BuildReport
@@ -18,10 +18,10 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork, report
+from swift_loader.worker.import_guard import importing
 from swift_loader.worker.loop import run_worker
-from swift_loader.worker.nesting import importing
 from swift_loader.worker.seeding import seed_for_worker
-from swift_loader.worker.setup import WorkerSetup, length_of
+from swift_loader.worker.spec import WorkerSetup, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
 
 __all__ = ["Content"]

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.permutation import Purpose, derive_key, permute
+from swift_loader.sampling.permutation import Purpose, derive_key, permute
 
 __all__ = ["Order", "OrderSettings", "local_window", "run_length_for"]
 

@@ -6,10 +6,10 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 
 from __future__ import annotations
 
-from swift_loader.meeting import ONLY_SOME, Facts, Meeting
+from swift_loader.distributed.ranks import Placement, expected_placement, torch_distributed
+from swift_loader.distributed.rendezvous import ONLY_SOME, Facts, Meeting
 from swift_loader.notices import warn
-from swift_loader.placement import Placement, expected_placement, torch_distributed
-from swift_loader.run import Run
+from swift_loader.sampling.run import Run
 
 __all__ = ["agree_on_length", "agree_on_run", "report_failure"]
 

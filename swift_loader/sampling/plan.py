@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.order import Order, OrderSettings
+from swift_loader.sampling.shuffle import Order, OrderSettings
 
 __all__ = ["MAX_EPOCH", "BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
 

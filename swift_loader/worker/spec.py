@@ -12,8 +12,8 @@ from types import FunctionType
 from typing import Any
 
 from swift_loader.checks import check_callable, check_choice, check_flag, option
-from swift_loader.plan import PlanSettings
-from swift_loader.transport.definitions import is_importable
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.transport.by_value import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from swift_loader.errors import TooManyErrors
 from swift_loader.notices import warn
-from swift_loader.plan import BatchPlan
+from swift_loader.sampling.plan import BatchPlan
 
 __all__ = ["MAX_KEPT_FAILURES", "BadSamples", "SampleFailure", "delivered_batch"]
 

@@ -1,0 +1,1 @@
+"""Which samples a batch has, and where a run is. Pure."""
