@@ -26,7 +26,7 @@ from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSetup
+from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 
 CASES = (
     Case("plain", Rows, 256, 1000, "rows (16,) float32 that draw nothing, batch 256"),
@@ -56,7 +56,7 @@ class Building:
             start_method=StartMethod.TEMPLATE,
             dataset_per_worker=False,
         )
-        self._builder = BatchBuilder(dataset, len(dataset), WorkerSetup(options, plan), Definitions())
+        self._builder = BatchBuilder(dataset, len(dataset), WorkerSpec(options, plan), Definitions())
         self._store = HeapStore()
         self._step = 0
 

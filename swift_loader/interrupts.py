@@ -23,11 +23,11 @@ def is_interrupt(error: BaseException) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    step = error.__traceback__
-    while step is not None and handlers:
-        if step.tb_frame.f_code in handlers:
+    entry = error.__traceback__
+    while entry is not None and handlers:
+        if entry.tb_frame.f_code in handlers:
             return True
-        step = step.tb_next
+        entry = entry.tb_next
     return False
 
 

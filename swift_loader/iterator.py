@@ -51,12 +51,12 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        turns, handed_out = self._passes.turns, None
+        next_lock, handed_out = self._passes.next_lock, None
         try:
-            with turns.lock():
-                turns.check_free()
+            with next_lock.lock():
+                next_lock.check_free()
                 try:
-                    turns.taker = self
+                    next_lock.taker = self
                     delivery = self._advance()
                     delivered = (delivery.step, delivery.failures)
                     self._passes.note_delivery(delivered, self._num_steps + 1)
@@ -65,7 +65,7 @@ class EpochIterator:
                     self._before, self._last = self._last, delivered
                     self._num_steps += 1
                 finally:
-                    turns.taker = None
+                    next_lock.taker = None
         except BaseException:
             self._take_back(handed_out)
             raise
@@ -97,7 +97,7 @@ class EpochIterator:
         self._check_usable()  # another thread may have called load_state_dict() while this one waited
         if delivery.failures:
             try:
-                self._passes.bad_samples.note(delivery.failures)
+                self._passes.sample_errors.note(delivery.failures)
             except TooManyErrors as error:
                 self._fail(error)
         return delivery

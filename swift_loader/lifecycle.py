@@ -11,9 +11,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_rank
-from swift_loader.device.target import Destination, find_destination
+from swift_loader.device.target import Target, find_target
 from swift_loader.distributed.agreement import agree_on_length, agree_on_run, report_failure
-from swift_loader.distributed.ranks import Placement, expected_placement, find_placement
+from swift_loader.distributed.ranks import Ranks, expected_ranks, find_ranks
 from swift_loader.errors import LoaderClosed
 from swift_loader.notices import warn
 from swift_loader.options import Options
@@ -80,35 +80,35 @@ class Lifecycle:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
         self.state = LoaderState.STARTING
         try:
-            placement = find_placement(check_rank(consumer_index), self._options.sampling.world_size)
-            destination = find_destination(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
+            ranks = find_ranks(check_rank(consumer_index), self._options.sampling.world_size)
+            target = find_target(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
             is_made_here = self._options.maker.is_here()
-            agree_on_run(self._run, placement, self._options.facts(), is_made_here=is_made_here)
-            self.session = self._start_session(placement, destination)
+            agree_on_run(self._run, ranks, self._options.facts(), is_made_here=is_made_here)
+            self.session = self._start_session(ranks, target)
         finally:
             self._end_start()
-        self.session.aim(self._run)
+        self.session.seek(self._run)
 
-    def _start_session(self, placement: Placement, destination: Destination | None) -> Session:
+    def _start_session(self, ranks: Ranks, target: Target | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
         options, delivery = self._options, self._options.delivery
-        plan = options.sampling.plan_settings(self._run.order, placement)
+        plan = options.sampling.plan_settings(self._run.order, ranks)
         try:
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
             dataset = None if delivery.num_workers else self.preparation.built_dataset()
             supervisor = self.preparation.supervisor_for(plan)
-            session = Session(options, plan, destination, dataset=dataset, supervisor=supervisor)
+            session = Session(options, plan, target, dataset=dataset, supervisor=supervisor)
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
             self.preparation.hand_over()
             self.check_open("the loader was closed while it started")
             session.start()
         except BaseException as error:
             self._release()
-            report_failure(placement, error)
+            report_failure(ranks, error)
             raise
         try:
-            agree_on_length(placement, session.dispatcher.num_samples)
+            agree_on_length(ranks, session.dispatcher.num_samples)
             self._run.note_length(session.dispatcher.num_samples)  # raises on all ranks, or on none
         except BaseException:
             self._release()
@@ -145,18 +145,18 @@ class Lifecycle:
         if self.session is not None:
             return self.session.plan.settings
         sampling = self._options.sampling
-        return sampling.plan_settings(self._run.order, expected_placement(sampling.world_size))
+        return sampling.plan_settings(self._run.order, expected_ranks(sampling.world_size))
 
-    def tell(self) -> None:
+    def issue_warnings(self) -> None:
         """Issue the session's warnings. Runs on the loop's thread."""
         if self.session is not None:
-            self.session.tell()
+            self.session.issue_warnings()
 
     def close(self) -> None:
         """Stop all processes and threads, and issue the last warnings. Idempotent and thread-safe."""
         self.state = LoaderState.CLOSED
         self._release()
-        self.tell()
+        self.issue_warnings()
 
     def _release(self) -> None:
         """Close what exists: the prepared supervisor, and the session, which may be starting."""

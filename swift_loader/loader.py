@@ -249,7 +249,7 @@ class SwiftLoader:
         try:
             self._lifecycle.close()
         finally:
-            self._passes.bad_samples.warn()
+            self._passes.sample_errors.warn()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
         """Close this loader and return a new one with another `collate_fn`.
@@ -371,7 +371,7 @@ class SwiftLoader:
         A failure counts once the loop gets its batch, or once `max_errors` stops the loop at that batch. Failures in
         prefetched batches don't count yet.
         """
-        return self._passes.bad_samples.kept
+        return self._passes.sample_errors.kept
 
     @property
     def sampler(self) -> EpochSampler:

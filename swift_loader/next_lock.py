@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 
 from swift_loader.process_owner import ProcessOwner
 
-__all__ = ["Turns"]
+__all__ = ["NextLock"]
 
 
-class Turns:
+class NextLock:
     """One turn after the other, each for one `next`. A turn belongs to the thread that holds `lock()`."""
 
     def __init__(self) -> None:
@@ -35,4 +35,4 @@ class Turns:
             )
 
     def __repr__(self) -> str:
-        return f"<Turns {'free' if self.taker is None else f'taken by {self.taker!r}'}>"
+        return f"<NextLock {'free' if self.taker is None else f'taken by {self.taker!r}'}>"

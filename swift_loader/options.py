@@ -29,12 +29,12 @@ from swift_loader.checks import (
     checked,
     option,
 )
-from swift_loader.distributed.ranks import Placement
+from swift_loader.distributed.ranks import Ranks
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler.in_flight_limit import InFlight
+from swift_loader.scheduler.in_flight_limit import InFlightLimit
 from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerOptions
@@ -75,13 +75,13 @@ class SamplingOptions:
         seed = _default_seed() if self.seed is None else self.seed
         return OrderSettings.of(seed=seed, shuffle=self.shuffle, window=self.window, batch_size=self.batch_size)
 
-    def plan_settings(self, order: OrderSettings, placement: Placement) -> PlanSettings:
+    def plan_settings(self, order: OrderSettings, ranks: Ranks) -> PlanSettings:
         """Return the settings that determine the batches of a rank."""
         return PlanSettings(
             order=order,
             batch_size=self.batch_size,
-            world_size=placement.world_size,
-            rank=placement.rank,
+            world_size=ranks.world_size,
+            rank=ranks.rank,
             uneven=self.uneven,
             drop_last=self.drop_last,
         )
@@ -94,9 +94,9 @@ class DeliveryOptions:
     num_workers: int = option("worker_per_consumer", check_integer, 0, MAX_WORKERS)
     in_order: bool = option("in_order", check_flag)
     max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
-    """None: chosen by `InFlight`. This and the next two become `limits`."""
+    """None: chosen by `InFlightLimit`. This and the next two become `limits`."""
     max_ready_per_worker: int | None = option("max_buffer_size", check_optional_integer, 1)
-    """None: chosen by `InFlight`."""
+    """None: chosen by `InFlightLimit`."""
     max_tasks: int = option("message_queue_size", check_integer, 1)
     thread_per_worker: bool = option("multithread", check_flag)
     batch_decoder: Callable[[bytes], Any] | None = option("batch_decoder", check_callable)
@@ -111,9 +111,9 @@ class DeliveryOptions:
     pin_memory: bool = option("pin_memory", check_flag)
 
     @property
-    def in_flight(self) -> InFlight:
+    def in_flight(self) -> InFlightLimit:
         """How many batches may be in flight, and who chose that."""
-        return InFlight.of(self.max_in_flight, self.num_workers, in_order=self.in_order)
+        return InFlightLimit.of(self.max_in_flight, self.num_workers, in_order=self.in_order)
 
     @property
     def limits(self) -> Limits:
@@ -129,7 +129,7 @@ class DeliveryOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What is recorded about a run, and how many bad samples end it."""
+    """What is recorded about a run, and how many failed samples end it."""
 
     log: LogSettings | None = option("logger", check_logger)
     benchmark: bool = option("benchmark", check_flag)

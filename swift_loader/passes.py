@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.lifecycle import Lifecycle
-from swift_loader.next_lock import Turns
+from swift_loader.next_lock import NextLock
 from swift_loader.options import Options
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
 from swift_loader.sampling.run import Run
-from swift_loader.scheduler.sample_errors import BadSamples, SampleFailure, delivered_batch
+from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Passes:
         self._lifecycle = lifecycle
         self._run = run
         self._in_order = options.delivery.in_order
-        self.turns = Turns()
-        self.bad_samples = BadSamples(options.report.max_errors)
+        self.next_lock = NextLock()
+        self.sample_errors = SampleErrors(options.report.max_errors)
         self._current: weakref.ref[EpochIterator] | None = None
         self._last = NOTHING
 
@@ -62,12 +62,12 @@ class Passes:
             LoaderClosed: The loader was closed.
             Exception: Whatever starting the session raised.
         """
-        self.bad_samples.warn()
+        self.sample_errors.warn()
         session = self._lifecycle.started_session()
         self.supersede()
         self._current = weakref.ref(iterator)
         opened = session.open_epoch(self._run)
-        self.bad_samples.begin(opened.epoch, session.plan.num_samples(opened.epoch))
+        self.sample_errors.begin(opened.epoch, session.plan.num_samples(opened.epoch))
         self._last = NOTHING
         return opened
 
@@ -79,8 +79,8 @@ class Passes:
     def end(self) -> None:
         """Record that the loop reached the end of the epoch. Issue the warnings of the pass."""
         self._run.progress.end()
-        self._lifecycle.tell()
-        self.bad_samples.warn()
+        self._lifecycle.issue_warnings()
+        self.sample_errors.warn()
 
     # For the loader ---------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Passes:
 
     def state_dict(self) -> dict[str, int]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""
-        if not self._in_order and self._run.progress.is_in_midst:
+        if not self._in_order and self._run.progress.is_partly_delivered:
             raise RuntimeError(
                 "state_dict() doesn't work in the middle of an epoch with in_order=False: batches arrive as they get "
                 "ready, so no position says which ones are left. Call it at the end of an epoch, or give in_order=True"
@@ -110,7 +110,7 @@ class Passes:
         self._last = NOTHING
         self.supersede()
         if self._lifecycle.session is not None:
-            self._lifecycle.session.aim(self._run)
+            self._lifecycle.session.seek(self._run)
 
     def next_plan(self) -> tuple[Plan, int]:
         """Return the plan and the epoch of the current pass; between passes, those of the next one."""
@@ -119,7 +119,7 @@ class Passes:
         if progress.is_in_pass:
             return Plan.of(num_samples, settings), progress.position.epoch
         begin = progress.next_begin(num_samples)
-        return Plan.of(num_samples, settings.going_on_at(begin)[0]), begin.epoch
+        return Plan.of(num_samples, settings.resumed_at(begin)[0]), begin.epoch
 
     def num_batches(self) -> int:
         """Return the batches of the current pass's epoch; between passes, those of the next one's."""

@@ -11,7 +11,7 @@ from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import WorkerSetup, length_of
+from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["Preparation"]
@@ -72,7 +72,7 @@ class Preparation:
         supervisor = self._supervisor
         if supervisor is not None and supervisor.owner.is_here():
             seeds_by_plan = self._options.workers.rng is Rng.WORKER
-            if (supervisor.setup.plan == plan or not seeds_by_plan) and supervisor.templates.is_current():
+            if (supervisor.spec.plan == plan or not seeds_by_plan) and supervisor.templates.is_current():
                 return supervisor
         self.close()
         return self._make_supervisor(plan)
@@ -90,6 +90,6 @@ class Preparation:
             self._close_supervisor()
 
     def _make_supervisor(self, plan: PlanSettings) -> Supervisor:
-        self._supervisor = supervisor = Supervisor(WorkerSetup(self._options.workers, plan), self._options.delivery)
+        self._supervisor = supervisor = Supervisor(WorkerSpec(self._options.workers, plan), self._options.delivery)
         self._close_supervisor = weakref.finalize(self, supervisor.close)
         return supervisor

@@ -15,10 +15,10 @@ from typing import Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.device.in_flight import Copies
+from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import PrefetchQueue, Source
-from swift_loader.device.target import Destination
+from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
@@ -36,7 +36,7 @@ from swift_loader.sampling.run import Run
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 
 __all__ = ["OpenEpoch", "Session"]
 
@@ -62,7 +62,7 @@ class Session:
         self,
         options: Options,
         plan: PlanSettings,
-        destination: Destination | None,
+        target: Target | None,
         *,
         dataset: Any = None,
         supervisor: Supervisor | None = None,
@@ -72,14 +72,14 @@ class Session:
         Args:
             options: Options of the loader.
             plan: Which batches to build.
-            destination: Where batches are moved; None leaves them as they are.
+            target: Where batches are moved; None leaves them as they are.
             dataset: The dataset, if batches are built in this process.
             supervisor: Starts the worker processes. The session owns it once it is made. None: there are no workers.
         """
         self._options = options
-        self._destination = destination
+        self._target = target
         self._settings = plan
-        self._copies: Copies | None = None
+        self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.report.benchmark)
         self._notices: deque[str] = deque()
@@ -100,11 +100,11 @@ class Session:
         delivery = self._options.delivery
         executor: Executor
         if supervisor is None:
-            setup = WorkerSetup(self._options.workers, self._settings)
-            executor = InlineExecutor(setup, self.metrics, delivery.batch_decoder, dataset)
+            spec = WorkerSpec(self._options.workers, self._settings)
+            executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         else:
-            make_page_lock = self._destination.make_page_lock if self._destination is not None else None
+            make_page_lock = self._target.make_page_lock if self._target is not None else None
             on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
             executor = ProcessExecutor(supervisor, self.metrics, self._log.write, on_segment)
             settings = SchedulerSettings(
@@ -141,23 +141,23 @@ class Session:
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def aim(self, run: Run) -> tuple[Position, int]:
+    def seek(self, run: Run) -> tuple[Position, int]:
         """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there."""
         begin = run.progress.next_begin(self.dispatcher.num_samples)
-        settings, step = replace(self.plan.settings, order=run.order).going_on_at(begin)
+        settings, step = replace(self.plan.settings, order=run.order).resumed_at(begin)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
         self.dispatcher.seek(begin.epoch, step, settings)
         return begin, step
 
     def open_epoch(self, run: Run) -> OpenEpoch:
         """Begin the run's next pass. Return the rest of its epoch."""
-        begin, first_step = self.aim(run)
+        begin, first_step = self.seek(run)
         num_batches = self.plan.num_batches(begin.epoch)
         owner = self._process if self._options.delivery.num_workers else None
         source: Source = self
-        if self._destination is not None:
+        if self._target is not None:
             depth = self._options.delivery.max_on_device
-            self._copies = self._copies or Copies(self._destination.make_stream(), depth)
+            self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
             source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
         run.progress.begin(begin, self.plan, first_step)
         return OpenEpoch(begin.epoch, first_step, num_batches, source, owner)
@@ -180,7 +180,7 @@ class Session:
         except Exception as error:  # a device error: its next user gets it too, and the loop's own error matters here
             self._log.write(f"waiting for copies to the device failed: {error}")
 
-    def tell(self) -> None:
+    def issue_warnings(self) -> None:
         """Issue the warnings that were queued since the last call. Runs on the loop's thread, between two batches."""
         while self._notices:
             warn(self._notices.popleft())
@@ -193,10 +193,10 @@ class Session:
 
     def pull(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
-        self.tell()
+        self.issue_warnings()
         delivery = self.dispatcher.next_batch()
         if isinstance(delivery.error, SwiftLoaderError):
-            self.tell()  # the warnings that led to the error
+            self.issue_warnings()  # the warnings that led to the error
         return delivery
 
     def is_ready(self) -> bool:
@@ -205,9 +205,9 @@ class Session:
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return a batch on the device. Loop's thread."""
-        assert self._destination is not None
+        assert self._target is not None
         with keyed_by(partial(self._key, delivery.epoch, delivery.step)):
-            return self._destination.move(delivery.batch, transfer)
+            return self._target.move(delivery.batch, transfer)
 
     def _key(self, epoch: int, step: int) -> int:
         settings, position = self.plan.settings, self.plan.position_after(epoch, step)

@@ -32,7 +32,7 @@ class _Mark:
     """The digest of a part of a batch."""
 
     path: str
-    place: int | None
+    position: int | None
     """The sample's position in the batch; None if the part doesn't belong to a single sample."""
     digest: bytes
 
@@ -130,22 +130,22 @@ def _through_json(state: dict[str, int]) -> dict[str, int]:
     return loaded
 
 
-def _marks(part: Any, path: str, place: int | None, num_samples: int) -> Iterator[_Mark]:
+def _marks(part: Any, path: str, position: int | None, num_samples: int) -> Iterator[_Mark]:
     """Yield the marks of all leaves. An array or list with an entry per sample gets a mark per sample."""
     array = _as_array(part)
     if array is not None and not array.dtype.hasobject:
-        if place is None and array.ndim and len(array) == num_samples:
+        if position is None and array.ndim and len(array) == num_samples:
             for number, row in enumerate(array):
                 yield _Mark(path, number, _digest(f"{row.dtype}{row.shape}".encode() + row.tobytes()))
         else:
-            yield _Mark(path, place, _digest(f"{array.dtype}{array.shape}".encode() + array.tobytes()))
+            yield _Mark(path, position, _digest(f"{array.dtype}{array.shape}".encode() + array.tobytes()))
         return
     inside = [] if isinstance(part, (set, frozenset)) else list(parts(part))
-    by_sample = place is None and isinstance(part, list) and len(part) == num_samples
-    for number, (step, child) in enumerate(inside):
-        yield from _marks(child, path if by_sample else path + step, number if by_sample else place, num_samples)
+    by_sample = position is None and isinstance(part, list) and len(part) == num_samples
+    for number, (suffix, child) in enumerate(inside):
+        yield from _marks(child, path if by_sample else path + suffix, number if by_sample else position, num_samples)
     if not inside:
-        yield _Mark(path, place, _digest(_to_bytes(part)))
+        yield _Mark(path, position, _digest(_to_bytes(part)))
 
 
 def _as_array(part: Any) -> NDArray[Any] | None:
@@ -186,7 +186,7 @@ def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:
             f"{how}, the batch of the dataset indices {expected.indices} has another structure. {_ADVICE}"
         )
         mark = next(mark for mark, other in zip(expected.marks, found.marks, strict=True) if mark != other)
-        which = f"indices {expected.indices}" if mark.place is None else f"index {expected.indices[mark.place]}"
+        which = f"indices {expected.indices}" if mark.position is None else f"index {expected.indices[mark.position]}"
         raise AssertionError(f"{how}, the run differs at dataset {which}, in {mark.path}. {_ADVICE}")
 
 
@@ -205,6 +205,6 @@ def _by_sample(batches: list[_Seen]) -> Iterator[tuple[int, dict[str, bytes]]]:
     for seen in batches:
         samples: list[dict[str, bytes]] = [{} for _ in seen.indices]
         for mark in seen.marks:
-            if mark.place is not None:
-                samples[mark.place][mark.path] = mark.digest
+            if mark.position is not None:
+                samples[mark.position][mark.path] = mark.digest
         yield from zip(seen.indices, samples, strict=True)

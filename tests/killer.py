@@ -167,7 +167,7 @@ class Killer:
     def _may_die(self, worker: WorkerHandle) -> bool:
         restarts = self._scheduler._restarts
         is_blamed = any(batch in restarts._by_batch for batch in self._batches_of(worker))
-        return not is_blamed and restarts.num_in_a_row(worker.place) <= 1 and not worker.process.has_ended
+        return not is_blamed and restarts.num_in_a_row(worker.worker_id) <= 1 and not worker.process.has_ended
 
     def _batches_of(self, worker: WorkerHandle) -> list[Hashable]:
         ledger = self._scheduler.ledger

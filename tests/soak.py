@@ -124,7 +124,7 @@ class Soak:
         )
 
     def _run_leg(
-        self, journey: Journey, leg: Leg, reference: Reference, state: dict[str, int] | None, place: tuple[int, int]
+        self, journey: Journey, leg: Leg, reference: Reference, state: dict[str, int] | None, worker_id: tuple[int, int]
     ) -> tuple[dict[str, int], tuple[int, int]]:
         """Return the state at the end, and the (epoch, batch) that it stands for."""
         loader = make_loader(
@@ -140,22 +140,22 @@ class Soak:
         with loader:
             if state is not None:
                 loader.load_state_dict(state)
-                self.counts["resumes, in mid-epoch" if place[1] else "resumes"] += 1
+                self.counts["resumes, in mid-epoch" if worker_id[1] else "resumes"] += 1
             loader.start(0, leg.device)
             fresh = Measured.steady()
             for number in range(leg.num_passes):
                 is_last = number == leg.num_passes - 1
-                end = self._run_pass(loader, leg, reference, place, may_break=leg.in_order or not is_last)
+                end = self._run_pass(loader, leg, reference, worker_id, may_break=leg.in_order or not is_last)
                 # A new pass after `break` is the next epoch's; a state goes on where the loop stopped.
-                place = end if is_last or not end[1] else (end[0] + 1, 0)
+                worker_id = end if is_last or not end[1] else (end[0] + 1, 0)
                 self.figures.note_pass(leg.workers, f"{leg.start_method}, big batch: {journey.has_big_batch}", fresh)
-            return loader.state_dict(), place
+            return loader.state_dict(), worker_id
 
     def _run_pass(
-        self, loader: SwiftLoader, leg: Leg, reference: Reference, place: tuple[int, int], *, may_break: bool
+        self, loader: SwiftLoader, leg: Leg, reference: Reference, worker_id: tuple[int, int], *, may_break: bool
     ) -> tuple[int, int]:
         """Return the (epoch, batch) that comes next; batch 0 at an epoch's end."""
-        epoch, begin = place
+        epoch, begin = worker_id
         num_left = len(reference.epoch(epoch)) - begin
         limit = self.rng.randrange(1, num_left) if may_break and num_left > 1 and self.rng.random() < 0.3 else None
         got: list[bytes] = []

@@ -103,7 +103,7 @@ class Loop:
     # Loaders ----------------------------------------------------------------------------------------------------------
 
     def _run_leg(
-        self, leg: Leg, folder: str, state: dict[str, int] | None, place: tuple[int, int]
+        self, leg: Leg, folder: str, state: dict[str, int] | None, worker_id: tuple[int, int]
     ) -> tuple[dict[str, int] | None, tuple[int, int]]:
         """Return the state at the end, if there can be one, and the (epoch, batch) that comes next."""
         loader = storm_loader(
@@ -124,8 +124,8 @@ class Loop:
             if state is not None:
                 loader.load_state_dict(state)
             else:
-                place = (place[0], 0)
-                loader.set_epoch(place[0])
+                worker_id = (worker_id[0], 0)
+                loader.set_epoch(worker_id[0])
             if not leg.starts_by_itself or self._case.num_consumers > 1:
                 try:
                     loader.start(self._case.seed % self._case.num_consumers)
@@ -133,18 +133,18 @@ class Loop:
                     if not self._trial_fails(leg):
                         raise
                     self.has_met_planted = True
-                    return state, place
-            reached = place
-            finished = state["epoch"] if state is not None and place == (state["epoch"] + 1, 0) else None
+                    return state, worker_id
+            reached = worker_id
+            finished = state["epoch"] if state is not None and worker_id == (state["epoch"] + 1, 0) else None
             for number, one in enumerate(leg.passes):
                 closes = leg.closes_in_midst and number == len(leg.passes) - 1
-                reached, place = self._run_pass(loader, leg, one, place, finished, closes=closes)
+                reached, worker_id = self._run_pass(loader, leg, one, worker_id, finished, closes=closes)
                 finished = None
             self._check_restarts(loader)
         self._finish_holders()
         is_in_midst = reached[1] > 0
         if is_in_midst and not leg.in_order:
-            return None, place
+            return None, worker_id
         return loader.state_dict(), reached
 
     def _trial_fails(self, leg: Leg) -> bool:
@@ -153,13 +153,20 @@ class Loop:
         return leg.validate and leg.workers > 0 and first.ending == PlantedError.__name__ and not first.batches
 
     def _run_pass(
-        self, loader: SwiftLoader, leg: Leg, one: Pass, place: tuple[int, int], finished: int | None, *, closes: bool
+        self,
+        loader: SwiftLoader,
+        leg: Leg,
+        one: Pass,
+        worker_id: tuple[int, int],
+        finished: int | None,
+        *,
+        closes: bool,
     ) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return where a state goes on, and where the next pass begins.
 
         Of the epoch `finished`, whose end the loaded state was saved at, nothing is left if it is chosen.
         """
-        epoch, begin = place
+        epoch, begin = worker_id
         chosen = one.epoch if one.epoch is not None or epoch < NUM_EPOCHS else 0
         if chosen is not None:
             loader.set_epoch(chosen)
@@ -189,7 +196,7 @@ class Loop:
                 raise
             self.has_met_planted = True
             if is_of_trial:
-                return place, place
+                return worker_id, worker_id
             ending = type(error).__name__
         # In completion order, the batch that fails may come before or after others: what is beyond it isn't known here.
         is_cut_short = not leg.in_order and bool(due_ending)

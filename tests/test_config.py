@@ -16,7 +16,7 @@ import torch
 
 from swift_loader import SwiftLoader
 from swift_loader.checks import check_rank
-from swift_loader.distributed.ranks import Placement
+from swift_loader.distributed.ranks import Ranks
 from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
 from swift_loader.sampling.plan import Uneven
 from swift_loader.worker.seeding import Rng
@@ -315,7 +315,7 @@ def test_public_names_are_translated_once() -> None:
     )
     order = options.sampling.order_settings()
     assert (order.seed, order.shuffle, order.window) == (6, False, 10)
-    plan = options.sampling.plan_settings(order, Placement(2, 4, "start()"))
+    plan = options.sampling.plan_settings(order, Ranks(2, 4, "start()"))
     assert (plan.order, plan.batch_size, plan.world_size, plan.rank) == (order, 3, 4, 2)
     assert (plan.uneven, plan.drop_last) == (Uneven.DROP, True)
     assert options.sampling.world_size == 4

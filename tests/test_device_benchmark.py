@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from swift_loader.device.target import Destination
+from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from tests.device.fake import FakeDevice
 from tests.helpers import ROOT
@@ -124,7 +124,7 @@ class FakeGpu:
         if not self._lag:
             target.copy_(source)
 
-    def find_destination(self, *_: Any, **__: Any) -> Destination:
+    def find_destination(self, *_: Any, **__: Any) -> Target:
         """Return where a loader's batches go, whatever it was told."""
 
         class Device(FakeDevice):
@@ -139,7 +139,7 @@ class FakeGpu:
         def move(batch: Any, transfer: Transfer) -> torch.Tensor:
             return torch.from_numpy(device.move(batch, transfer))
 
-        return Destination(move, lambda: device)
+        return Target(move, lambda: device)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def check_on(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch)
     """Return what runs the integrity check on a fake GPU."""
 
     def check(gpu: FakeGpu) -> Any:
-        monkeypatch.setattr("swift_loader.lifecycle.find_destination", gpu.find_destination)
+        monkeypatch.setattr("swift_loader.lifecycle.find_target", gpu.find_destination)
         scale = replace(load("gpu.scale").TINY, num_checked=300, stall_s=0.002)
         return load("gpu.integrity").check_integrity(gpu, scale)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from swift_loader.distributed.rendezvous import Meeting
+from swift_loader.distributed.rendezvous import Rendezvous
 
 
 class OldStore:
@@ -40,8 +40,8 @@ def stores_are_warm() -> None:
     connect(30)
 
 
-def join(store: Any, process: int) -> Meeting:
-    return Meeting.join(store, process, 2, {"process": process})
+def join(store: Any, process: int) -> Rendezvous:
+    return Rendezvous.join(store, process, 2, {"process": process})
 
 
 @pytest.mark.parametrize("kind", [lambda store: store, OldStore], ids=["with clone", "without"])
@@ -66,20 +66,20 @@ def test_a_rank_that_is_late_is_named_and_nothing_is_printed(capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")  # torch logs a wait that times out
 
 
-def gather_and_press_ctrl_c(meeting: Meeting) -> None:
+def gather_and_press_ctrl_c(rendezvous: Rendezvous) -> None:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    meeting.gather()
+    rendezvous.gather()
 
 
 @pytest.mark.parametrize("kind", [lambda store: store, OldStore], ids=["with clone", "without"])
 def test_ctrl_c_ends_the_wait_at_once_and_that_of_the_other_ranks(kind: Any) -> None:
     stores = connect(30)
-    meeting = join(kind(stores[0]), 0)
+    rendezvous = join(kind(stores[0]), 0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in the background
     start_s = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            gather_and_press_ctrl_c(meeting)
+            gather_and_press_ctrl_c(rendezvous)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start_s < 5
@@ -110,9 +110,9 @@ def test_a_rank_whose_wait_fails_ends_that_of_the_others() -> None:
 
 def test_a_store_that_is_gone_ends_the_wait_with_its_error() -> None:
     master, here = connect(30)
-    meeting = join(here, 1)
+    rendezvous = join(here, 1)
     with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
-        waiting = pool.submit(meeting.gather)
+        waiting = pool.submit(rendezvous.gather)
         time.sleep(0.3)  # so that it waits
         del master
         with pytest.raises(RuntimeError):

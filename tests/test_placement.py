@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.distributed.ranks import expected_placement, find_placement
+from swift_loader.distributed.ranks import expected_ranks, find_ranks
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4"}
 
 
 def place(rank: int | None, world_size: int | None, environment: dict[str, str]) -> tuple[int, int]:
-    found = find_placement(rank, world_size, environment)
+    found = find_ranks(rank, world_size, environment)
     return found.rank, found.world_size
 
 
@@ -39,12 +39,12 @@ def test_what_start_says_comes_first() -> None:
 
 
 def test_before_start_rank_0_stands_for_a_rank_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert expected_placement(3).rank == 0
-    assert expected_placement(3).world_size == 3
+    assert expected_ranks(3).rank == 0
+    assert expected_ranks(3).world_size == 3
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert expected_placement(3).rank == 2
-    assert expected_placement(2).rank == 0  # several processes for each of two consumers
+    assert expected_ranks(3).rank == 2
+    assert expected_ranks(2).rank == 0  # several processes for each of two consumers
 
 
 def test_several_consumers_and_nobody_to_say_which() -> None:

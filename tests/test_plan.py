@@ -439,7 +439,7 @@ def test_a_trial_is_as_large_as_the_first_batch() -> None:
     assert trial_of(5, batch_size=8, drop_last=True) is None
     assert trial_of(0) is None
     assert trial_of(1, world_size=2, rank=1, uneven=Uneven.EXACT) is None
-    resumed, _ = settings_of(batch_size=8).going_on_at(Position(0, 19))
+    resumed, _ = settings_of(batch_size=8).resumed_at(Position(0, 19))
     assert Plan.of(20, resumed).num_batches(0) == 3
     assert len(Plan.of(20, resumed).batch(Plan.of(20, resumed).trial_epoch or 0, 0).indices) == 8
 

@@ -27,7 +27,7 @@ def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: 
     def fail(_: Supervisor) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(Supervisor, "_look_after_template", fail)
+    monkeypatch.setattr(Supervisor, "_ensure_template", fail)
     loader = make_loader(datasets.Counting)
     supervisor = supervisor_of(loader)
     try:
@@ -40,4 +40,4 @@ def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: 
 def start_it_often(supervisor: Supervisor) -> None:
     for _ in range(3):
         supervisor.start_template()
-        supervisor._thread.order(lambda: None).result(10)
+        supervisor._thread.call(lambda: None).result(10)

@@ -24,7 +24,7 @@ class Run:
 
     def begin(self) -> Position:
         position = self.progress.next_begin(NUM_SAMPLES)
-        self.settings, self.num_steps = self.settings.going_on_at(position)
+        self.settings, self.num_steps = self.settings.resumed_at(position)
         self.progress.begin(position, Plan.of(NUM_SAMPLES, self.settings), self.num_steps)
         return position
 

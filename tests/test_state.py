@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader import StateMismatch
-from swift_loader.sampling.checkpoint import SavedState
+from swift_loader.sampling.checkpoint import Checkpoint
 from swift_loader.sampling.plan import MAX_EPOCH, Position
 from swift_loader.sampling.shuffle import OrderSettings
 
-STATE = SavedState(OrderSettings(7, shuffle=True, window=40, run_length=4), Position(2, 30), 100).to_dict()
+STATE = Checkpoint(OrderSettings(7, shuffle=True, window=40, run_length=4), Position(2, 30), 100).to_dict()
 
 states = st.builds(
-    SavedState,
+    Checkpoint,
     st.builds(OrderSettings, st.integers(0), st.booleans(), st.integers(0), st.integers(1)),
     st.builds(Position, st.integers(0, MAX_EPOCH), st.just(0)),
     st.none() | st.integers(0),
@@ -25,16 +25,16 @@ states = st.builds(
 
 
 @given(state=states)
-def test_a_state_survives_json(state: SavedState) -> None:
+def test_a_state_survives_json(state: Checkpoint) -> None:
     saved = state.to_dict()
     assert all(type(value) is int for value in saved.values())
-    assert SavedState.from_dict(json.loads(json.dumps(saved))) == state
+    assert Checkpoint.from_dict(json.loads(json.dumps(saved))) == state
 
 
 @pytest.mark.parametrize("name", sorted(set(STATE) - {"num_samples", "version"}))
 def test_a_missing_field_is_named(name: str) -> None:
     with pytest.raises(StateMismatch, match=f"no field '{name}'"):
-        SavedState.from_dict({key: value for key, value in STATE.items() if key != name})
+        Checkpoint.from_dict({key: value for key, value in STATE.items() if key != name})
 
 
 @pytest.mark.parametrize("name", sorted(set(STATE) - {"version"}))
@@ -43,39 +43,39 @@ def test_a_field_that_is_no_count_is_named_with_its_value(name: str, value: Any)
     if name == "num_samples" and value is None:
         return  # not known yet
     with pytest.raises(StateMismatch, match=f"{name}={value!r}"):
-        SavedState.from_dict(STATE | {name: value})
+        Checkpoint.from_dict(STATE | {name: value})
 
 
 def test_a_whole_checkpoint_is_refused_with_a_hint() -> None:
     with pytest.raises(StateMismatch, match=r"the keys 'loader', 'model'; .* checkpoint\['loader'\]"):
-        SavedState.from_dict({"model": {}, "loader": STATE})
+        Checkpoint.from_dict({"model": {}, "loader": STATE})
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_version_is_refused(version: Any) -> None:
     with pytest.raises(StateMismatch, match=f"version is {version!r}"):
-        SavedState.from_dict(STATE | {"version": version})
+        Checkpoint.from_dict(STATE | {"version": version})
 
 
 def test_fields_of_something_else_are_refused() -> None:
     with pytest.raises(StateMismatch, match="unknown fields _num_yielded"):
-        SavedState.from_dict(STATE | {"_num_yielded": 3})
+        Checkpoint.from_dict(STATE | {"_num_yielded": 3})
 
 
 def test_a_position_beyond_the_dataset_is_refused() -> None:
     with pytest.raises(StateMismatch, match="position=101 is greater than its num_samples=100"):
-        SavedState.from_dict(STATE | {"position": 101})
+        Checkpoint.from_dict(STATE | {"position": 101})
 
 
 @pytest.mark.parametrize("name", ["epoch", "position"])
 def test_what_no_message_has_room_for_is_refused(name: str) -> None:
     with pytest.raises(StateMismatch, match=f"{name}={2**62}"):
-        SavedState.from_dict({**STATE, "num_samples": 2**63, name: 2**62})
+        Checkpoint.from_dict({**STATE, "num_samples": 2**63, name: 2**62})
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, np.array, torch.tensor])
 def test_fields_may_be_any_kind_of_integer(kind: Any) -> None:
-    saved = SavedState.from_dict({name: kind(value) for name, value in STATE.items()}).to_dict()
+    saved = Checkpoint.from_dict({name: kind(value) for name, value in STATE.items()}).to_dict()
     assert saved == STATE
     assert all(type(value) is int for value in saved.values())
 
@@ -84,9 +84,9 @@ def test_fields_may_be_any_kind_of_integer(kind: Any) -> None:
 def test_any_other_value_is_refused_by_name(name: str) -> None:
     for value in (-(10**5000), 10**5000, np.array([1, 2]), float("nan"), float("inf"), 1e300, b"1", [], object()):
         with pytest.raises(StateMismatch, match=name):
-            SavedState.from_dict({**STATE, name: value})
+            Checkpoint.from_dict({**STATE, name: value})
 
 
 def test_something_that_is_no_dict_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="is a list"):
-        SavedState.from_dict([1])  # type: ignore[arg-type]
+        Checkpoint.from_dict([1])  # type: ignore[arg-type]

@@ -5,27 +5,27 @@ import threading
 
 import pytest
 
-from swift_loader.next_lock import Turns
+from swift_loader.next_lock import NextLock
 
 
 def test_a_turn_within_a_turn_is_an_error() -> None:
-    turns = Turns()
-    with turns.lock():
-        turns.check_free()
-        turns.taker = "an iterator"
-        assert repr(turns) == "<Turns taken by 'an iterator'>"
-        with turns.lock(), pytest.raises(RuntimeError, match=r"already within next\(\)"):
-            turns.check_free()
-        turns.taker = None
-    assert repr(turns) == "<Turns free>"
+    next_lock = NextLock()
+    with next_lock.lock():
+        next_lock.check_free()
+        next_lock.taker = "an iterator"
+        assert repr(next_lock) == "<NextLock taken by 'an iterator'>"
+        with next_lock.lock(), pytest.raises(RuntimeError, match=r"already within next\(\)"):
+            next_lock.check_free()
+        next_lock.taker = None
+    assert repr(next_lock) == "<NextLock free>"
 
 
 def test_a_fork_takes_its_turn_while_another_thread_of_its_parent_is_within_one() -> None:
-    turns, is_taken, is_over = Turns(), threading.Event(), threading.Event()
+    next_lock, is_taken, is_over = NextLock(), threading.Event(), threading.Event()
 
     def take() -> None:
-        with turns.lock():
-            turns.taker = "an iterator"
+        with next_lock.lock():
+            next_lock.taker = "an iterator"
             is_taken.set()
             is_over.wait(30)
 
@@ -37,8 +37,8 @@ def test_a_fork_takes_its_turn_while_another_thread_of_its_parent_is_within_one(
         acquired = threading.Event()
 
         def try_to() -> None:
-            with turns.lock():
-                turns.check_free()
+            with next_lock.lock():
+                next_lock.check_free()
                 acquired.set()
 
         threading.Thread(target=try_to, daemon=True).start()

@@ -33,7 +33,7 @@ from gpu.datasets import Blocks
 from gpu.outcome import Outcome
 from gpu.scale import Scale
 from swift_loader import SwiftLoader
-from swift_loader.device.in_flight import Copies
+from swift_loader.device.in_flight import CopiesInFlight
 
 __all__ = ["check_integrity"]
 
@@ -190,15 +190,15 @@ def _control_host(accelerator: Accelerator, scale: Scale, known: _Known, num_bat
 def _early_release() -> Iterator[None]:
     """Have the loader keep no batch on the host until its copy is over."""
 
-    def let_go(self: Copies) -> None:
-        self._under_way.clear()
+    def let_go(self: CopiesInFlight) -> None:
+        self._in_flight.clear()
 
-    proper = Copies.let_go
-    Copies.let_go = let_go  # type: ignore[method-assign]
+    proper = CopiesInFlight.drop_finished
+    CopiesInFlight.drop_finished = let_go  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Copies.let_go = proper  # type: ignore[method-assign]
+        CopiesInFlight.drop_finished = proper  # type: ignore[method-assign]
 
 
 _CONTROLS: dict[str, Callable[[Accelerator, Scale, _Known, int], list[int]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_loader.executors.process.lease import Loan
+from swift_loader.executors.process.lease import Lease
 from swift_loader.scheduler.sample_errors import SampleFailure
 
 __all__ = ["Delivery"]
@@ -24,14 +24,14 @@ class Delivery:
     """How many steps of the epoch were delivered before it. None: exactly the steps before its own."""
     error: BaseException | None = None
     """Why there is no batch. The loop raises it, now and at each later `next`."""
-    loan: Loan | None = None
-    """The loan of the slot that the batch lies in. None if it lies in no slot."""
+    lease: Lease | None = None
+    """The lease of the slot that the batch lies in. None if it lies in no slot."""
 
     def with_batch(self, batch: Any) -> Delivery:
         """Return the delivery with another batch. Takes half as long as `dataclasses.replace`."""
-        return Delivery(batch, self.epoch, self.step, self.failures, self.num_before, self.error, self.loan)
+        return Delivery(batch, self.epoch, self.step, self.failures, self.num_before, self.error, self.lease)
 
     def keep(self) -> None:
         """Note that only the user keeps the batch's memory from here on. Any thread."""
-        if self.loan is not None:
-            self.loan.keep()
+        if self.lease is not None:
+            self.lease.keep()

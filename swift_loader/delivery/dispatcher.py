@@ -26,7 +26,7 @@ from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
-from swift_loader.transport.descriptors import explained
+from swift_loader.transport.descriptors import explaining_limits
 
 __all__ = ["Dispatcher"]
 
@@ -108,7 +108,7 @@ class Dispatcher:
             Exception: Whatever building the dataset or the trial batch raised.
         """
         try:
-            with explained():
+            with explaining_limits():
                 self._executor.start()
                 with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
                     self._driver.check_open()
@@ -254,9 +254,9 @@ class Dispatcher:
             if delivered.failures:  # all samples failed: the last one's error says more than the worker's traceback
                 error.__cause__ = delivered.failures[-1].exception
             return Delivery(None, work.epoch, work.step, (), num_before, error)
-        if outcome.loan is not None:
-            outcome.loan.take()
-        return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.loan)
+        if outcome.lease is not None:
+            outcome.lease.take()
+        return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.lease)
 
     def _refuse(self, error: BaseException) -> Delivery:
         position = (0, 0) if self._cursor is None else self._cursor.position

@@ -13,7 +13,7 @@ from swift_loader.device.transfer import Transfer
 from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.process_owner import ProcessOwner
 
-__all__ = ["Copies", "Issued"]
+__all__ = ["CopiesInFlight", "Issued"]
 
 MIN_STEPS_QUEUED = 2
 """The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
@@ -30,7 +30,7 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _CopyInFlight:
     event: Event
     batch: Any
     """On the host."""
@@ -39,7 +39,7 @@ class _UnderWay:
     on_over: Callable[[], object]
 
 
-class Copies:
+class CopiesInFlight:
     """Keeps each host batch until its copy is over, and bounds how far the loop runs ahead of the device.
 
     While a reference to a host batch exists, its slot isn't written again and its memory stays mapped. This class holds
@@ -62,7 +62,7 @@ class Copies:
         # Reentrant: a finaliser or a signal handler may close the loader in a thread that holds the lock.
         self._lock = threading.RLock()
         """Guards the next two."""
-        self._under_way: deque[_UnderWay] = deque()
+        self._in_flight: deque[_CopyInFlight] = deque()
         """Oldest first."""
         self._is_closed = False
         self._process = ProcessOwner()
@@ -76,7 +76,7 @@ class Copies:
         while len(self._steps) > self._max_steps:
             self._steps[0].synchronize()
             self._steps.popleft()  # last: a Ctrl-C before it changes nothing
-        self.let_go()
+        self.drop_finished()
 
     def issue(
         self, move: Callable[[Any, Transfer], Any], batch: Any, on_over: Callable[[], object] = lambda: None
@@ -92,10 +92,10 @@ class Copies:
         finally:  # a move may issue some copies and then raise
             event = self._stream.record()
             with self._lock:
-                self._under_way.append(_UnderWay(event, batch, transfer.sources, on_over))
+                self._in_flight.append(_CopyInFlight(event, batch, transfer.sources, on_over))
                 if self._is_closed:  # closed meanwhile, so no later call lets it go
                     event.synchronize()
-            self.let_go()
+            self.drop_finished()
         return Issued(moved, transfer, event)
 
     def catch_up(self) -> None:
@@ -106,12 +106,12 @@ class Copies:
         """Give a moved batch to the loop: its later work waits for the copy."""
         self._stream.hand_over(issued.transfer.parts, issued.event)
 
-    def let_go(self) -> None:
+    def drop_finished(self) -> None:
         """Drop the host batches whose copies are over. Doesn't block."""
-        dropped: deque[_UnderWay] = deque()
+        dropped: deque[_CopyInFlight] = deque()
         with self._lock:
-            while self._under_way and self._under_way[0].event.query():
-                dropped.append(self._under_way.popleft())
+            while self._in_flight and self._in_flight[0].event.query():
+                dropped.append(self._in_flight.popleft())
         for over in dropped:
             over.on_over()
         del dropped  # outside the lock: the user's objects may have finalisers
@@ -119,10 +119,10 @@ class Copies:
     def wait(self) -> None:
         """Block until the copies issued so far are over."""
         with self._lock:
-            last = self._under_way[-1].event if self._under_way else None
+            last = self._in_flight[-1].event if self._in_flight else None
         if last is not None:
             last.synchronize()
-            self.let_go()
+            self.drop_finished()
 
     def close(self) -> None:
         """Wait until all copies are over, and drop the host batches. Idempotent."""
@@ -130,9 +130,9 @@ class Copies:
             return
         with self._lock:
             self._is_closed = True
-            dropped, self._under_way = self._under_way, deque()
+            dropped, self._in_flight = self._in_flight, deque()
             if dropped:
                 dropped[-1].event.synchronize()  # copies end in the order in which they were issued
 
     def __repr__(self) -> str:
-        return f"<Copies {len(self._under_way)} under way>"
+        return f"<CopiesInFlight {len(self._in_flight)} under way>"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.in_flight import Copies, Issued
+from swift_loader.device.in_flight import CopiesInFlight, Issued
 from swift_loader.device.transfer import Transfer
 from swift_loader.interrupts import is_interrupt
 
@@ -55,7 +55,7 @@ class HostSource(Protocol):
 class PrefetchQueue:
     """The batches of a pass that were moved and not taken yet. An error or the end stays at the front."""
 
-    def __init__(self, source: HostSource, copies: Copies, depth: int, num_batches: int = sys.maxsize) -> None:
+    def __init__(self, source: HostSource, copies: CopiesInFlight, depth: int, num_batches: int = sys.maxsize) -> None:
         """Begin a pass. Its copies come after the work that the loop has queued so far.
 
         Args:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.in_flight import Copies
+from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import copy_stream
 from swift_loader.device.target import Move, default_device, device_of, mover
 from swift_loader.device.transfer import Transfer
-from swift_loader.distributed.ranks import expected_placement
+from swift_loader.distributed.ranks import expected_ranks
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.permutation import Purpose, derive_key
 
@@ -80,7 +80,7 @@ class DevicePrefetcher:
         self._move = mover(self.device, to_device, dtype)
         self._depth = check_integer("max_nb_batch_on_device", max_nb_batch_on_device, 1)
         self._seed = None if seed is None else check_integer("seed", seed, 0)
-        self._copies: Copies | None = None
+        self._copies: CopiesInFlight | None = None
         """None before the first pass."""
         self._close_copies: Callable[[], object] = _nothing
         self._current: Callable[[], PrefetchQueue | None] = _nothing
@@ -179,7 +179,7 @@ class DevicePrefetcher:
         import torch
 
         if self._copies is None:
-            self._copies = Copies(copy_stream(self.device), self._depth)
+            self._copies = CopiesInFlight(copy_stream(self.device), self._depth)
             self._close_copies = weakref.finalize(self, self._copies.close)
         self._state = _snapshot(self._source) or None
         seed = torch.initial_seed() if self._seed is None else self._seed
@@ -220,14 +220,16 @@ class _HostPass:
     the last one are over. Tensors of the source that are on the device already are copied on the loop's stream.
     """
 
-    def __init__(self, source: Any, batches: Iterator[Any], copies: Copies, move: Move, seed: int, epoch: int) -> None:
+    def __init__(
+        self, source: Any, batches: Iterator[Any], copies: CopiesInFlight, move: Move, seed: int, epoch: int
+    ) -> None:
         self._source = source
         self._batches = batches
         self._copies = copies
         self._move = move
         self._seed = seed
         self._epoch = epoch
-        self._rank = expected_placement(None).rank
+        self._rank = expected_ranks(None).rank
         self._num_pulled = 0
 
     def is_ready(self) -> bool:

@@ -16,14 +16,14 @@ from swift_loader.notices import warn
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Destination", "Move", "default_device", "device_of", "find_destination", "mover"]
+__all__ = ["Move", "Target", "default_device", "device_of", "find_target", "mover"]
 
 Move = Callable[[Any, Transfer], Any]
 """Moves a host batch, and records its tensors on the device. Runs once per batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class Target:
     """Where batches go, and how."""
 
     move: Move
@@ -33,9 +33,9 @@ class Destination:
     """Makes the page-lock for the source memory; its argument reports failures. None: nothing is page-locked."""
 
 
-def find_destination(
+def find_target(
     device: Any, custom: Callable[..., Any] | None, dtype: torch.dtype | None, *, pin_memory: bool
-) -> Destination | None:
+) -> Target | None:
     """Return where batches go. None: they stay the same.
 
     Raises:
@@ -47,7 +47,7 @@ def find_destination(
     if device is not None:
         target = device_of(device)
         page_lock = functools.partial(cuda_page_lock, target) if target.type == "cuda" else None
-        return Destination(mover(target, custom, dtype), functools.partial(copy_stream, target), page_lock)
+        return Target(mover(target, custom, dtype), functools.partial(copy_stream, target), page_lock)
     if not pin_memory:
         return None
     import torch
@@ -57,8 +57,8 @@ def find_destination(
             "pin_memory=True has no effect except that arrays become tensors: torch finds no CUDA device. Leave "
             "pin_memory out"
         )
-        return Destination(functools.partial(_stay, as_tensors))
-    return Destination(functools.partial(_stay, pin))
+        return Target(functools.partial(_stay, as_tensors))
+    return Target(functools.partial(_stay, pin))
 
 
 def device_of(device: Any) -> torch.device:

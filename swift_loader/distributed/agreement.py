@@ -6,8 +6,8 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 
 from __future__ import annotations
 
-from swift_loader.distributed.ranks import Placement, expected_placement, torch_distributed
-from swift_loader.distributed.rendezvous import ONLY_SOME, Facts, Meeting
+from swift_loader.distributed.ranks import Ranks, expected_ranks, torch_distributed
+from swift_loader.distributed.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.notices import warn
 from swift_loader.sampling.run import Run
 
@@ -20,12 +20,12 @@ _MAY_DIFFER = (_CLOCK, _INDEX)
 _LENGTH = "len(dataset)"
 
 
-def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here: bool) -> None:
+def agree_on_run(run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool) -> None:
     """Check that all ranks have the same run and options. Without a chosen seed, give them rank 0's.
 
     Args:
         run: The run that this rank is about to start.
-        placement: Which rank this is.
+        ranks: Which rank this is.
         options: The options that must be equal on all ranks.
         is_made_here: True if this process made the loader, False if it got the loader from another process, as by
             pickle or fork.
@@ -34,7 +34,7 @@ def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here
         ValueError: The ranks have different options, or each has drawn its own seed.
         RuntimeError: A rank didn't arrive.
     """
-    if placement.world_size == 1:
+    if ranks.world_size == 1:
         return
     order, position = run.order, run.progress.position
     facts = {
@@ -45,69 +45,69 @@ def agree_on_run(run: Run, placement: Placement, options: Facts, *, is_made_here
         "position": position.num_samples,
         _CLOCK: order.seed,
     }
-    answers = _exchange(placement, facts)
+    answers = _exchange(ranks, facts)
     if answers is not None:
         _check_equal(answers)
         run.take_seed(int(answers[0][_CLOCK]))
     elif is_made_here and not run.has_own_seed:
-        _refuse_own_seeds(run, placement)
+        _refuse_own_seeds(run, ranks)
 
 
-def agree_on_length(placement: Placement, num_samples: int) -> None:
+def agree_on_length(ranks: Ranks, num_samples: int) -> None:
     """Check that the dataset has the same length on all ranks.
 
     Raises:
         ValueError: The lengths differ, or a rank couldn't build the dataset.
         RuntimeError: A rank didn't arrive.
     """
-    _check_equal(_exchange(placement, {_LENGTH: num_samples}) or [])
+    _check_equal(_exchange(ranks, {_LENGTH: num_samples}) or [])
 
 
-def report_failure(placement: Placement, error: BaseException) -> None:
+def report_failure(ranks: Ranks, error: BaseException) -> None:
     """Tell the ranks in `agree_on_length` that this one failed. Doesn't block."""
-    _join(placement, {_LENGTH: f"none, because of {type(error).__name__}"})
+    _join(ranks, {_LENGTH: f"none, because of {type(error).__name__}"})
 
 
-def _refuse_own_seeds(run: Run, placement: Placement) -> None:
+def _refuse_own_seeds(run: Run, ranks: Ranks) -> None:
     """Raise or warn if each rank would shuffle by its own seed, because the ranks can't exchange one."""
     if not run.order.shuffle:
         return
     problem = (
-        f"there are {placement.world_size} consumers, but no seed was given, and this process can't get one from the "
+        f"there are {ranks.world_size} consumers, but no seed was given, and this process can't get one from the "
         f"others (torch.distributed isn't initialised, or has another world size). If each process makes its own "
         f"loader, their orders differ. Give the same seed= to all"
     )
-    if expected_placement(None).world_size > 1:  # each process makes its own loader
+    if expected_ranks(None).world_size > 1:  # each process makes its own loader
         raise ValueError(problem)
     warn(problem)
 
 
-def _join(placement: Placement, facts: Facts) -> Meeting | None:
+def _join(ranks: Ranks, facts: Facts) -> Rendezvous | None:
     """Publish facts to all ranks. None with one rank or without torch.distributed. Doesn't block."""
     distributed = torch_distributed()
-    if placement.world_size == 1 or distributed is None:
+    if ranks.world_size == 1 or distributed is None:
         return None
-    if placement.world_size != distributed.get_world_size():
+    if ranks.world_size != distributed.get_world_size():
         return None  # several processes form one consumer, as with tensor parallelism
     # Private, but stable since torch 1.8, and other libraries use it for the same purpose.
     store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-    return Meeting.join(store, distributed.get_rank(), placement.world_size, {**facts, _INDEX: placement.rank})
+    return Rendezvous.join(store, distributed.get_rank(), ranks.world_size, {**facts, _INDEX: ranks.rank})
 
 
-def _exchange(placement: Placement, facts: Facts) -> list[Facts] | None:
+def _exchange(ranks: Ranks, facts: Facts) -> list[Facts] | None:
     """Return the facts of all ranks, by consumer. None with one rank or without torch.distributed.
 
-    Blocks as `Meeting.gather` does.
+    Blocks as `Rendezvous.gather` does.
     """
-    meeting = _join(placement, facts)
-    if meeting is None:
+    rendezvous = _join(ranks, facts)
+    if rendezvous is None:
         return None
-    answers = meeting.gather()
+    answers = rendezvous.gather()
     claimed = [answer[_INDEX] for answer in answers]
-    if sorted(claimed) != list(range(placement.world_size)):
+    if sorted(claimed) != list(range(ranks.world_size)):
         raise ValueError(
             f"the ranks were started with consumer_index={claimed} (in the order of torch.distributed), but each needs "
-            f"its own, from 0 to {placement.world_size - 1}. Call start() without consumer_index"
+            f"its own, from 0 to {ranks.world_size - 1}. Call start() without consumer_index"
         )
     return sorted(answers, key=lambda answer: int(answer[_INDEX]))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Placement", "expected_placement", "find_placement", "torch_distributed"]
+__all__ = ["Ranks", "expected_ranks", "find_ranks", "torch_distributed"]
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
@@ -23,7 +23,7 @@ _LAUNCHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Ranks:
     """One rank of `world_size` ranks."""
 
     rank: int
@@ -32,7 +32,7 @@ class Placement:
     """Where this comes from, for error messages."""
 
 
-def find_placement(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Placement:
+def find_ranks(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Ranks:
     """Return the rank of this process and the world size.
 
     Args:
@@ -45,18 +45,18 @@ def find_placement(rank: int | None, world_size: int | None, environment: Mappin
         RuntimeError: There are several ranks, and nothing says which one this is.
     """
     if rank is not None and world_size is not None:
-        return _checked(Placement(rank, world_size, "start()"))
+        return _checked(Ranks(rank, world_size, "start()"))
     if world_size == 1:
-        return Placement(0, 1, "nb_consumer")
+        return Ranks(0, 1, "nb_consumer")
     found = _of_torch_distributed() or _of_launcher(environment)
     if world_size is None:
-        found = found or Placement(0, 1, "default")
+        found = found or Ranks(0, 1, "default")
         if rank not in (None, found.rank) and found.world_size > 1:
             raise ValueError(
                 f"consumer_index={rank}, but {found.source} says that this is process {found.rank} of "
                 f"{found.world_size}; leave consumer_index out, or give nb_consumer, the number of consumers"
             )
-        return found if rank is None else _checked(Placement(rank, found.world_size, "start()"))
+        return found if rank is None else _checked(Ranks(rank, found.world_size, "start()"))
     if found is None:
         raise RuntimeError(
             f"there are nb_consumer={world_size} consumers, and nothing says which one this process is; call "
@@ -70,21 +70,21 @@ def find_placement(rank: int | None, world_size: int | None, environment: Mappin
     return found
 
 
-def expected_placement(world_size: int | None) -> Placement:
-    """Return the placement that `start()` will find, as far as it is known. The default is rank 0."""
+def expected_ranks(world_size: int | None) -> Ranks:
+    """Return the ranks that `start()` will find, as far as it is known. The default is rank 0."""
     try:
-        return find_placement(None, world_size)
+        return find_ranks(None, world_size)
     except (RuntimeError, ValueError):
-        return Placement(0, world_size or 1, "default")
+        return Ranks(0, world_size or 1, "default")
 
 
-def _checked(placement: Placement) -> Placement:
-    if placement.rank >= placement.world_size:
+def _checked(ranks: Ranks) -> Ranks:
+    if ranks.rank >= ranks.world_size:
         raise ValueError(
-            f"consumer_index={placement.rank} with nb_consumer={placement.world_size} is too large; it must be below "
+            f"consumer_index={ranks.rank} with nb_consumer={ranks.world_size} is too large; it must be below "
             f"nb_consumer. Give each process its own index, or raise nb_consumer"
         )
-    return placement
+    return ranks
 
 
 def torch_distributed() -> Any:
@@ -93,19 +93,19 @@ def torch_distributed() -> Any:
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
-def _of_torch_distributed() -> Placement | None:
+def _of_torch_distributed() -> Ranks | None:
     distributed = torch_distributed()
     if distributed is None:
         return None
-    return Placement(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+    return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
 
 
-def _of_launcher(environment: Mapping[str, str]) -> Placement | None:
+def _of_launcher(environment: Mapping[str, str]) -> Ranks | None:
     for rank_name, size_name in _LAUNCHERS:
         try:
             rank, world_size = int(environment[rank_name]), int(environment[size_name])
         except (KeyError, ValueError):
             continue
         if 0 <= rank < world_size:
-            return Placement(rank, world_size, f"the launcher's {size_name}")
+            return Ranks(rank, world_size, f"the launcher's {size_name}")
     return None

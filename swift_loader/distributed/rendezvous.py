@@ -21,7 +21,7 @@ from typing import Any
 
 from swift_loader.notices import warn
 
-__all__ = ["ONLY_SOME", "Facts", "Meeting"]
+__all__ = ["ONLY_SOME", "Facts", "Rendezvous"]
 
 Facts = dict[str, int | str | bool]
 """What a rank reports about itself, as plain JSON types."""
@@ -42,7 +42,7 @@ _GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """One exchange of facts. All ranks must have the same number of them, in the same order."""
 
     store: Any
@@ -52,13 +52,13 @@ class Meeting:
     world_size: int
 
     @classmethod
-    def join(cls, store: Any, process: int, world_size: int, facts: Facts) -> Meeting:
+    def join(cls, store: Any, process: int, world_size: int, facts: Facts) -> Rendezvous:
         """Publish the facts of this rank. Doesn't block."""
-        meeting = cls(store, int(store.add(f"{_PREFIX}/process {process}", 1)), process, world_size)
-        store.set(meeting._facts_key(process), json.dumps(facts))
-        if store.add(meeting._key("arrived"), 1) == world_size:
-            store.set(meeting._key("wake"), "")
-        return meeting
+        rendezvous = cls(store, int(store.add(f"{_PREFIX}/process {process}", 1)), process, world_size)
+        store.set(rendezvous._facts_key(process), json.dumps(facts))
+        if store.add(rendezvous._key("arrived"), 1) == world_size:
+            store.set(rendezvous._key("wake"), "")
+        return rendezvous
 
     def gather(self) -> list[Facts]:
         """Return the facts of all ranks, in the order of torch.distributed.

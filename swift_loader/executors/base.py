@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from swift_loader.executors.process.lease import Loan
+from swift_loader.executors.process.lease import Lease
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Casualty, Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost
+from swift_loader.scheduler.actions import Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Event
 
 __all__ = ["Executor", "Inbox", "Outcome", "ToDo"]
@@ -28,8 +28,8 @@ class Outcome:
     """A batch as an executor hands it over."""
 
     batch: Any
-    loan: Loan | None = None
-    """The loan of the slot that the batch lies in. None if it lies in no slot."""
+    lease: Lease | None = None
+    """The lease of the slot that the batch lies in. None if it lies in no slot."""
 
 
 class Inbox(Protocol):
@@ -107,11 +107,11 @@ class Executor(Protocol):
         """
         ...
 
-    def error_of(self, cause: Casualty | Stall | BaseException) -> BaseException:
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         ...
 
-    def notice_of(self, about: Casualty | Stall | TemplateLost) -> str:
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
         ...
 

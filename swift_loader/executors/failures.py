@@ -23,8 +23,8 @@ def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "
     It has the same type as in the worker if it can be rebuilt here; otherwise it is a `WorkerError`. Its `__cause__`
     holds the process, the batch and the traceback.
     """
-    place = f", dataset index {failure.index}" if failure.index is not None else ""
-    context = f"In {who}, {failure.stage.value}{place}{where}:"
+    sample = f", dataset index {failure.index}" if failure.index is not None else ""
+    context = f"In {who}, {failure.stage.value}{sample}{where}:"
     error: Exception | None = None
     if failure.pickled is not None:
         try:

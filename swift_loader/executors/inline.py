@@ -20,7 +20,7 @@ from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Casualty, Send, Stall, TemplateLost
+from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Built, Event, Failed, Ready, SampleFailed, Skipped
 from swift_loader.scheduler.work import IndexWork, Work
 from swift_loader.transport.by_value import NewDefinitions
@@ -31,7 +31,7 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import WorkerSetup, length_of
+from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["InlineExecutor"]
@@ -51,11 +51,11 @@ class InlineExecutor:
     """Nothing is replaced."""
 
     def __init__(
-        self, setup: WorkerSetup, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
+        self, spec: WorkerSpec, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
     ) -> None:
         self.inboxes: Sequence[Inbox] = [self]
         """No thread takes over while the loop is busy."""
-        self._setup = setup
+        self._spec = spec
         self._metrics = metrics
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
@@ -78,9 +78,9 @@ class InlineExecutor:
     def start(self) -> None:
         """Measure the dataset and make the builder."""
         num_samples = length_of(self._dataset)
-        self._current = (0, Plan.of(num_samples, self._setup.plan))
+        self._current = (0, Plan.of(num_samples, self._spec.plan))
         self._builder = BatchBuilder(
-            self._dataset, num_samples, self._setup, self._definitions, is_interrupt=is_interrupt
+            self._dataset, num_samples, self._spec, self._definitions, is_interrupt=is_interrupt
         )
         self._events.append(Ready(_WORKER, _WORKER))
 
@@ -88,7 +88,7 @@ class InlineExecutor:
         """Use this plan from this generation on."""
         _, before = self._current
         if self._builder is not None and before is not None and plan.settings != before.settings:
-            self._builder.follow(plan.settings)
+            self._builder.use_plan(plan.settings)
         self._current = (generation, plan)
 
     def carry_out(self, action: ToDo) -> list[Any]:
@@ -97,12 +97,12 @@ class InlineExecutor:
         self._tasks.append(action)
         return []
 
-    def error_of(self, cause: Casualty | Stall | BaseException) -> BaseException:
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         assert isinstance(cause, BaseException), f"the calling thread can't die or hang: {cause}"
         return cause
 
-    def notice_of(self, about: Casualty | Stall | TemplateLost) -> str:
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Raise: there is nothing to warn of."""
         raise AssertionError(f"the calling thread can't die or hang: {about}")
 
@@ -158,7 +158,7 @@ class InlineExecutor:
         store, work = HeapStore(), task.work
         indices = work.indices if isinstance(work, IndexWork) else None
         wanted = Task(task.generation, task.sequence, work.epoch, work.step, indices)
-        keeping = preserved_generators() if self._setup.options.rng is Rng.SAMPLE else nullcontext()
+        keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
         with keeping, limited_threads(chosen_threads()), ordinary_tensors():
             built = builder.build(store, wanted)
         decode_started_ns = time.perf_counter_ns()
@@ -176,12 +176,12 @@ class InlineExecutor:
     def _explain(self, failed: BuildError, work: Work) -> BaseException:
         """Return the user's own exception. The end of its chain of causes says where it happened."""
         error = failed.__cause__ or failed
-        place = f", dataset index {failed.index}" if failed.index is not None else ""
+        sample = f", dataset index {failed.index}" if failed.index is not None else ""
         note = f". {failed.note}" if failed.note else ""
         last = error
         while last.__cause__ is not None:
             last = last.__cause__
-        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{place}, {self._describe(work)}{note}")
+        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{sample}, {self._describe(work)}{note}")
         return error
 
     def _describe(self, work: Work) -> str:

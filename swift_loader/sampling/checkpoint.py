@@ -15,7 +15,7 @@ from swift_loader.integers import MAX_BITS, as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, Position
 from swift_loader.sampling.shuffle import OrderSettings
 
-__all__ = ["SavedState"]
+__all__ = ["Checkpoint"]
 
 VERSION = 1
 """Version of the state's fields and of the permutation. With another version, the order would be another one."""
@@ -27,7 +27,7 @@ _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
+class Checkpoint:
     """The position of a run, and its order."""
 
     order: OrderSettings
@@ -49,7 +49,7 @@ class SavedState:
         return state if self.num_samples is None else {**state, "num_samples": self.num_samples}
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> SavedState:
+    def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the state from a dict made by `to_dict`.
 
         Raises:

@@ -75,7 +75,7 @@ class PlanSettings:
         """Number of samples of a full step, over all ranks."""
         return self.batch_size * self.world_size
 
-    def going_on_at(self, position: Position) -> tuple[PlanSettings, int]:
+    def resumed_at(self, position: Position) -> tuple[PlanSettings, int]:
         """Return settings with which a step begins at this position, and the number of that step.
 
         The shift of a past epoch is kept, so that batches already planned beyond that epoch's end stay valid.

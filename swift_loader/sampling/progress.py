@@ -54,7 +54,7 @@ class Progress:
         """The last pass since then."""
         self._chosen: int | None = None
         """The epoch of the last `set_epoch` since the last pass began."""
-        self._chosen_in_its_midst = False
+        self._chosen_while_partly_delivered = False
         """Whether `set_epoch` named the epoch of the pass that was running. That doesn't choose the next epoch."""
 
     @property
@@ -74,7 +74,7 @@ class Progress:
         return current is not None and not current.is_complete and self._choice in (None, current.begin.epoch)
 
     @property
-    def is_in_midst(self) -> bool:
+    def is_partly_delivered(self) -> bool:
         """Whether a pass has delivered some but not all of its batches, and no other epoch was chosen since."""
         current = self._pass
         return self.is_in_pass and current is not None and current.num_steps > current.first_step
@@ -100,7 +100,9 @@ class Progress:
         """Choose the epoch of the next pass."""
         current = self._pass
         self._chosen = epoch
-        self._chosen_in_its_midst = current is not None and not current.is_complete and epoch == current.begin.epoch
+        self._chosen_while_partly_delivered = (
+            current is not None and not current.is_complete and epoch == current.begin.epoch
+        )
 
     def next_begin(self, num_samples: int) -> Position:
         """Return where the next pass begins, given the dataset's length, unless another epoch is chosen until then."""
@@ -126,7 +128,7 @@ class Progress:
 
     @property
     def _choice(self) -> int | None:
-        if self._chosen_in_its_midst and self._pass is not None and self._pass.is_complete:
+        if self._chosen_while_partly_delivered and self._pass is not None and self._pass.is_complete:
             return None
         return self._chosen
 

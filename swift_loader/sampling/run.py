@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.checkpoint import SavedState
+from swift_loader.sampling.checkpoint import Checkpoint
 from swift_loader.sampling.progress import Progress
 from swift_loader.sampling.shuffle import OrderSettings
 
@@ -30,7 +30,7 @@ class Run:
         self._chosen = chosen
         self.num_samples: int | None = None
         """Length of the dataset; None if it isn't known yet."""
-        self._saved: SavedState | None = None
+        self._saved: Checkpoint | None = None
         """The state that was loaded last."""
 
     @property
@@ -42,7 +42,7 @@ class Run:
         """Return the state as plain integers."""
         saved = self._saved
         num_samples = saved.num_samples if self.num_samples is None and saved is not None else self.num_samples
-        return SavedState(self.order, self.progress.position, num_samples).to_dict()
+        return Checkpoint(self.order, self.progress.position, num_samples).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a saved state.
@@ -51,7 +51,7 @@ class Run:
             TypeError: The state isn't a dict.
             StateMismatch: This run can't continue it. Nothing has changed then.
         """
-        saved = SavedState.from_dict(state)
+        saved = Checkpoint.from_dict(state)
         before, now = saved.to_dict(), self.state_dict()
         for name in ("shuffle", "nearby_shuffle", "seed"):
             if name in self._chosen and before[name] != now[name]:
@@ -80,7 +80,7 @@ class Run:
         self.num_samples = num_samples
 
 
-def _check_length(saved: SavedState, present: int) -> None:
+def _check_length(saved: Checkpoint, present: int) -> None:
     if saved.position.num_samples > present:
         raise StateMismatch(
             f"the state was saved with position={saved.position.num_samples}, but the dataset now has "

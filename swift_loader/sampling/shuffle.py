@@ -28,7 +28,7 @@ RUN_LENGTH = 8
 times as fast from a disk, and twice as fast from a cold file on an SSD. With 16, records of 3 KB are slower on the SSD
 (benchmarks/locality.py)."""
 
-CROWDING = 0.02
+MAX_RUN_MATES = 0.02
 """How many other samples of its run a sample meets in its batch, on average, if the user hasn't chosen the window. In
 a batch of class-sorted data, the variance of the class counts exceeds that of a uniform shuffle by the same share, and
 by twice as much if the last window of an epoch is very short."""
@@ -41,9 +41,11 @@ MAX_SAMPLES = 2**63 - 1
 
 
 def local_window(batch_size: int, run_length: int = RUN_LENGTH) -> int:
-    """Return the smallest window with a crowding of `CROWDING` for runs of this length, in samples."""
+    """Return the smallest window in which a sample meets `MAX_RUN_MATES` others of its run for runs of this length, in
+    samples.
+    """
     # Of the `run_length - 1` other samples of a run, the share `batch_size / window` is in the batch.
-    return round((run_length - 1) / CROWDING) * max(batch_size, MIN_BATCH_SIZE)
+    return round((run_length - 1) / MAX_RUN_MATES) * max(batch_size, MIN_BATCH_SIZE)
 
 
 @lru_cache

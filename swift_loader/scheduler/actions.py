@@ -11,7 +11,6 @@ from swift_loader.scheduler.work import Work
 
 __all__ = [
     "Action",
-    "Casualty",
     "Fail",
     "GiveUp",
     "Kill",
@@ -22,6 +21,7 @@ __all__ = [
     "Stall",
     "TemplateLost",
     "Warn",
+    "WorkerLost",
 ]
 
 
@@ -40,11 +40,11 @@ class Stall:
 
 
 @dataclass(slots=True)
-class Casualty:
+class WorkerLost:
     """A worker that ended, and the decision about it."""
 
     worker: int
-    place: int
+    worker_id: int
     decision: Decision
     num_in_a_row: int
     """How many workers have ended in this place since its last batch."""
@@ -99,7 +99,7 @@ class Replace:
     """Let go of a worker that is gone, and start another one in its place."""
 
     worker: int
-    place: int
+    worker_id: int
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class ReplaceTemplate:
 class Warn:
     """Warn the user."""
 
-    about: Casualty | Stall | TemplateLost
+    about: WorkerLost | Stall | TemplateLost
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class GiveUp:
 class Fail:
     """Raise an error in the loop, after the batches that are ready. Comes once; no `Send` or `Replace` follows."""
 
-    cause: Casualty | BaseException
+    cause: WorkerLost | BaseException
 
 
 Action = Send | Kill | Reap | Replace | ReplaceTemplate | Warn | GiveUp | Fail

@@ -50,7 +50,7 @@ class Ready:
     """A worker takes tasks."""
 
     worker: int
-    place: int
+    worker_id: int
     """Which of the n workers it is, from 0. Its replacement has the same place."""
 
 
@@ -112,7 +112,7 @@ class Disconnected:
     """A worker's stream has ended: nothing more comes from it but `Ended`."""
 
     worker: int
-    place: int
+    worker_id: int
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Ended:
     """It is known how a worker ended."""
 
     worker: int
-    place: int
+    worker_id: int
     death: Death
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["InFlight"]
+__all__ = ["InFlightLimit"]
 
 MIN_IN_FLIGHT = 10
 """For few workers, so that a loop that pauses now and then finds batches ready."""
@@ -33,7 +33,7 @@ _MAX_SHOWN = 999.5
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlightLimit:
     """The limit of one loader."""
 
     num_batches: int
@@ -43,7 +43,7 @@ class InFlight:
     """True: chosen by the number of workers. False: given by the user."""
 
     @classmethod
-    def of(cls, data_queue_size: int | None, num_workers: int, *, in_order: bool) -> InFlight:
+    def of(cls, data_queue_size: int | None, num_workers: int, *, in_order: bool) -> InFlightLimit:
         """Return the limit that was given, or choose one."""
         chosen = data_queue_size is None
         number = _chosen(num_workers, in_order=in_order) if data_queue_size is None else data_queue_size

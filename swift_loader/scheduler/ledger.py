@@ -201,8 +201,8 @@ class Ledger(Generic[Answer]):
         if not isinstance(batch.work, StreamWork) or self._source is None:
             raise ProtocolError(f"worker {serial} told the end of a stream for {batch.work}")
         batch.state = BATCH_STATES[batch.state, BatchMove.END]
-        self._source.end_shard(batch.work.place)
-        if isinstance(self._planned, StreamWork) and self._planned.place == batch.work.place:
+        self._source.end_shard(batch.work.worker_id)
+        if isinstance(self._planned, StreamWork) and self._planned.worker_id == batch.work.worker_id:
             self._planned = None
         self._pass_void()
 

@@ -57,7 +57,7 @@ class Limits:
 class Queue:
     """The tasks of a worker."""
 
-    place: int
+    worker_id: int
     max_tasks: int
     """How many tasks of the current generation it should have. Depends on `build_s`."""
     tasks: deque[tuple[int, int]] = field(default_factory=deque)
@@ -89,9 +89,9 @@ class Queues:
         self._open: dict[int, Queue] = {}
         """Those that get tasks."""
 
-    def add(self, serial: int, place: int) -> None:
+    def add(self, serial: int, worker_id: int) -> None:
         """Give tasks to this worker from now on."""
-        self._queues[serial] = self._open[serial] = Queue(place, self._task_limit(math.inf, 0.0))
+        self._queues[serial] = self._open[serial] = Queue(worker_id, self._task_limit(math.inf, 0.0))
 
     def retire(self, serial: int) -> None:
         """Give this worker no more tasks. It may still answer those that it has. Idempotent."""
@@ -148,7 +148,7 @@ class Queues:
 
     def pick(self, work: Work, max_ready: float) -> int | None:
         """Return the worker with the least to do among those that have room and may build this."""
-        place = work.place if isinstance(work, StreamWork) else None
+        worker_id = work.worker_id if isinstance(work, StreamWork) else None
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
         share = self.limits.share(len(self._queues))
         least: tuple[int, int, int] | None = None
@@ -158,7 +158,7 @@ class Queues:
                 and queue.num_current < queue.max_tasks
                 and queue.num_current < share
                 and len(queue.tasks) < 2 * MAX_TASKS
-                and (place is None or queue.place == place)
+                and (worker_id is None or queue.worker_id == worker_id)
             ):
                 load = (len(queue.tasks), queue.num_ready, serial)
                 if least is None or load < least:

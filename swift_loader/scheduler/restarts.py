@@ -46,9 +46,9 @@ class Restarts:
         """Whether there were deaths since the last batch. If not, `note_batch` needn't be called."""
         return bool(self._in_a_row or self._by_batch)
 
-    def note_batch(self, place: int, batch: Hashable) -> None:
+    def note_batch(self, worker_id: int, batch: Hashable) -> None:
         """Record that a worker built a batch."""
-        self._in_a_row.pop(place, None)
+        self._in_a_row.pop(worker_id, None)
         self._in_a_row.pop(TEMPLATE, None)
         self._by_batch.pop(batch, None)
 
@@ -56,18 +56,18 @@ class Restarts:
         """Blame no batch for the deaths so far."""
         self._by_batch.clear()
 
-    def note_death(self, place: int, batch: Hashable | None) -> Decision:
+    def note_death(self, worker_id: int, batch: Hashable | None) -> Decision:
         """Record that a worker died while building this batch, if any, and decide what to do."""
-        self._in_a_row[place] = self._in_a_row.get(place, 0) + 1
+        self._in_a_row[worker_id] = self._in_a_row.get(worker_id, 0) + 1
         if batch is not None:
             self._by_batch[batch] = self._by_batch.get(batch, 0) + 1
             if self._budget and self._by_batch[batch] >= MAX_DEATHS_BY_BATCH:
                 return Decision.BATCH_IS_TO_BLAME
-        return Decision.REPLACE if self._in_a_row[place] <= self._budget else Decision.TOO_MANY
+        return Decision.REPLACE if self._in_a_row[worker_id] <= self._budget else Decision.TOO_MANY
 
-    def num_in_a_row(self, place: int) -> int:
+    def num_in_a_row(self, worker_id: int) -> int:
         """Return how many workers died in a place since its last batch."""
-        return self._in_a_row.get(place, 0)
+        return self._in_a_row.get(worker_id, 0)
 
     def __repr__(self) -> str:
         return f"<Restarts {sum(self._in_a_row.values())} in a row, budget {self._budget}>"

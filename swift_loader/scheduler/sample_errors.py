@@ -15,7 +15,7 @@ from swift_loader.errors import TooManyErrors
 from swift_loader.notices import warn
 from swift_loader.sampling.plan import BatchPlan
 
-__all__ = ["MAX_KEPT_FAILURES", "BadSamples", "SampleFailure", "delivered_batch"]
+__all__ = ["MAX_KEPT_FAILURES", "SampleErrors", "SampleFailure", "delivered_batch"]
 
 MAX_KEPT_FAILURES = 1000
 """Per loader. The oldest are dropped first."""
@@ -62,7 +62,7 @@ def delivered_batch(planned: BatchPlan, failures: Sequence[SampleFailure]) -> Ba
     return BatchPlan(np.delete(indices, left_out), num_padding)
 
 
-class BadSamples:
+class SampleErrors:
     """The failures in the batches that the loop got. Not thread-safe: belongs to the loop's thread."""
 
     def __init__(self, max_errors: float | None) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
     Action,
-    Casualty,
     Fail,
     GiveUp,
     Kill,
@@ -31,6 +30,7 @@ from swift_loader.scheduler.actions import (
     Stall,
     TemplateLost,
     Warn,
+    WorkerLost,
 )
 from swift_loader.scheduler.events import (
     Built,
@@ -159,7 +159,7 @@ class Scheduler:
             return Delivered(batch.work, num_before, answer.outcome, None, failures)
         return Delivered(batch.work, num_before, None, answer.error, failures)
 
-    def fail(self, cause: Casualty | BaseException) -> None:
+    def fail(self, cause: WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
         if self.state in (SchedulerState.NEW, SchedulerState.RUNNING):
             self.state = SchedulerState.FAILED
@@ -214,7 +214,7 @@ class Scheduler:
                 self._workers[event.worker].note_answer(now_s)
             case Ready():
                 self._worker(event).move(WorkerMove.READY)
-                self.ledger.queues.add(event.worker, event.place)
+                self.ledger.queues.add(event.worker, event.worker_id)
             case Disconnected():
                 self._lose(self._worker(event), WorkerMove.DISCONNECT)
             case Ended():
@@ -226,7 +226,7 @@ class Scheduler:
 
     def _worker(self, event: Ready | Disconnected) -> Worker:
         """Return the record of a worker. Its first event makes it."""
-        return self._workers.setdefault(event.worker, Worker(event.worker, event.place))
+        return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
 
     def _take_answer(self, answer: Built | Failed, build_s: float | None, now_s: float) -> None:
         serial = answer.worker
@@ -234,7 +234,7 @@ class Scheduler:
         is_wanted = self.ledger.complete(serial, answer.generation, answer.sequence, answer, build_s)
         worker = self._workers[serial]
         if is_wanted and work is not None:
-            self._restarts.note_batch(worker.place, work.key)
+            self._restarts.note_batch(worker.worker_id, work.key)
         worker.note_answer(now_s)
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
@@ -258,12 +258,12 @@ class Scheduler:
             return
         if not event.death.with_template:  # else the template is to blame, which is judged by itself
             work = worker.work if event.death.is_at_work else None
-            decision = self._restarts.note_death(worker.place, work.key if work is not None else None)
-            casualty = Casualty(
+            decision = self._restarts.note_death(worker.worker_id, work.key if work is not None else None)
+            worker_lost = WorkerLost(
                 worker=worker.serial,
-                place=worker.place,
+                worker_id=worker.worker_id,
                 decision=decision,
-                num_in_a_row=self._restarts.num_in_a_row(worker.place),
+                num_in_a_row=self._restarts.num_in_a_row(worker.worker_id),
                 work=work,
                 is_trial=work is not None and worker.is_trial,
                 num_lost=num_lost,
@@ -271,10 +271,10 @@ class Scheduler:
                 is_stalled=worker.killed_s is not None,
             )
             if decision is not Decision.REPLACE:
-                self.fail(casualty)
+                self.fail(worker_lost)
                 return
-            self._actions.append(Warn(casualty))
-        self._actions.append(Replace(worker.serial, worker.place))
+            self._actions.append(Warn(worker_lost))
+        self._actions.append(Replace(worker.serial, worker.worker_id))
 
     def _take_template_ended(self, error: WorkerDied) -> None:
         if self.state is SchedulerState.FAILED:

@@ -47,7 +47,7 @@ class StreamWork(NamedTuple):
     epoch: int
     step: int
     """Counts the batches that were handed out. Some of them may lie beyond the end of their shard."""
-    place: int
+    worker_id: int
     """The worker's place: each place has a shard."""
     turn: int
     """Which batch of the shard, from 0."""
@@ -55,7 +55,7 @@ class StreamWork(NamedTuple):
     @property
     def key(self) -> Hashable:
         """The same for the same batch of another generation."""
-        return self.epoch, self.place, self.turn
+        return self.epoch, self.worker_id, self.turn
 
 
 Work = PlannedWork | IndexWork | StreamWork
@@ -68,7 +68,7 @@ class WorkSource(Protocol):
         """Return the next work; None if there is none left."""
         ...
 
-    def end_shard(self, place: int) -> None:
+    def end_shard(self, worker_id: int) -> None:
         """Hand out no more work of this place's shard. Idempotent. Only called for `StreamWork`."""
         ...
 
@@ -98,7 +98,7 @@ class PlannedSource:
         self._step += 1
         return work
 
-    def end_shard(self, place: int) -> None:
+    def end_shard(self, worker_id: int) -> None:
         """Do nothing: a plan has no shards."""
 
 
@@ -124,5 +124,5 @@ class IndexSource:
             return work
         return None
 
-    def end_shard(self, place: int) -> None:
+    def end_shard(self, worker_id: int) -> None:
         """Do nothing: a sampler has no shards."""

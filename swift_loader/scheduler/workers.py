@@ -64,7 +64,7 @@ class Worker:
 
     serial: int
     """Unique among all workers. A replacement is another worker."""
-    place: int
+    worker_id: int
     """Which of the n workers it is, from 0. Its replacement has the same place."""
     state: WorkerState = WorkerState.STARTING
     sent_s: deque[float] = field(default_factory=deque)

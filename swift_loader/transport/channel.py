@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
-from swift_loader.transport.descriptors import move_up, new_socketpair, why_there_are_none
+from swift_loader.transport.descriptors import avoid_std_streams, new_socketpair, out_of_descriptors_error
 
 __all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
 
@@ -59,7 +59,7 @@ class Channel:
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Channel:
         """Return the channel of an inherited or received descriptor. The channel owns it from now on."""
-        return cls(socket.socket(fileno=move_up(descriptor)))
+        return cls(socket.socket(fileno=avoid_std_streams(descriptor)))
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send one message, with duplicates of the descriptors; blocks while the pipe is full.
@@ -123,7 +123,7 @@ def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
         return ProtocolError(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
     if len(descriptors) >= _MAX_DESCRIPTORS:
         return ProtocolError(f"a message has more than {_MAX_DESCRIPTORS} descriptors")
-    return why_there_are_none()
+    return out_of_descriptors_error()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -131,4 +131,4 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(data[: len(data) - len(data) % received.itemsize])
-    return [move_up(descriptor) for descriptor in received]
+    return [avoid_std_streams(descriptor) for descriptor in received]

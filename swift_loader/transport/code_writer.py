@@ -17,7 +17,7 @@ from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.code import CodeEncoder
-from swift_loader.transport.dry_run import Trial
+from swift_loader.transport.dry_run import DryRunPickler
 from swift_loader.transport.encoder import CodeNeeded
 from swift_loader.transport.fills import Call, Fill, FillState
 from swift_loader.transport.spaces import Space
@@ -74,23 +74,23 @@ class CodeWriter:
     def _open(self, fill: Fill) -> None:
         """Write the code that a value needs. Finish the fill, unless other fills must come first."""
         encoder = self._encoder
-        trial = Trial(encoder.is_known)
+        dry_run = DryRunPickler(encoder.is_known)
         try:
-            trial.dump(fill.value)
+            dry_run.dump(fill.value)
         except Exception as error:
             fill.state = FillState.DONE
             self._refuse(fill, error)
             return
         fill.state = FillState.OPEN
-        for thing in trial.found:
+        for thing in dry_run.found:
             if id(thing) not in encoder.things:
                 self._dump_as(_name_of(thing), thing)
         self._write_soon()
-        if trial.runs_code or fill.owner is None:
-            for other in self._fills.put_first(id(thing) for thing in trial.found):
+        if dry_run.runs_code or fill.owner is None:
+            for other in self._fills.put_first(id(thing) for thing in dry_run.found):
                 self._put_stand_in(other)
             return
-        for thing in trial.found:  # their fills are written later; whoever needs this owner needs them, too
+        for thing in dry_run.found:  # their fills are written later; whoever needs this owner needs them, too
             self._fills.link(fill.owner, id(thing))
         self._finish(fill)
 
@@ -137,7 +137,7 @@ class CodeWriter:
         """Raise for a value that can't be sent. If it isn't required, record the reason instead."""
         if isinstance(error, EncodeError) or (fill.is_required and not fill.where):
             raise error
-        path, culprit, error = find_unencodable(fill.value, error, lambda part: Trial().dump(part))
+        path, culprit, error = find_unencodable(fill.value, error, lambda part: DryRunPickler().dump(part))
         holds = f"holds at {path} a" if path else "is a"
         fill.why_missing = (
             f"{holds} {type_name(culprit)}, which can't be sent to another process ({type(error).__name__}: {error}). "

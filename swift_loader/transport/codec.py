@@ -124,9 +124,9 @@ def _encode_with_code(
 
 def try_out(part: object) -> None:
     """Raise if an object can't be sent, not even together with its code."""
-    from swift_loader.transport.dry_run import Trial
+    from swift_loader.transport.dry_run import DryRunPickler
 
-    Trial().dump(part)
+    DryRunPickler().dump(part)
 
 
 def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:

@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from swift_loader.errors import NoDescriptorsLeft, SwiftLoaderError
 
 __all__ = [
+    "avoid_std_streams",
     "duplicate",
-    "explained",
-    "move_up",
+    "explaining_limits",
     "new_epoll",
     "new_eventfd",
     "new_memfd",
     "new_pipe",
     "new_socketpair",
     "open_pidfd",
-    "why_there_are_none",
+    "out_of_descriptors_error",
 ]
 
 _FIRST = 3
@@ -38,7 +38,7 @@ _SUGGESTED = 1024
 """The default limit of most systems. A loader needs about 10 descriptors, and 6 more for each worker."""
 
 
-def why_there_are_none(code: int = errno.EMFILE) -> NoDescriptorsLeft:
+def out_of_descriptors_error(code: int = errno.EMFILE) -> NoDescriptorsLeft:
     """Return the error for a descriptor that can't be opened, with the limit and how to raise it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if code == errno.ENFILE:
@@ -54,18 +54,18 @@ def why_there_are_none(code: int = errno.EMFILE) -> NoDescriptorsLeft:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explaining_limits() -> Iterator[None]:
     """Raise `NoDescriptorsLeft`, which names the limit, if the block fails because descriptors have run out."""
     try:
         yield
     except OSError as error:
         is_explained = isinstance(error, SwiftLoaderError) or error.__cause__ is not None  # with a cause: a worker's
         if error.errno in (errno.EMFILE, errno.ENFILE) and not is_explained:
-            raise why_there_are_none(error.errno) from error
+            raise out_of_descriptors_error(error.errno) from error
         raise
 
 
-def move_up(descriptor: int) -> int:
+def avoid_std_streams(descriptor: int) -> int:
     """Return the descriptor itself if it is 3 or higher, else a duplicate that is. Takes ownership of `descriptor`.
 
     Raises:
@@ -74,7 +74,7 @@ def move_up(descriptor: int) -> int:
     if descriptor >= _FIRST:
         return descriptor
     try:
-        with explained():
+        with explaining_limits():
             return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
     finally:
         os.close(descriptor)
@@ -82,19 +82,19 @@ def move_up(descriptor: int) -> int:
 
 def new_eventfd(count: int = 0) -> int:
     """Return a new eventfd. It is readable while its count isn't 0."""
-    with explained():
-        return move_up(os.eventfd(count, os.EFD_CLOEXEC))
+    with explaining_limits():
+        return avoid_std_streams(os.eventfd(count, os.EFD_CLOEXEC))
 
 
 def new_memfd(name: str) -> int:
     """Return a new anonymous file that can be sealed."""
-    with explained():
-        return move_up(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    with explaining_limits():
+        return avoid_std_streams(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
 
 
 def new_epoll() -> select.epoll:
     """Return a new epoll object."""
-    with explained():
+    with explaining_limits():
         epoll = select.epoll()
         if epoll.fileno() >= _FIRST:
             return epoll
@@ -106,38 +106,38 @@ def new_epoll() -> select.epoll:
 
 def open_pidfd(pid: int) -> int:
     """Return a new pidfd for a process."""
-    with explained():
-        return move_up(os.pidfd_open(pid))
+    with explaining_limits():
+        return avoid_std_streams(os.pidfd_open(pid))
 
 
 def duplicate(descriptor: int) -> int:
     """Return a duplicate of a descriptor, which the caller owns."""
-    with explained():
+    with explaining_limits():
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
 
 
 def new_pipe() -> tuple[int, int]:
     """Return the two ends of a new pipe: first the one to read from, then the one to write to."""
-    with explained():
-        return _both_up(*os.pipe())
+    with explaining_limits():
+        return _both_avoid_std_streams(*os.pipe())
 
 
 def new_socketpair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
     """Return a new pair of connected Unix sockets."""
-    with explained():
+    with explaining_limits():
         one, other = socket.socketpair(socket.AF_UNIX, kind)
-        first, second = _both_up(one.detach(), other.detach())
+        first, second = _both_avoid_std_streams(one.detach(), other.detach())
         return socket.socket(socket.AF_UNIX, kind, 0, first), socket.socket(socket.AF_UNIX, kind, 0, second)
 
 
-def _both_up(one: int, other: int) -> tuple[int, int]:
+def _both_avoid_std_streams(one: int, other: int) -> tuple[int, int]:
     try:
-        one = move_up(one)
+        one = avoid_std_streams(one)
     except BaseException:
         os.close(other)
         raise
     try:
-        return one, move_up(other)
+        return one, avoid_std_streams(other)
     except BaseException:
         os.close(one)
         raise

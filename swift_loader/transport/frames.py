@@ -38,8 +38,8 @@ class Kind(IntEnum):
     SKIPPED = 16  # worker -> trainer: the task belonged to an abandoned epoch
     PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
     SAMPLE_FAILED = 18  # worker -> trainer: this sample failed; the next batch is without it
-    VERIFY = 19  # trainer -> worker or template: why may the reported samples differ from those of another build?
-    VERIFIED = 20  # worker or template -> trainer: the answer to VERIFY
+    RECHECK = 19  # trainer -> worker or template: why may the reported samples differ from those of another build?
+    RECHECKED = 20  # worker or template -> trainer: the answer to RECHECK
     SEGMENT_GONE = 21  # worker -> trainer: no more batches will be in that memory
 
 

@@ -34,13 +34,13 @@ __all__ = [
     "Forked",
     "NewPlan",
     "Ready",
+    "Recheck",
     "SampleFailed",
     "SegmentGone",
     "SegmentMade",
     "Stage",
     "Task",
     "Verdicts",
-    "Verify",
 ]
 
 NO_SLOT = 0xFFFFFFFF
@@ -196,18 +196,18 @@ class Ready(PickledBody):
 
 
 @dataclass(slots=True)
-class Verify(FixedBody):
+class Recheck(FixedBody):
     """Asks why the reported samples may differ from those of another build."""
 
-    KIND = Kind.VERIFY
+    KIND = Kind.RECHECK
     LAYOUT = struct.Struct("")
 
 
 @dataclass(slots=True)
 class Verdicts(PickledBody):
-    """The answer to VERIFY."""
+    """The answer to RECHECK."""
 
-    KIND = Kind.VERIFIED
+    KIND = Kind.RECHECKED
 
     by_index: dict[int, Verdict]
 

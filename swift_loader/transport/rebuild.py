@@ -200,4 +200,4 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def nothing() -> None:
-    """Return None. `Trial` pickles a call of this in place of objects that need no check."""
+    """Return None. `DryRunPickler` pickles a call of this in place of objects that need no check."""

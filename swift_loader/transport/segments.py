@@ -37,8 +37,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 def capacity_for(nbytes: int) -> int:
     """Return the size of a segment for a batch of `nbytes`: up to 1/8 more, so that similar batches can reuse it."""
-    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
-    return -(-nbytes // step) * step
+    unit = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // unit) * unit
 
 
 class Segment:

@@ -67,7 +67,7 @@ class FreeSlots:
             return None
         return self._free.pop(best)
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Take a slot back.
 
         Raises:
@@ -88,7 +88,7 @@ class FreeSlots:
             raise KeyError(slot)
         del self._capacities[slot]
 
-    def give_up(self) -> list[int]:
+    def evict(self) -> list[int]:
         """Forget the free slots that no longer fit recent requests, and return them."""
         if self._num_taken % SMALL_AFTER or not self._free:  # checking now and then is enough
             return []

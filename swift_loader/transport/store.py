@@ -27,7 +27,7 @@ class SlotStore(Protocol):
         """Return a slot of at least `nbytes` and its memory."""
         ...
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Take back a slot."""
         ...
 
@@ -48,16 +48,16 @@ class SegmentStore:
             SharedMemoryFull: A new segment is needed, and there is not enough memory.
         """
         slot = self._free.take(nbytes)
-        for unfit in self._free.give_up():
+        for unfit in self._free.evict():
             del self._segments[unfit]
             self._channel.send(SegmentGone(unfit).pack())
         if slot is None:
             slot = self._make(capacity_for(nbytes))
         return slot, self._segments[slot].array()
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Take back a slot whose batch isn't used any more."""
-        self._free.give(slot)
+        self._free.release(slot)
 
     def retire(self, slot: int) -> None:
         """Unmap a slot that the trainer has already unmapped."""
@@ -89,5 +89,5 @@ class HeapStore:
         self.memory = np.empty(nbytes, np.uint8)
         return 0, self.memory
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Do nothing: the last reference frees the memory."""

@@ -139,15 +139,15 @@ class PrefetchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
-        self._known.set_epoch(epoch)
+        self._state_owner.set_epoch(epoch)
 
     def state_dict(self) -> Any:
         """Return the loader's state after the last batch that the loop got; {} if the loader has no state."""
-        return self._known.state_dict()
+        return self._state_owner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at this state with the next pass. An iterator already in use becomes invalid."""
-        self._known.load_state_dict(state)
+        self._state_owner.load_state_dict(state)
 
     @property
     def mixup_enabled(self) -> bool:
@@ -195,7 +195,7 @@ class PrefetchLoader:
     # ------------------------------------------------------------------------------------------------------------------
 
     @property
-    def _known(self) -> Any:
+    def _state_owner(self) -> Any:
         """The object that knows how many batches the loop has got."""
         return self.loader if self._source is None else self._source
 

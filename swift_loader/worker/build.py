@@ -27,7 +27,7 @@ from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
 from swift_loader.worker.seeding import Rng, Seeding
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 
 __all__ = ["BatchBuilder"]
 
@@ -37,7 +37,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 @dataclass(slots=True)
-class _Lap:
+class _StageTimes:
     """Clock readings between the stages of one batch, in ns."""
 
     start: int
@@ -52,7 +52,7 @@ class BatchBuilder:
         self,
         dataset: Any,
         num_samples: int,
-        setup: WorkerSetup,
+        spec: WorkerSpec,
         definitions: Definitions,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
@@ -61,18 +61,18 @@ class BatchBuilder:
         Args:
             dataset: A map-style dataset.
             num_samples: The dataset's length.
-            setup: The options that workers need.
+            spec: The options that workers need.
             definitions: Numbered as in the trainer.
             is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
         """
         self._num_samples = num_samples
-        options = setup.options
+        options = spec.options
         self._collate = collate_into(options.collate_fn)
         self._batch_encoder = options.batch_encoder
         self.definitions = definitions
         """Numbered as in the trainer."""
-        self._plan = PlanReader(Plan.of(num_samples, setup.plan))
-        self._seeding = Seeding(options.rng, by_sample=setup.draws and options.rng is Rng.SAMPLE)
+        self._plan = PlanReader(Plan.of(num_samples, spec.plan))
+        self._seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
         self._fetcher = Fetcher(dataset, num_samples, options.on_error, self._seeding, definitions, is_interrupt)
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
@@ -83,7 +83,7 @@ class BatchBuilder:
         """Show how far the current batch is."""
         return self._fetcher.counters
 
-    def follow(self, plan: PlanSettings) -> None:
+    def use_plan(self, plan: PlanSettings) -> None:
         """Build the batches of another plan from now on."""
         self._plan = PlanReader(Plan.of(self._num_samples, plan))
 
@@ -102,18 +102,18 @@ class BatchBuilder:
         try:
             built = self._attempt(store, task, indices)
         except BaseException as error:
-            is_owed = self._seeding.end()
+            is_owed = self._seeding.needs_rebuild()
             if not is_owed or not isinstance(error, BuildError):
                 raise
         else:
-            if not self._seeding.end():
+            if not self._seeding.needs_rebuild():
                 return built
             if built.slot != NO_SLOT:
-                store.give(built.slot)
+                store.release(built.slot)
         try:
             return self._attempt(store, task, indices)
         finally:
-            self._seeding.end()
+            self._seeding.needs_rebuild()
 
     def _attempt(self, store: SlotStore, task: Task, indices: list[int]) -> Batch:
         self.failures = ()
@@ -121,17 +121,17 @@ class BatchBuilder:
         start = time.perf_counter_ns()
         fetched = self._fetcher.fetch(self._plan.plan.settings.order.seed, task.epoch, indices)
         failpoint(Failpoint.WORKER_FETCHED)
-        lap = _Lap(start, time.perf_counter_ns(), 0)
+        times = _StageTimes(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
         slot, memory = _take(store, expected) if expected else (NO_SLOT, _EMPTY)
         try:
             arena = Arena(memory)
-            encoded = self._collate_and_encode(fetched.samples, arena, lap)
+            encoded = self._collate_and_encode(fetched.samples, arena, times)
             failpoint(Failpoint.WORKER_BEFORE_COMMIT)
-            slot, meta_offset, inline = _settle(store, slot, arena, encoded)
+            slot, meta_offset, inline = _move_into_one_slot(store, slot, arena, encoded)
         except BaseException:
             if slot != NO_SLOT:
-                store.give(slot)
+                store.release(slot)
             raise
         self._sizes.append(arena.used)
         self.failures, num_samples = fetched.failures, len(fetched.samples)
@@ -145,20 +145,20 @@ class BatchBuilder:
             meta_offset,
             len(encoded.meta),
             num_samples,
-            lap.fetched - lap.start,
-            lap.collated - lap.fetched,
-            time.perf_counter_ns() - lap.collated,
+            times.fetched - times.start,
+            times.collated - times.fetched,
+            time.perf_counter_ns() - times.collated,
             arena.used,
         )
 
-    def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, lap: _Lap) -> Encoded:
+    def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, times: _StageTimes) -> Encoded:
         if self._seeding.by_sample:
             self._seeding.begin_collate()
         try:
             batch = self._collate(samples, arena)
         except Exception as error:
             raise BuildError(Stage.COLLATE) from error
-        lap.collated = time.perf_counter_ns()
+        times.collated = time.perf_counter_ns()
         failpoint(Failpoint.WORKER_COLLATED)
         try:
             if self._batch_encoder is None:
@@ -182,7 +182,7 @@ def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         raise BuildError(Stage.ENCODE) from error
 
 
-def _settle(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tuple[int, int, bytes]:
+def _move_into_one_slot(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tuple[int, int, bytes]:
     """Move a batch into a single slot, or into none if it has no bulk data.
 
     Returns:
@@ -197,5 +197,5 @@ def _settle(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tupl
     elif not arena.used:
         slot = NO_SLOT
     if outgrown != NO_SLOT:
-        store.give(outgrown)
+        store.release(outgrown)
     return slot, meta_offset, encoded.meta if inline else b""

@@ -17,17 +17,17 @@ from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork, report
+from swift_loader.worker.fingerprint import Rebuild, check_samples, check_samples_in_fork, chosen_indices, judge, report
 from swift_loader.worker.import_guard import importing
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import seed_for_worker
-from swift_loader.worker.spec import WorkerSetup, length_of
+from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
 
-__all__ = ["Content"]
+__all__ = ["DatasetBuilder"]
 
 
-class Content:
+class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
     def __init__(self, layout: PayloadLayout, segment: Segment, environment: Environment) -> None:
@@ -35,7 +35,7 @@ class Content:
         self._segment = segment
         """A private mapping. The payload's arrays are views of it, so it must stay."""
         self._environment = environment
-        self._setup: WorkerSetup | None = None
+        self._spec: WorkerSpec | None = None
         self._dataset: Any = None
         self._num_samples = 0
         self._build_s = 0.0
@@ -46,10 +46,10 @@ class Content:
         """Whether workers share the template's dataset. The template sets it."""
 
     @property
-    def setup(self) -> WorkerSetup:
+    def spec(self) -> WorkerSpec:
         """The options for workers; available after `read`."""
-        assert self._setup is not None, "the payload wasn't read"
-        return self._setup
+        assert self._spec is not None, "the payload wasn't read"
+        return self._spec
 
     def read(self) -> None:
         """Import the dataset's modules and read the payload. A dataset that is an instance is rebuilt here."""
@@ -58,7 +58,7 @@ class Content:
             for name in self._environment.modules:
                 with suppress(Exception):  # if something needs the module, importing it again raises a clear error
                     import_module(name)
-            self._setup, self.definitions = read_payload(self._layout, self._segment)
+            self._spec, self.definitions = read_payload(self._layout, self._segment)
         set_default_dtype(self._environment.torch_dtype)
         set_num_threads(1)  # torch's threads would outlive the constructor, and the process couldn't be forked
 
@@ -71,7 +71,7 @@ class Content:
 
     def drop(self) -> None:
         """Drop the dataset, and the payload's instance if there was one."""
-        self._dataset = self._setup = None
+        self._dataset = self._spec = None
         self.definitions = Definitions()
 
     def report(self) -> BuildReport:
@@ -80,11 +80,11 @@ class Content:
         If workers will share the dataset, the samples are fetched in a fork: a sample may open files, which all forks
         of this process would then share.
         """
-        look = look_in_fork if self.is_shared else look_at_samples
-        chosen = chosen_indices(self._num_samples) if self.setup.options.validate else []
-        looked = look(self._dataset, chosen, self.definitions)
-        self._draws = looked.draws
-        return report(self._num_samples, looked.checksums)
+        look = check_samples_in_fork if self.is_shared else check_samples
+        chosen = chosen_indices(self._num_samples) if self.spec.options.validate else []
+        sample_check = look(self._dataset, chosen, self.definitions)
+        self._draws = sample_check.draws
+        return report(self._num_samples, sample_check.checksums)
 
     def report_length(self) -> BuildReport:
         """Return a report with the dataset's length, without checksums."""
@@ -101,17 +101,17 @@ class Content:
         try:
             if self._dataset is None:
                 self.build()
-            plan = self.setup.plan
-            seed_for_worker(plan.order.seed, plan.rank, worker, self.setup.options.rng)
+            plan = self.spec.plan
+            seed_for_worker(plan.order.seed, plan.rank, worker, self.spec.options.rng)
         except Exception as error:
             channel.send(describe_failure(error, Stage.BUILD, self.definitions).pack())
             return
         set_num_threads(self._environment.torch_threads)
         reported = self.report_length() if self.is_shared else self.report()
-        setup = replace(self.setup, draws=self._draws)
+        spec = replace(self.spec, draws=self._draws)
         run_worker(
-            channel, BatchBuilder(self._dataset, self._num_samples, setup, self.definitions), reported, self.judge
+            channel, BatchBuilder(self._dataset, self._num_samples, spec, self.definitions), reported, self.judge
         )
 
     def _make(self) -> Any:
-        return self.setup.options.make_dataset()
+        return self.spec.options.make_dataset()

@@ -75,7 +75,7 @@ class Fetcher:
         """Returns one sample for an index."""
 
     def fetch(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
-        """Return the samples of a batch. Calls `Seeding.begin`; the caller calls `Seeding.end`.
+        """Return the samples of a batch. Calls `Seeding.begin`; the caller calls `Seeding.needs_rebuild`.
 
         Raises:
             BuildError: A sample failed, and it can't be skipped or replaced; `__cause__` is its exception.

@@ -30,7 +30,7 @@ from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group
 from swift_loader.worker.seeding import Rng, Seeding
 
-__all__ = ["Look", "Rebuild", "chosen_indices", "judge", "look_at_samples", "look_in_fork", "report"]
+__all__ = ["Rebuild", "SampleCheck", "check_samples", "check_samples_in_fork", "chosen_indices", "judge", "report"]
 
 _KEY = 0xF19E
 """Seed for the choice of samples, and for their random numbers."""
@@ -52,7 +52,7 @@ _JUDGE_BUDGET_S = 4.0
 """As `_BUDGET_S`, for a fork that runs after two builds differed."""
 
 
-class Look(NamedTuple):
+class SampleCheck(NamedTuple):
     """What a few samples show about a dataset."""
 
     checksums: Checksums = ()
@@ -71,9 +71,9 @@ def report(num_samples: int, checksums: Checksums = ()) -> BuildReport:
     return BuildReport(num_samples, hash("swift_loader"), checksums)
 
 
-def look_at_samples(
+def check_samples(
     dataset: Any, indices: Sequence[int], definitions: Definitions, budget_s: float = _BUDGET_S
-) -> Look:
+) -> SampleCheck:
     """Return the checksums of those samples that can be fetched and encoded. Stops when the budget is used up.
 
     Runs the user's code in this process. Restores the process's random generators afterwards.
@@ -85,25 +85,25 @@ def look_at_samples(
     with preserved_generators():
         for index in indices:
             checksum = _checksum(fetcher, index, definitions)
-            if seeding.end():  # the sample drew random numbers without a seed: fetch it again, with one
+            if seeding.needs_rebuild():  # the sample drew random numbers without a seed: fetch it again, with one
                 checksum = _checksum(fetcher, index, definitions)
-                seeding.end()
+                seeding.needs_rebuild()
             if checksum is not None:
                 taken.append((index, checksum))
             if time.monotonic() > deadline_s:
                 break
     in_bulk = hasattr(dataset, "__getitems__")  # it may draw nothing, even if a single sample does
-    return Look(tuple(taken), seeding.by_sample and not in_bulk)
+    return SampleCheck(tuple(taken), seeding.by_sample and not in_bulk)
 
 
-def look_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> Look:
+def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> SampleCheck:
     """Look at the samples in a fork, so that a sample that opens a file or kills the process does no harm here.
 
     If the fork takes too long, this returns an empty result. The fork isn't killed, because its sample may be writing a
     file. It ends by itself after that sample.
     """
-    looked = _in_fork(lambda: look_at_samples(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
-    return looked or Look()
+    sample_check = _in_fork(lambda: check_samples(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
+    return sample_check or SampleCheck()
 
 
 class Rebuild(NamedTuple):
@@ -114,10 +114,10 @@ class Rebuild(NamedTuple):
     """How long the first build took, in seconds."""
 
 
-def _look_later(look: Callable[[], Look]) -> Look:
+def _check_later(sample_check: Callable[[], SampleCheck]) -> SampleCheck:
     """Look after 1.1 s, so that a clock with a resolution of seconds has advanced."""
     poll().poll(1100)
-    return look()
+    return sample_check()
 
 
 def judge(
@@ -134,15 +134,15 @@ def judge(
     """
     indices = [index for index, _ in reported]
 
-    def look(source: Callable[[], Any]) -> Look:
-        return look_at_samples(source(), indices, definitions, _JUDGE_BUDGET_S)
+    def look(source: Callable[[], Any]) -> SampleCheck:
+        return check_samples(source(), indices, definitions, _JUDGE_BUDGET_S)
 
     looks = [look(lambda: dataset)] if fetch_here else []
     rebuilt = None
     with _kept_offsets():
         looks += filter(None, [_in_fork(lambda: look(lambda: dataset), _JUDGE_LIMIT_S)])
         if not _all_differ(looks, reported):  # if they all differ already, as with a process id, the verdict is known
-            later = _in_fork(lambda: _look_later(lambda: look(lambda: dataset)), _JUDGE_LIMIT_S)
+            later = _in_fork(lambda: _check_later(lambda: look(lambda: dataset)), _JUDGE_LIMIT_S)
             looks += filter(None, [later])
             rebuilt = _in_fork(lambda: look(again.make), _JUDGE_LIMIT_S + 2 * again.build_s)
     fetched = [dict(one.checksums) for one in looks]
@@ -150,7 +150,7 @@ def judge(
     return {index: _verdict(index, checksum, fetched, built) for index, checksum in reported}
 
 
-def _all_differ(looks: Sequence[Look], reported: Checksums) -> bool:
+def _all_differ(looks: Sequence[SampleCheck], reported: Checksums) -> bool:
     """Return whether each sample differed in at least one of the looks."""
     seen = [dict(one.checksums) for one in looks]
     return all(any(one.get(index, checksum) != checksum for one in seen) for index, checksum in reported)
@@ -166,7 +166,9 @@ def _verdict(index: int, checksum: int, fetched: list[dict[int, int]], rebuilt: 
 
 
 def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | None:
-    """Return the checksum of one sample; None if it fails or can't be encoded. The caller calls `Seeding.end`."""
+    """Return the checksum of one sample; None if it fails or can't be encoded. The caller calls
+    `Seeding.needs_rebuild`.
+    """
     try:
         samples = fetcher.fetch(_KEY, 0, [index]).samples
         arena = Arena(np.empty(0, np.uint8))
@@ -180,8 +182,10 @@ def _checksum(fetcher: Fetcher, index: int, definitions: Definitions) -> int | N
     return crc32(structure, crc32(memory.data))
 
 
-def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
-    """Run `look` in a fork and return its result; None if the fork dies or takes too long. A slow fork isn't killed."""
+def _in_fork(sample_check: Callable[[], SampleCheck], limit_s: float) -> SampleCheck | None:
+    """Run `sample_check` in a fork and return its result; None if the fork dies or takes too long. A slow fork isn't
+    killed.
+    """
     parent = os.getpid()
     receive, send = os.pipe()
     flush_streams()
@@ -190,7 +194,7 @@ def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
         try:
             die_with_parent(parent)
             lead_group()
-            checksums, draws = look()
+            checksums, draws = sample_check()
             os.write(send, np.array([draws, *chain.from_iterable(checksums)], np.uint64).tobytes())
         finally:
             os._exit(0)
@@ -207,7 +211,7 @@ def _in_fork(look: Callable[[], Look], limit_s: float) -> Look | None:
             end_group(pid)
             os.waitpid(pid, 0)
     draws, *numbers = np.frombuffer(data, np.uint64).tolist() or [0]
-    return Look(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws)) if data else None
+    return SampleCheck(tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(draws)) if data else None
 
 
 @contextmanager

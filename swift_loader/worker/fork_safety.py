@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-__all__ = ["Holdings"]
+__all__ = ["ForkHazards"]
 
 _MAX_SHOWN = 5
 
@@ -26,14 +26,14 @@ _STATELESS = frozenset(os.makedev(1, minor) for minor in (3, 5, 7, 8, 9))
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class ForkHazards:
     """Descriptors and threads of a process, without the loader's own."""
 
     descriptors: frozenset[str]
     threads: frozenset[str]
 
     @classmethod
-    def now(cls, own_descriptors: Iterable[int], own_threads: Iterable[int]) -> Holdings:
+    def now(cls, own_descriptors: Iterable[int], own_threads: Iterable[int]) -> ForkHazards:
         """Return this process's descriptors and threads, without the loader's own. Standard streams are included."""
         own = set(own_descriptors)
         described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
@@ -41,12 +41,12 @@ class Holdings:
         return cls(frozenset(filter(None, described)), frozenset(threads))
 
     @classmethod
-    def of_streams(cls) -> Holdings:
+    def of_streams(cls) -> ForkHazards:
         """Return the standard streams only. Forks share them in any case."""
         return cls(frozenset(filter(None, map(_describe, range(3)))), frozenset())
 
     @classmethod
-    def settled(cls, own_descriptors: Collection[int], own_threads: Collection[int]) -> Holdings:
+    def settled(cls, own_descriptors: Collection[int], own_threads: Collection[int]) -> ForkHazards:
         """Return what `now` returns, after waiting for ended threads to leave /proc: some ms after a join."""
         deadline_s = time.monotonic() + _SETTLING_S
         while True:
@@ -56,7 +56,7 @@ class Holdings:
                 return found
             select.poll().poll(_LOOK_EVERY_MS)
 
-    def beyond(self, before: Holdings, doing: str) -> str:
+    def beyond(self, before: ForkHazards, doing: str) -> str:
         """Describe what was opened and started since `before`; empty if nothing was. `doing` names the cause."""
         opened = sorted(self.descriptors - before.descriptors)
         started = len(self.threads - before.threads)

@@ -95,14 +95,14 @@ class _Worker:
         if frame.kind is Kind.PLAN:
             self._plans.append(NewPlan.unpack(frame))
             return
-        if frame.kind is Kind.VERIFY:
+        if frame.kind is Kind.RECHECK:
             self._channel.send(self._judge().pack())
             return
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")
         task = Task.unpack(frame)
         for slot in task.released:
-            self._store.give(slot)
+            self._store.release(slot)
         for slot in task.retired:
             self._store.retire(slot)
         self._queue.append(task)
@@ -110,7 +110,7 @@ class _Worker:
 
     def _answer(self, task: Task) -> Batch | Failure:
         while self._plans and self._plans[0].generation <= task.generation:
-            self._builder.follow(self._plans.popleft().settings)
+            self._builder.use_plan(self._plans.popleft().settings)
         try:
             batch = self._builder.build(self._store, task)
             self._report(self._builder.failures, task)

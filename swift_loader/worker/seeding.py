@@ -61,7 +61,7 @@ class Seeding:
         return self._by_sample
 
     def begin(self, fetching: Fetching) -> None:
-        """Seed for a batch. Call `end` after each `begin`."""
+        """Seed for a batch. Call `needs_rebuild` after each `begin`."""
         self._outer = _enter(fetching)
         if self._rng is not Rng.SAMPLE:
             return
@@ -99,7 +99,7 @@ class Seeding:
         if self._rng is Rng.SAMPLE:
             seed_generators(self._collate_key)
 
-    def end(self) -> bool:
+    def needs_rebuild(self) -> bool:
         """Return whether the batch must be built again, because samples drew random numbers without their seeds."""
         fetched = _enter(self._outer)
         if self._by_sample:

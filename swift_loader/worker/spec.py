@@ -17,7 +17,7 @@ from swift_loader.transport.by_value import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 
-__all__ = ["StartMethod", "WorkerOptions", "WorkerSetup", "length_of"]
+__all__ = ["StartMethod", "WorkerOptions", "WorkerSpec", "length_of"]
 
 
 class StartMethod(str, Enum):
@@ -92,7 +92,7 @@ def _check_dataset(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSetup:
+class WorkerSpec:
     """What is sent to the worker processes of a rank."""
 
     options: WorkerOptions

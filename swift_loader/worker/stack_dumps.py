@@ -15,13 +15,13 @@ import threading
 
 from swift_loader.transport.descriptors import new_eventfd
 
-__all__ = ["DUMP_SIGNAL", "Traces"]
+__all__ = ["DUMP_SIGNAL", "StackDumper"]
 
 DUMP_SIGNAL = signal.SIGURG
 """Ignored by default, so it does no harm to a process without the handler."""
 
 
-class Traces:
+class StackDumper:
     """Writes the stacks of all threads to a socket: when a byte arrives, on `DUMP_SIGNAL`, and on a fatal signal."""
 
     def __init__(self, descriptor: int) -> None:

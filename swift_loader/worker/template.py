@@ -4,7 +4,7 @@ It is single-threaded and owns no exclusive resource; that makes forking it safe
 
 * If importing the dataset's modules left open descriptors or threads, or building the dataset left threads, nothing is
   forked. Each worker is a separate interpreter, and keeps the dataset that it has built.
-* If building the dataset opened descriptors (an HDF5 file, a database), the spare takes over: a fork from before the
+* If building the dataset opened descriptors (an HDF5 file, a database), the fallback takes over: a fork from before the
   build. Each worker builds its own dataset.
 * Otherwise workers are forks that share the dataset.
 
@@ -36,13 +36,13 @@ from swift_loader.transport.messages import Built, Exited, Fork, Forked, Stage
 from swift_loader.transport.payload import PayloadLayout, read_environment
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.dataset_builder import Content
+from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fallback_template import Spare
-from swift_loader.worker.fork_safety import Holdings
+from swift_loader.worker.fallback_template import FallbackTemplate
+from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.process_exit import die_with_parent, end_group, end_process, flush_streams, lead_group
 from swift_loader.worker.spec import StartMethod
-from swift_loader.worker.stack_dumps import Traces
+from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.torch_settings import set_num_threads
 
 __all__ = ["main"]
@@ -57,7 +57,7 @@ def main() -> NoReturn:
     _open_standard_streams()
     for descriptor in (channel, traces):
         os.set_inheritable(descriptor, False)
-    _run_and_exit(partial(_be_template, Channel.from_descriptor(channel), Traces(traces)))
+    _run_and_exit(partial(_be_template, Channel.from_descriptor(channel), StackDumper(traces)))
 
 
 def _reset_signals() -> None:
@@ -79,16 +79,16 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
-def _be_template(channel: Channel, traces: Traces) -> int:
+def _be_template(channel: Channel, stack_dumper: StackDumper) -> int:
     """Serve the trainer until it hangs up; return the exit code."""
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)
-        return _set_up(channel, traces)
+        return _set_up(channel, stack_dumper)
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the trainer is gone
 
 
-def _set_up(channel: Channel, traces: Traces) -> int:
+def _set_up(channel: Channel, stack_dumper: StackDumper) -> int:
     """Receive the payload, build the dataset, and serve; return the exit code."""
     received = channel.receive()
     if received is None:
@@ -100,71 +100,73 @@ def _set_up(channel: Channel, traces: Traces) -> int:
     segment = Segment.attach(received.descriptors[0], layout.total_nbytes, private=True)
     environment = read_environment(layout, segment)
     sys.argv[:] = environment.argv
-    content = Content(layout, segment, environment)
-    streams = Holdings.of_streams()
-    traces.start()
+    dataset_builder = DatasetBuilder(layout, segment, environment)
+    streams = ForkHazards.of_streams()
+    stack_dumper.start()
     failpoint(Failpoint.TEMPLATE_SET_UP)
     try:
-        content.read()
+        dataset_builder.read()
     except Exception as error:
-        channel.send(describe_failure(error, Stage.BUILD, content.definitions).pack())
+        channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
         return 0
-    return _build(channel, content, traces, streams)
+    return _build(channel, dataset_builder, stack_dumper, streams)
 
 
-def _build(channel: Channel, content: Content, traces: Traces, streams: Holdings) -> int:
-    """Build the dataset, report whether it can be shared, and serve or let the spare serve; return the exit code."""
-    imported = Holdings.settled([channel.fileno(), *traces.descriptors], traces.thread_ids)
-    options = content.setup.options
+def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, streams: ForkHazards) -> int:
+    """Build the dataset, report whether it can be shared, and serve or let the fallback serve; return the exit code."""
+    imported = ForkHazards.settled([channel.fileno(), *stack_dumper.descriptors], stack_dumper.thread_ids)
+    options = dataset_builder.spec.options
     is_template = options.start_method is StartMethod.TEMPLATE
     unforkable = imported.beyond(streams, "importing its modules") if is_template else "start_method='spawn'"
-    spare = None
+    fallback = None
     if not unforkable:
-        traces.stop()  # the process must have a single thread when it is forked
-        spare = Spare.fork()
-        if spare is None:
-            return _serve(channel, content, traces, None)
-        traces.start()
+        stack_dumper.stop()  # the process must have a single thread when it is forked
+        fallback = FallbackTemplate.fork()
+        if fallback is None:
+            return _serve(channel, dataset_builder, stack_dumper, None)
+        stack_dumper.start()
     try:
-        content.build()
+        dataset_builder.build()
     except Exception as error:
-        channel.send(describe_failure(error, Stage.BUILD, content.definitions).pack())
-        if spare is not None:
-            spare.release()
+        channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
+        if fallback is not None:
+            fallback.release()
         return 0
-    own = [channel.fileno(), *traces.descriptors, *([spare.fileno()] if spare is not None else [])]
-    built = Holdings.settled(own, traces.thread_ids)
+    own = [channel.fileno(), *stack_dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
+    built = ForkHazards.settled(own, stack_dumper.thread_ids)
     reason = unforkable or built.beyond(imported, "building it")
     reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
-    traces.stop()
+    stack_dumper.stop()
     failpoint(Failpoint.TEMPLATE_BUILT)
-    content.is_shared = not reason
-    if spare is not None and reason and not built.threads:
-        channel.send(Built(content.report_length(), forkable=True, reason=reason).pack())
-        content.drop()
+    dataset_builder.is_shared = not reason
+    if fallback is not None and reason and not built.threads:
+        channel.send(Built(dataset_builder.report_length(), forkable=True, reason=reason).pack())
+        dataset_builder.drop()
         gc.collect()
         channel.close()
-        return _follow(spare.take_over())
-    if spare is not None:
-        spare.release()  # the dataset is shared; or it left threads, which would run on here if the spare served
-    report = content.report_length() if reason else content.report()
+        return _follow(fallback.take_over())
+    if fallback is not None:
+        fallback.release()  # the dataset is shared; or it left threads, which would run on here if the fallback served
+    report = dataset_builder.report_length() if reason else dataset_builder.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
-    return _serve(channel, content, traces, report)
+    return _serve(channel, dataset_builder, stack_dumper, report)
 
 
-def _serve(channel: Channel, content: Content, traces: Traces, reported: BuildReport | None) -> int:
+def _serve(
+    channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, reported: BuildReport | None
+) -> int:
     """Start workers on request until the trainer closes the channel."""
     set_num_threads(1)
     gc.collect()
     gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
-        _Template(channel, content, traces, reported).serve()
+        _Template(channel, dataset_builder, stack_dumper, reported).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
     return 0
 
 
 def _follow(exit_code: int) -> int:
-    """End the same way as the spare did, because the trainer sees only this process."""
+    """End the same way as the fallback did, because the trainer sees only this process."""
     if exit_code < 0:
         faulthandler.disable()
         with suppress(OSError):  # SIGKILL has no handler to reset
@@ -176,10 +178,12 @@ def _follow(exit_code: int) -> int:
 class _Template:
     """Forks workers on request, reaps them, and reports how they ended."""
 
-    def __init__(self, channel: Channel, content: Content, traces: Traces, reported: BuildReport | None) -> None:
+    def __init__(
+        self, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, reported: BuildReport | None
+    ) -> None:
         self._channel = channel
-        self._traces = traces
-        self._content = content
+        self._stack_dumper = stack_dumper
+        self._dataset_builder = dataset_builder
         self._reported = reported
         """The report about the dataset that the trainer got, if this process has the dataset."""
         self._children: dict[int, tuple[int, int]] = {}
@@ -204,8 +208,8 @@ class _Template:
         if received is None:
             return False
         frame = unpack_frame(received.data)
-        if frame.kind is Kind.VERIFY and self._reported is not None:
-            self._channel.send(self._content.judge(self._reported).pack())
+        if frame.kind is Kind.RECHECK and self._reported is not None:
+            self._channel.send(self._dataset_builder.judge(self._reported).pack())
             return True
         if frame.kind is not Kind.FORK or not received.descriptors:
             raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
@@ -214,7 +218,7 @@ class _Template:
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
             self._drop_own_descriptors()
-            _run_and_exit(partial(_be_worker, request.worker, channel, self._content, self._traces))
+            _run_and_exit(partial(_be_worker, request.worker, channel, self._dataset_builder, self._stack_dumper))
         stderr, traces = received.descriptors[1:]
         self._fork(request.worker, channel, stderr, traces)
         channel.close()  # only the worker may hold it, so that its death ends the stream
@@ -232,7 +236,7 @@ class _Template:
             self._drop_own_descriptors()
             os.dup2(stderr, 2)
             os.close(stderr)
-            _run_and_exit(partial(_be_worker, worker, channel, self._content, Traces(traces)))
+            _run_and_exit(partial(_be_worker, worker, channel, self._dataset_builder, StackDumper(traces)))
         pidfd = os.pidfd_open(pid)
         failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
@@ -255,12 +259,12 @@ class _Template:
         self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
-def _be_worker(worker: int, channel: Channel, content: Content, traces: Traces) -> int:
+def _be_worker(worker: int, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
     """Be a worker until it is told to stop; return the exit code."""
     identify(worker)
     failpoint(Failpoint.WORKER_BOOT)
-    traces.start()
-    content.run_worker(worker, channel)
+    stack_dumper.start()
+    dataset_builder.run_worker(worker, channel)
     return 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from swift_loader import SwiftLoader
 from swift_loader.device.pinning import PageLock
-from swift_loader.device.target import Destination
+from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from tests.datasets import Blocks
 from tests.device.fake import FakeDevice, Registry
@@ -37,8 +37,8 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             transfer.parts.append(moved)
             return moved
 
-        destination = Destination(to_device, lambda: device, page_lock)
-        monkeypatch.setattr("swift_loader.lifecycle.find_destination", lambda *_, **__: destination)
+        target = Target(to_device, lambda: device, page_lock)
+        monkeypatch.setattr("swift_loader.lifecycle.find_target", lambda *_, **__: target)
         loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
         started.append(loader)
         loader.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swift_loader.delivery.delivery import Delivery
-from swift_loader.device.in_flight import Copies
+from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import NoStream
 from swift_loader.device.transfer import Transfer
@@ -40,7 +40,7 @@ class Engine:
 
 
 def source_of(engine: Engine, depth: int = 1, num_batches: int = 6) -> PrefetchQueue:
-    return PrefetchQueue(engine, Copies(NoStream()), depth, num_batches)
+    return PrefetchQueue(engine, CopiesInFlight(NoStream()), depth, num_batches)
 
 
 def take_all(source: PrefetchQueue, count: int) -> list[Any]:
@@ -91,7 +91,7 @@ def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
                 raise KeyboardInterrupt
 
     engine = Engine()
-    source = PrefetchQueue(engine, Copies(Interrupted()), 2, 6)
+    source = PrefetchQueue(engine, CopiesInFlight(Interrupted()), 2, 6)
     found = take_all(source, 9)
     assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
     assert engine.num_pulled == 6

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swift_loader.device import move, streams, target
-from swift_loader.device.in_flight import Copies
+from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.streams import AcceleratorStream
 from swift_loader.device.target import mover
 
@@ -84,7 +84,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 
 def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for_it(api: Api) -> None:
-    copies = Copies(AcceleratorStream(THERE))
+    copies = CopiesInFlight(AcceleratorStream(THERE))
     issued = copies.issue(mover(THERE, None, None), {"x": torch.ones(2), "y": [torch.ones(3), "text"]})
     assert api.log == ["event on side"]
     copies.hand_over(issued)
@@ -92,7 +92,7 @@ def test_what_was_copied_is_the_loops_after_the_event_and_its_memory_is_kept_for
 
 
 def test_what_is_on_the_device_already_is_copied_on_the_loops_stream_before_the_copies(api: Api) -> None:
-    copies = Copies(AcceleratorStream(THERE))
+    copies = CopiesInFlight(AcceleratorStream(THERE))
     there = torch.empty(4, device=THERE)
     issued = copies.issue(mover(THERE, None, None), [there, torch.ones(2)])
     assert api.log == ["side waits for loop", "event on side"]
@@ -107,7 +107,7 @@ def test_a_function_of_ones_own_comes_after_what_its_batch_has_on_the_device(api
         return [tensor.to(device) for tensor in batch]
 
     batch = [torch.ones(2), torch.empty(4, device=THERE if is_there else "cpu")]
-    copies = Copies(AcceleratorStream(THERE))
+    copies = CopiesInFlight(AcceleratorStream(THERE))
     copies.hand_over(copies.issue(mover(THERE, to_device, None), batch))
     waits = [entry for entry in api.log[: api.log.index("moved")] if entry == "side waits for loop"]
     assert bool(waits) is is_there
@@ -115,7 +115,7 @@ def test_a_function_of_ones_own_comes_after_what_its_batch_has_on_the_device(api
 
 
 def test_steps_are_marked_on_the_loops_stream(api: Api) -> None:
-    copies = Copies(AcceleratorStream(THERE))
+    copies = CopiesInFlight(AcceleratorStream(THERE))
     copies.begin_step()
     assert api.log == ["event on loop"]
 
@@ -132,7 +132,7 @@ class Watched(list[Any]):
 
 def test_a_batch_is_searched_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watched, "num_searches", 0)
-    copies = Copies(AcceleratorStream(THERE))
+    copies = CopiesInFlight(AcceleratorStream(THERE))
     issued = copies.issue(mover(THERE, None, None), [torch.ones(2), Watched([torch.ones(3)])])
     copies.hand_over(issued)
     assert api.log[-1] == "(3,) kept for loop"
@@ -141,7 +141,7 @@ def test_a_batch_is_searched_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> 
 
 def num_calls_of(batch: Any, custom: Any = None) -> int:
     """Return how many functions are called to bring a batch to the device."""
-    copies, calls = Copies(AcceleratorStream(THERE)), 0
+    copies, calls = CopiesInFlight(AcceleratorStream(THERE)), 0
 
     def count(*_: Any) -> None:
         nonlocal calls

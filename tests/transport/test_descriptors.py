@@ -11,16 +11,16 @@ import pytest
 
 from swift_loader.errors import NoDescriptorsLeft
 from swift_loader.transport.descriptors import (
+    avoid_std_streams,
     duplicate,
-    explained,
-    move_up,
+    explaining_limits,
     new_epoll,
     new_eventfd,
     new_memfd,
     new_pipe,
     new_socketpair,
     open_pidfd,
-    why_there_are_none,
+    out_of_descriptors_error,
 )
 from tests.forked import run_in_fork
 
@@ -73,17 +73,17 @@ def test_a_shortage_is_explained_and_leaves_nothing_open(make: Callable[[], Any]
 
 def test_a_high_descriptor_is_kept() -> None:
     descriptor = new_memfd("test")
-    assert move_up(descriptor) == descriptor
+    assert avoid_std_streams(descriptor) == descriptor
     os.close(descriptor)
 
 
 def test_a_shortage_of_the_whole_system_is_told_from_one_of_the_process() -> None:
-    assert "see /proc/sys/fs/file-max" in str(why_there_are_none(errno.ENFILE))
-    assert "ulimit -n" in str(why_there_are_none())
+    assert "see /proc/sys/fs/file-max" in str(out_of_descriptors_error(errno.ENFILE))
+    assert "ulimit -n" in str(out_of_descriptors_error())
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "no such file"), why_there_are_none(), ValueError("x")])
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "no such file"), out_of_descriptors_error(), ValueError("x")])
 def test_other_errors_and_explained_ones_pass(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, explained():
+    with pytest.raises(type(error)) as caught, explaining_limits():
         raise error
     assert caught.value is error

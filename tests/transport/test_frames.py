@@ -34,7 +34,7 @@ def test_the_body_is_a_view_of_the_message() -> None:
 @settings(max_examples=300, deadline=None)
 def test_a_corrupted_byte_is_refused(kind: Kind, body: bytes, generation: int, flip: int, data: st.DataObject) -> None:
     message = bytearray(pack_frame(kind, body, generation))
-    places = [place for place in range(len(message)) if place not in PADDING_BYTES]
+    places = [worker_id for worker_id in range(len(message)) if worker_id not in PADDING_BYTES]
     message[data.draw(st.sampled_from(places))] ^= flip
     with pytest.raises(ProtocolError):
         unpack_frame(memoryview(message))

@@ -48,7 +48,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.FORKED: Forked(3, 1234),
     Kind.EXITED: Exited(3, -9),
     Kind.READY: Ready(4096, BuildReport(100, 7, ((3, 99),))),
-    Kind.VERIFIED: Verdicts({3: Verdict.CHANGED}),
+    Kind.RECHECKED: Verdicts({3: Verdict.CHANGED}),
     Kind.TASK: Task(1, 2, 3, 4, (8, -9, 8), (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
     Kind.SEGMENT_GONE: SegmentGone(3),
@@ -57,8 +57,8 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),
 }
-BARE = [Kind.SKIPPED, Kind.VERIFY]
-PICKLED = [Kind.BUILT, Kind.READY, Kind.VERIFIED, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
+BARE = [Kind.SKIPPED, Kind.RECHECK]
+PICKLED = [Kind.BUILT, Kind.READY, Kind.RECHECKED, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 

@@ -22,13 +22,13 @@ from swift_loader.transport.messages import (
     Fork,
     Forked,
     Ready,
+    Recheck,
     SampleFailed,
     SegmentGone,
     SegmentMade,
     Stage,
     Task,
     Verdicts,
-    Verify,
 )
 from swift_loader.transport.reports import BuildReport, Verdict
 
@@ -111,8 +111,8 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
         (Forked(1, 2), Kind.FORKED),
         (Exited(1, -9), Kind.EXITED),
         (Ready(1, BuildReport(1, 7)), Kind.READY),
-        (Verify(), Kind.VERIFY),
-        (Verdicts({3: Verdict.RANDOM}), Kind.VERIFIED),
+        (Recheck(), Kind.RECHECK),
+        (Verdicts({3: Verdict.RANDOM}), Kind.RECHECKED),
     ],
 )
 def test_each_message_has_its_kind(message: Message, kind: Kind) -> None:

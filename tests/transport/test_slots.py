@@ -35,13 +35,13 @@ def test_a_slot_in_use_is_never_handed_out_and_all_come_back(data: st.DataObject
             slot = data.draw(st.sampled_from(sorted(in_use)))
             in_use.remove(slot)
             if action == "give":
-                slots.give(slot)
+                slots.release(slot)
                 freed.append(slot)
             else:
                 slots.remove(slot)
         assert len(slots) == len(in_use) + len(freed)
     for slot in in_use:
-        slots.give(slot)
+        slots.release(slot)
     come_back = [slots.take(0) for _ in range(len(slots))]
     assert sorted(slot for slot in come_back if slot is not None) == sorted(in_use | set(freed))
     assert slots.take(0) is None
@@ -52,7 +52,7 @@ def test_the_most_recently_freed_slot_is_taken_first() -> None:
     for slot in range(3):
         slots.add(slot, 10)
     for slot in (1, 0, 2):
-        slots.give(slot)
+        slots.release(slot)
     assert [slots.take(10) for _ in range(4)] == [2, 0, 1, None]
 
 
@@ -60,9 +60,9 @@ def test_the_most_recently_freed_slot_is_taken_first() -> None:
 def test_a_slot_that_is_free_or_unknown_cannot_be_given_back_or_removed(slot: int) -> None:
     slots = FreeSlots()
     slots.add(0, 10)
-    slots.give(0)
+    slots.release(0)
     with pytest.raises(KeyError):
-        slots.give(slot)
+        slots.release(slot)
     with pytest.raises(KeyError):
         slots.remove(slot)
     assert repr(slots) == "<FreeSlots 1 of 1 free>"
@@ -75,14 +75,14 @@ def test_a_removed_slot_does_not_come_back() -> None:
     assert len(slots) == 0
     assert slots.take(0) is None
     with pytest.raises(KeyError):
-        slots.give(0)
+        slots.release(0)
 
 
 def slots_of(*capacities: int) -> FreeSlots:
     slots = FreeSlots()
     for slot, capacity in enumerate(capacities):
         slots.add(slot, capacity)
-        slots.give(slot)
+        slots.release(slot)
     return slots
 
 
@@ -91,11 +91,11 @@ def use(slots: FreeSlots, *needs: int) -> list[int]:
     given_up = []
     for nbytes in needs:
         taken = slots.take(nbytes)
-        given_up += slots.give_up()
+        given_up += slots.evict()
         if taken is None:
             taken = len(slots) + 1000 + len(given_up)
             slots.add(taken, nbytes)
-        slots.give(taken)
+        slots.release(taken)
     return given_up
 
 
@@ -133,5 +133,5 @@ def test_a_slot_in_use_is_not_given_up() -> None:
     taken = slots.take(10_000)
     assert taken == 1
     assert use(slots, *[20_000] * 2 * SMALL_AFTER) == [0]
-    slots.give(taken)
+    slots.release(taken)
     assert use(slots, *[20_000] * 2 * SMALL_AFTER) == [1]

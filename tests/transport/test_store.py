@@ -58,12 +58,12 @@ def test_a_slot_is_reused_once_it_is_given_back(ends: tuple[SegmentStore, Traine
     store, trainer = ends
     first, _ = store.take(100)
     second, _ = store.take(100)
-    store.give(first)
+    store.release(first)
     assert store.take(100)[0] == first != second
     trainer.listen()
     assert sorted(trainer.segments) == [first, second]
     with pytest.raises(KeyError):
-        store.give(99)
+        store.release(99)
 
 
 def test_a_retired_slot_is_not_used_again(ends: tuple[SegmentStore, Trainer]) -> None:
@@ -80,10 +80,10 @@ def test_a_retired_slot_is_not_used_again(ends: tuple[SegmentStore, Trainer]) ->
 def test_the_trainer_hears_of_slots_that_became_too_small(ends: tuple[SegmentStore, Trainer]) -> None:
     store, trainer = ends
     small, _ = store.take(100)
-    store.give(small)
+    store.release(small)
     for _ in range(2 * SMALL_AFTER):
         slot, _ = store.take(100_000)
-        store.give(slot)
+        store.release(slot)
     trainer.listen()
     assert trainer.gone == [small]
 
@@ -101,7 +101,7 @@ def test_a_segment_that_cannot_be_announced_leaves_no_descriptor(ends: tuple[Seg
 def test_each_slot_on_the_heap_is_new_memory() -> None:
     store = HeapStore()
     slot, first = store.take(10)
-    store.give(slot)
+    store.release(slot)
     _, second = store.take(10)
     assert store.memory is second
     assert not np.shares_memory(first, second)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from swift_loader.transport.dry_run import Trial
+from swift_loader.transport.dry_run import DryRunPickler
 from tests.datasets import Counting
 
 
-def tried(thing: object, known: tuple[object, ...] = ()) -> Trial:
-    trial = Trial(lambda other: any(other is one for one in known))
-    trial.dump(thing)
-    return trial
+def tried(thing: object, known: tuple[object, ...] = ()) -> DryRunPickler:
+    dry_run = DryRunPickler(lambda other: any(other is one for one in known))
+    dry_run.dump(thing)
+    return dry_run
 
 
 def local_class() -> type:
@@ -42,8 +42,8 @@ def test_code_that_must_be_sent_is_found_unless_the_receiver_has_it() -> None:
 
 @pytest.mark.parametrize("thing", [3, "text", {"a": [1, (2, None)]}, np.zeros(3), Counting, len])
 def test_containers_arrays_and_importable_code_run_no_code_of_the_script(thing: object) -> None:
-    trial = tried(thing)
-    assert (trial.runs_code, trial.found) == (False, [])
+    dry_run = tried(thing)
+    assert (dry_run.runs_code, dry_run.found) == (False, [])
 
 
 @pytest.mark.parametrize("make", [local_class(), lambda: np.array([local_class()()], object)])

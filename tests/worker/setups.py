@@ -7,15 +7,15 @@ from typing import Any
 from swift_loader import SwiftLoader
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 
 __all__ = ["ORDER", "setup_of"]
 
 ORDER = OrderSettings(seed=3, shuffle=False, window=0, run_length=1)
 
 
-def setup_of(**options: Any) -> WorkerSetup:
+def setup_of(**options: Any) -> WorkerSpec:
     """Return the setup for these options of a loader: batches of four in the dataset's order."""
     given = {"dataset": []} | options if "dataset_class" not in options else options
     workers = SwiftLoader(**given)._options.workers
-    return WorkerSetup(workers, PlanSettings(ORDER, 4, 1, 0, Uneven.PAD, drop_last=False))
+    return WorkerSpec(workers, PlanSettings(ORDER, 4, 1, 0, Uneven.PAD, drop_last=False))

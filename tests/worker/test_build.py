@@ -38,7 +38,7 @@ class Store:
         self.taken.add(len(self.memory) - 1)
         return len(self.memory) - 1, self.memory[-1]
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         self.taken.remove(slot)
 
     def read(self, batch: Batch) -> Any:
@@ -63,8 +63,8 @@ class Rows:
 
 
 def builder_of(dataset: Any, **options: Any) -> BatchBuilder:
-    setup = replace(SETUP, options=replace(SETUP.options, **options))
-    return BatchBuilder(dataset, len(dataset), setup, Definitions())
+    spec = replace(SETUP, options=replace(SETUP.options, **options))
+    return BatchBuilder(dataset, len(dataset), spec, Definitions())
 
 
 def test_each_batch_is_in_one_slot() -> None:
@@ -155,6 +155,6 @@ def test_a_single_large_batch_does_not_make_the_following_slots_large() -> None:
 
 def test_another_plan_gives_other_batches() -> None:
     builder, store = builder_of(Rows()), Store()
-    builder.follow(replace(SETUP.plan, batch_size=2))
+    builder.use_plan(replace(SETUP.plan, batch_size=2))
     assert (store.read(builder.build(store, Task(1, 0, 0, 3)))[:, 0] == [6, 7]).all()
     assert builder.counters.samples == []

@@ -16,9 +16,9 @@ from swift_loader.transport.messages import Failure, Ready, Stage
 from swift_loader.transport.payload import Environment, read_environment, write_payload
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.dataset_builder import Content
+from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.import_guard import refuse_nesting
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 from tests.forked import run_in_fork
 from tests.worker.setups import setup_of
 
@@ -41,23 +41,23 @@ class Broken:
         raise KeyError("no such file")
 
 
-def check(source: dict[str, Any], examine: Callable[[Content], object], **environment: Any) -> None:
+def check(source: dict[str, Any], examine: Callable[[DatasetBuilder], object], **environment: Any) -> None:
     """Let a fork examine the content that another process would have received."""
-    setup: WorkerSetup = setup_of(**source)
-    layout, descriptor, _ = write_payload(setup, Environment(["train.py"], **environment))
+    spec: WorkerSpec = setup_of(**source)
+    layout, descriptor, _ = write_payload(spec, Environment(["train.py"], **environment))
     segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
-    content = Content(layout, segment, read_environment(layout, segment))
-    assert run_in_fork(lambda: examine(content)) == 0
+    dataset_builder = DatasetBuilder(layout, segment, read_environment(layout, segment))
+    assert run_in_fork(lambda: examine(dataset_builder)) == 0
 
 
 def test_the_settings_of_the_trainer_are_copied() -> None:
-    def examine(content: Content) -> None:
-        content.read()
+    def examine(dataset_builder: DatasetBuilder) -> None:
+        dataset_builder.read()
         assert sys.getrecursionlimit() == 54321
         assert torch.get_default_dtype() is torch.float64
         assert torch.get_num_threads() == 1
         assert "json.tool" in sys.modules
-        assert content.setup.options.dataset_class is Squares
+        assert dataset_builder.spec.options.dataset_class is Squares
         refuse_nesting()
 
     modules = ("json.tool", "no_such_module")
@@ -68,23 +68,23 @@ def test_the_settings_of_the_trainer_are_copied() -> None:
 def test_a_recursion_limit_is_not_lowered() -> None:
     before = sys.getrecursionlimit()
 
-    def examine(content: Content) -> None:
-        content.read()
+    def examine(dataset_builder: DatasetBuilder) -> None:
+        dataset_builder.read()
         assert sys.getrecursionlimit() == before
 
     check({"dataset_class": Squares}, examine, recursion_limit=10)
 
 
 def test_the_reports_have_the_length_and_the_same_checksums() -> None:
-    def examine(content: Content) -> None:
-        content.read()
-        content.build()
-        assert content.report_length() == BuildReport(9, hash("swift_loader"))
-        report = content.report()
+    def examine(dataset_builder: DatasetBuilder) -> None:
+        dataset_builder.read()
+        dataset_builder.build()
+        assert dataset_builder.report_length() == BuildReport(9, hash("swift_loader"))
+        report = dataset_builder.report()
         assert report.num_samples == 9
         assert report.checksums
-        content.is_shared = True
-        shared = content.report()
+        dataset_builder.is_shared = True
+        shared = dataset_builder.report()
         both = min(len(report.checksums), len(shared.checksums))
         assert both
         assert shared.checksums[:both] == report.checksums[:both]
@@ -93,32 +93,32 @@ def test_the_reports_have_the_length_and_the_same_checksums() -> None:
 
 
 def test_the_dataset_can_be_dropped_and_built_anew() -> None:
-    def examine(content: Content) -> None:
-        content.read()
-        content.build()
-        content.drop()
-        content.read()
-        content.build()
-        assert content.report_length().num_samples == 9
+    def examine(dataset_builder: DatasetBuilder) -> None:
+        dataset_builder.read()
+        dataset_builder.build()
+        dataset_builder.drop()
+        dataset_builder.read()
+        dataset_builder.build()
+        assert dataset_builder.report_length().num_samples == 9
 
     check({"dataset": Squares()}, examine)
 
 
 def test_samples_that_change_with_each_fetch_are_judged_unstable() -> None:
-    def examine(content: Content) -> None:
-        content.read()
-        content.build()
-        verdicts = content.judge(content.report()).by_index
+    def examine(dataset_builder: DatasetBuilder) -> None:
+        dataset_builder.read()
+        dataset_builder.build()
+        verdicts = dataset_builder.judge(dataset_builder.report()).by_index
         assert set(verdicts.values()) == {Verdict.UNSTABLE}
 
     check({"dataset_class": Unstable}, examine)
 
 
 def test_a_worker_without_a_dataset_builds_one_and_reports_what_that_raises() -> None:
-    def examine(content: Content) -> None:
+    def examine(dataset_builder: DatasetBuilder) -> None:
         ours, theirs = Channel.pair()
-        content.read()
-        content.run_worker(0, theirs)
+        dataset_builder.read()
+        dataset_builder.run_worker(0, theirs)
         received = ours.receive()
         assert received is not None
         failure = Failure.unpack(unpack_frame(received.data))
@@ -129,15 +129,15 @@ def test_a_worker_without_a_dataset_builds_one_and_reports_what_that_raises() ->
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_worker_reports_checksums_unless_it_shares_the_templates_dataset(is_shared: bool) -> None:
-    def examine(content: Content) -> None:
+    def examine(dataset_builder: DatasetBuilder) -> None:
         ours, theirs = Channel.pair()
-        content.read()
+        dataset_builder.read()
         if is_shared:
-            content.build()
-            content.is_shared = True
+            dataset_builder.build()
+            dataset_builder.is_shared = True
         if not os.fork():
             ours.close()
-            content.run_worker(0, theirs)
+            dataset_builder.run_worker(0, theirs)
             os._exit(0)
         theirs.close()
         received = ours.receive()

@@ -28,7 +28,7 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 
 SEED = 3
 
@@ -118,8 +118,8 @@ def make_builder(
         return [0]
 
     options = SwiftLoader(dataset=dataset)._options.workers
-    setup = WorkerSetup(replace(options, rng=rng, collate_fn=keep, on_error=on_error), plan)
-    return BatchBuilder(dataset, len(dataset), setup, Definitions()), batches
+    spec = WorkerSpec(replace(options, rng=rng, collate_fn=keep, on_error=on_error), plan)
+    return BatchBuilder(dataset, len(dataset), spec, Definitions()), batches
 
 
 def build(dataset: Any, on_error: OnError, step: int = 0, *, before: Sequence[int] = (), **options: Any) -> Built:
@@ -164,7 +164,7 @@ def test_skipped_samples_are_missing_and_all_others_are_as_ever(kind: Any, draw:
     good = [index for index in planned if index not in bad]
     assert built.indices == good
     if good:
-        assert built.failures == [(place, index, None) for place, index in enumerate(planned) if index in bad]
+        assert built.failures == [(worker_id, index, None) for worker_id, index in enumerate(planned) if index in bad]
         assert built.error is None
     else:
         assert isinstance(built.error, TooManyErrors)
@@ -195,7 +195,9 @@ def test_replacements_follow_from_the_index_and_are_as_they_are_elsewhere(kind: 
         return
     expected = [others.get(index, index) for index in planned]
     assert built.indices == expected
-    assert built.failures == [(place, index, others[index]) for place, index in enumerate(planned) if index in others]
+    assert built.failures == [
+        (worker_id, index, others[index]) for worker_id, index in enumerate(planned) if index in others
+    ]
     if kind is not BulkOnly:
         alone = [
             build(Single(num_samples, frozenset(), draw), OnError.RAISE, int(i or 0), batch_size=1) for i in expected

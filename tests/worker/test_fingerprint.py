@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.reports import Verdict
-from swift_loader.worker.fingerprint import Rebuild, chosen_indices, judge, look_at_samples, look_in_fork
+from swift_loader.worker.fingerprint import Rebuild, check_samples, check_samples_in_fork, chosen_indices, judge
 from tests import datasets
 
 
 def look(dataset: Any, **options: Any) -> Any:
     options.setdefault("budget_s", 5.0)
-    return look_at_samples(dataset, chosen_indices(len(dataset)), Definitions(), **options)
+    return check_samples(dataset, chosen_indices(len(dataset)), Definitions(), **options)
 
 
 @given(num_samples=st.integers(0, 2**62))
@@ -36,7 +36,7 @@ def test_the_samples_are_within_the_dataset_few_and_always_the_same(num_samples:
 def test_two_builds_of_a_dataset_look_alike(kind: Any) -> None:
     assert len(look(kind()).checksums) == 6
     assert look(kind()) == look(kind())
-    in_fork = look_in_fork(kind(), chosen_indices(100), Definitions())
+    in_fork = check_samples_in_fork(kind(), chosen_indices(100), Definitions())
     assert set(in_fork.checksums) <= set(look(kind()).checksums)
     assert in_fork.draws == look(kind()).draws
 
@@ -73,7 +73,7 @@ def test_slow_samples_are_looked_at_once() -> None:
 @pytest.mark.parametrize("deed", ["SIGKILL", "exit-3"])
 def test_a_fork_that_ends_is_no_harm(deed: str) -> None:
     dataset = datasets.Misbehaving(100, at=chosen_indices(100)[0], deed=deed)
-    assert look_in_fork(dataset, chosen_indices(100), Definitions()).checksums == ()
+    assert check_samples_in_fork(dataset, chosen_indices(100), Definitions()).checksums == ()
 
 
 def test_a_fork_that_takes_long_is_not_waited_for_and_not_ended_in_the_midst_of_a_sample(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_fork_that_takes_long_is_not_waited_for_and_not_ended_in_the_midst_of_
             return {"id": index}
 
     began_s = time.monotonic()
-    assert look_in_fork(WritesACache(), chosen_indices(100), Definitions()).checksums == ()
+    assert check_samples_in_fork(WritesACache(), chosen_indices(100), Definitions()).checksums == ()
     assert time.monotonic() - began_s < 0.6
     os.waitpid(-1, 0)
     assert (tmp_path / "cache").read_text() == "half and whole"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.worker.fork_safety import Holdings
+from swift_loader.worker.fork_safety import ForkHazards
 
 
-def now(*own: int) -> Holdings:
-    return Holdings.now(own, [])
+def now(*own: int) -> ForkHazards:
+    return ForkHazards.now(own, [])
 
 
 def test_what_was_opened_is_named(tmp_path: Path) -> None:
@@ -46,19 +46,19 @@ def test_a_thread_that_runs_counts_unless_it_is_the_loaders() -> None:
     try:
         assert now().beyond(before, "building it") == "building it left 1 threads running"
         assert thread.native_id is not None
-        assert Holdings.now([], [thread.native_id]).beyond(before, "building it") == ""
+        assert ForkHazards.now([], [thread.native_id]).beyond(before, "building it") == ""
     finally:
         go.set()
         thread.join()
-    assert Holdings.settled([], []).beyond(before, "building it") == ""
+    assert ForkHazards.settled([], []).beyond(before, "building it") == ""
 
 
 def test_both_causes_are_named() -> None:
-    found = Holdings(frozenset({"9 (file)"}), frozenset({"17"}))
-    text = found.beyond(Holdings(frozenset(), frozenset()), "building it")
+    found = ForkHazards(frozenset({"9 (file)"}), frozenset({"17"}))
+    text = found.beyond(ForkHazards(frozenset(), frozenset()), "building it")
     assert text == "building it opened descriptors 9 (file); building it left 1 threads running"
 
 
 def test_the_standard_streams_are_those_below_3() -> None:
-    assert Holdings.of_streams().descriptors <= now().descriptors
-    assert all(int(described.split()[0]) < 3 for described in Holdings.of_streams().descriptors)
+    assert ForkHazards.of_streams().descriptors <= now().descriptors
+    assert all(int(described.split()[0]) < 3 for described in ForkHazards.of_streams().descriptors)

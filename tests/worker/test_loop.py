@@ -18,14 +18,14 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, SampleFailed, Stage, Task, Verdicts, Verify
+from swift_loader.transport.messages import Batch, Failure, NewPlan, Recheck, SampleFailed, Stage, Task, Verdicts
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 
 NUM_SAMPLES = 20
 
@@ -69,13 +69,13 @@ def judge(report: BuildReport) -> Verdicts:
 def answers(dataset: Any, sent: Sequence[bytes], *, draws: bool = False, **options: Any) -> list[Frame]:
     """Return what a worker sends in answer to these messages, which are all there before it reads the first."""
     of_loader = SwiftLoader(dataset=dataset, rng="sample", collate_fn=as_list, validate=False)._options.workers
-    setup = WorkerSetup(replace(of_loader, **options), plan_of(), draws)
+    spec = WorkerSpec(replace(of_loader, **options), plan_of(), draws)
     ours, theirs = Channel.pair()
 
     def work() -> None:
         try:
             with preserved_generators():
-                builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
+                builder = BatchBuilder(dataset, len(dataset), spec, Definitions())
                 run_worker(theirs, builder, BuildReport(len(dataset), 0), judge)
         finally:
             theirs.close()
@@ -183,7 +183,7 @@ def test_a_plan_holds_from_its_generation_on() -> None:
 
 
 def test_a_worker_says_why_its_samples_may_differ() -> None:
-    [frame] = answers(Numbers(), [Verify().pack()])
+    [frame] = answers(Numbers(), [Recheck().pack()])
     assert Verdicts.unpack(frame) == judge(BuildReport(NUM_SAMPLES, 0))
 
 

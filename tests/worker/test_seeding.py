@@ -22,7 +22,7 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng, Seeding, seed_for_construction, seed_for_worker
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 from tests.worker.draws import DRAWS
 
 
@@ -59,8 +59,8 @@ class Builder:
             self.batches.append(collate_fn(samples))
             return [0]
 
-        setup = WorkerSetup(replace(SwiftLoader(dataset=dataset)._options.workers, rng=rng, collate_fn=keep), plan)
-        self.builder = BatchBuilder(dataset, len(dataset), setup, Definitions())
+        spec = WorkerSpec(replace(SwiftLoader(dataset=dataset)._options.workers, rng=rng, collate_fn=keep), plan)
+        self.builder = BatchBuilder(dataset, len(dataset), spec, Definitions())
 
     def build(self, step: int, epoch: int = 0) -> Any:
         with preserved_generators():
@@ -318,6 +318,6 @@ def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkey
         monkeypatch.delitem(sys.modules, "torch")
         seeding.begin(Fetching(1, 0, [0, 1], []))
         monkeypatch.setitem(sys.modules, "torch", torch)
-        assert seeding.end(), "torch came in the midst of a batch, so nobody had seeded it"
+        assert seeding.needs_rebuild(), "torch came in the midst of a batch, so nobody had seeded it"
         seeding.begin(Fetching(1, 0, [0, 1], []))
-        assert not seeding.end()
+        assert not seeding.needs_rebuild()

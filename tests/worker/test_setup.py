@@ -38,10 +38,10 @@ def test_the_modules_are_those_that_can_be_imported() -> None:
     def local(batch: Any) -> bytes:
         return bytes(batch)
 
-    setup = setup_of(
+    spec = setup_of(
         dataset_class=datasets.Counting, collate_fn=default_collate, batch_encoder=local, batch_decoder=local
     )
-    assert setup.modules == ("tests.datasets", "swift_loader.batch.collate")
+    assert spec.modules == ("tests.datasets", "swift_loader.batch.collate")
     assert setup_of(dataset=datasets.Counting()).modules == ("tests.datasets",)
 
 

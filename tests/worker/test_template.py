@@ -14,9 +14,9 @@ import pytest
 
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Ready, Stage, Verify
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Ready, Recheck, Stage
 from swift_loader.transport.payload import Environment, write_payload
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 from tests import datasets
 from tests.helpers import ROOT
 from tests.worker.setups import setup_of
@@ -41,8 +41,8 @@ class Template:
         )
         theirs.close()
         other.close()
-        setup: WorkerSetup = setup_of(**source, **options)
-        layout, descriptor, _ = write_payload(setup, Environment(["train.py"]))
+        spec: WorkerSpec = setup_of(**source, **options)
+        layout, descriptor, _ = write_payload(spec, Environment(["train.py"]))
         self.send(layout.pack(), descriptor)
 
     def send(self, message: bytes, *descriptors: int) -> None:
@@ -104,10 +104,10 @@ def test_workers_share_the_dataset_that_the_template_has_built(templates: list[T
         channel, _ = template.start_worker(worker)
         channels.append(channel)
         assert ready_of(channel).report.checksums == ()
-    template.send(Verify().pack())
+    template.send(Recheck().pack())
     received = template.channel.receive()
     assert received is not None
-    assert unpack_frame(received.data).kind is Kind.VERIFIED
+    assert unpack_frame(received.data).kind is Kind.RECHECKED
     for channel in channels:
         channel.close()
     assert sorted(template.receive(Exited)[0].worker for _ in range(2)) == [0, 1]

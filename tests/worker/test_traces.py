@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_loader.worker.stack_dumps import DUMP_SIGNAL, Traces
+from swift_loader.worker.stack_dumps import DUMP_SIGNAL, StackDumper
 from tests.forked import LIMIT_S, run_in_fork
 
 
@@ -31,15 +31,15 @@ def test_the_stacks_of_all_threads_come_on_request(pair: tuple[socket.socket, so
 
     def work() -> None:
         ours.close()
-        traces = Traces(theirs.fileno())
-        traces.start()
-        assert len(traces.thread_ids) == 1
-        assert len(traces.descriptors) == 2
+        stack_dumper = StackDumper(theirs.fileno())
+        stack_dumper.start()
+        assert len(stack_dumper.thread_ids) == 1
+        assert len(stack_dumper.descriptors) == 2
         os.eventfd_read(told)
-        traces.stop()
-        traces.stop()
-        assert traces.thread_ids == []
-        assert traces.descriptors == [theirs.fileno()]
+        stack_dumper.stop()
+        stack_dumper.stop()
+        assert stack_dumper.thread_ids == []
+        assert stack_dumper.descriptors == [theirs.fileno()]
         assert threading.active_count() == 1
 
     told = os.eventfd(0)
@@ -76,7 +76,7 @@ def test_the_stacks_come_on_a_signal(number: signal.Signals, pair: tuple[socket.
 
     def work() -> None:
         ours.close()
-        Traces(theirs.fileno())
+        StackDumper(theirs.fileno())
         signal.raise_signal(number)
 
     exit_code = run_in_fork(work)

@@ -19,7 +19,7 @@ import swift_loader
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
 from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
-__all__ = ["Witness"]
+__all__ = ["Diagnostics"]
 
 MAX_LINES = 20
 MAX_KEPT_BYTES = 4096
@@ -48,7 +48,7 @@ _STATES = {
 }
 
 
-class Witness:
+class Diagnostics:
     """The trainer's ends of the pipes for a process's stderr and stacks."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Witness:
         self._stderr = self._traces = -1
 
     def __repr__(self) -> str:
-        return f"<Witness of {self._num_kept} bytes of stderr>"
+        return f"<Diagnostics of {self._num_kept} bytes of stderr>"
 
 
 def _read(descriptor: int, at_most: int) -> bytes | None:

@@ -1,6 +1,6 @@
 """An event loop for one thread: waits for descriptors and calls a function when one is readable.
 
-Any other thread can wake it with `poke`.
+Any other thread can wake it with `wake`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EventLoop:
             self.run_once(left_s)
         return True
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting thread, so that it checks whether it is done. Thread-safe. Does nothing once closed."""
         if not self.is_closed:
             os.eventfd_write(self._wake, 1)

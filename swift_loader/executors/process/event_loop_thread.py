@@ -19,7 +19,7 @@ from typing import TypeVar
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.event_loop import EventLoop
 
-__all__ = ["OrderThread", "Stopped"]
+__all__ = ["EventLoopThread", "Stopped"]
 
 JOIN_LIMIT_S = 2.0
 
@@ -37,7 +37,7 @@ class _State(Enum):
     STOPPED = "stopped"
 
 
-class OrderThread:
+class EventLoopThread:
     """Runs orders one after another. The thread starts with the first order."""
 
     def __init__(self, look_after: Callable[[], None], on_failure: Callable[[BaseException], None]) -> None:
@@ -52,7 +52,7 @@ class OrderThread:
         self.lock = threading.RLock()
         """Guards the state. Held while a process starts, so that none is started after `stop`."""
         self._state = _State.OPEN
-        self._orders: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._look_after = look_after
         self._on_failure = on_failure
         self._thread: threading.Thread | None = None
@@ -66,7 +66,7 @@ class OrderThread:
         """Whether it takes orders."""
         return self._state is _State.OPEN and self._failure is None
 
-    def order(self, task: Callable[[], Result]) -> Future[Result]:
+    def call(self, task: Callable[[], Result]) -> Future[Result]:
         """Run a task on the thread. The future holds its result.
 
         Raises:
@@ -97,19 +97,19 @@ class OrderThread:
         with self.lock:
             if self._state is not _State.OPEN:
                 return False
-            self._orders.append(order)
-        self.loop.poke()
+            self._calls.append(order)
+        self.loop.wake()
         return True
 
     def stop(self) -> None:
         """Take no more orders, and wait for none. The caller holds the lock."""
         self._state = _State.STOPPING
-        self.loop.poke()
+        self.loop.wake()
 
     def end(self) -> None:
         """End the thread. The processes must have ended."""
         self._state = _State.STOPPED
-        self.loop.poke()
+        self.loop.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             # With a limit: if a signal handler closes the loader, its thread may hold a lock that this one waits for.
             self._thread.join(JOIN_LIMIT_S)
@@ -134,9 +134,9 @@ class OrderThread:
     def _run(self) -> None:
         try:
             while self._state is _State.OPEN:
-                self._carry_out_orders()
+                self._run_calls()
                 self._look_after()
-                if not self._orders:  # orders may have arrived meanwhile
+                if not self._calls:  # orders may have arrived meanwhile
                     self.loop.run_once()
         except Stopped:
             pass
@@ -150,15 +150,15 @@ class OrderThread:
                 self._give_up_orders()
         self._give_up_orders()
 
-    def _carry_out_orders(self) -> None:
-        while self._orders:
-            self._orders.popleft()()
+    def _run_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
 
     def _give_up_orders(self) -> None:
         """Carry out the orders, so that the threads that wait for them get an error. The others may raise `Stopped`."""
-        while self._orders:
+        while self._calls:
             with contextlib.suppress(Stopped):
-                self._orders.popleft()()
+                self._calls.popleft()()
 
     def __repr__(self) -> str:
-        return f"<OrderThread {self._state.value}, {len(self._orders)} orders>"
+        return f"<EventLoopThread {self._state.value}, {len(self._calls)} orders>"

@@ -26,7 +26,6 @@ from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import (
-    Casualty,
     Kill,
     Reap,
     Replace,
@@ -34,6 +33,7 @@ from swift_loader.scheduler.actions import (
     Send,
     Stall,
     TemplateLost,
+    WorkerLost,
 )
 from swift_loader.transport.segments import Segment
 
@@ -77,7 +77,7 @@ class ProcessExecutor:
         self._log = log
         self._on_segment = on_segment
         self._running: _Running | None = None
-        self._plan: tuple[int, PlanSettings] = (0, supervisor.setup.plan)
+        self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
         """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
         dispatch lock uses it."""
 
@@ -95,7 +95,7 @@ class ProcessExecutor:
         templates = supervisor.templates
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")
-        plan = Plan.of(num_samples, supervisor.setup.plan)
+        plan = Plan.of(num_samples, supervisor.spec.plan)
         explainer = Explainer(settings, plan, templates.definitions, build_s)
         batches = BatchReader(templates.definitions, settings.batch_decoder)
         reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment)
@@ -180,19 +180,19 @@ class ProcessExecutor:
             return self._supervisor.replace(worker)
         return []
 
-    def error_of(self, cause: Casualty | Stall | BaseException) -> BaseException:
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         explainer = self.running.explainer
         if isinstance(cause, Stall):
             return explainer.no_worker_error(cause)
-        return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, Casualty) else cause
+        return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, WorkerLost) else cause
 
-    def notice_of(self, about: Casualty | Stall | TemplateLost) -> str:
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
         explainer = self.running.explainer
         if isinstance(about, TemplateLost):
             return explainer.template_replacement(about)
-        if isinstance(about, Casualty):
+        if isinstance(about, WorkerLost):
             return explainer.replacement(about, self._worker(about.worker))
         if about.worker is None:
             return f"{explainer.no_worker(about)}, for {self._supervisor.settings.stall_warning_s:g} s now"

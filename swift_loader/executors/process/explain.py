@@ -8,7 +8,7 @@ from swift_loader.executors.process.deaths import attached, died, how_it_ended
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Casualty, Send, Stall, TemplateLost
+from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import IndexWork, Work
@@ -35,7 +35,9 @@ class Explainer:
 
     def who(self, worker: WorkerHandle) -> str:
         """Return place, rank and pid of a worker."""
-        return f"worker {worker.place} of {self._settings.num_workers} (rank {self._rank}, pid {worker.process.pid})"
+        return (
+            f"worker {worker.worker_id} of {self._settings.num_workers} (rank {self._rank}, pid {worker.process.pid})"
+        )
 
     def indices(self, work: Work) -> list[int]:
         """Return the dataset indices of a batch of the current plan."""
@@ -60,16 +62,16 @@ class Explainer:
     def failure(self, failure: Failure, worker: WorkerHandle) -> Exception:
         """Return the exception for a failure of the user's code in a worker."""
         is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage is not Stage.BUILD
-        where = f", {self._place(worker.tasks[0])}" if is_known else ""
+        where = f", {self._batch_of(worker.tasks[0])}" if is_known else ""
         return rebuild(failure, self.who(worker), self._definitions, where)
 
     def sample_failure(self, failed: SampleFailed, worker: WorkerHandle) -> SampleFailure:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""
         task = worker.tasks[0]
-        error = rebuild(failed.failure, self.who(worker), self._definitions, f", {self._place(task)}")
+        error = rebuild(failed.failure, self.who(worker), self._definitions, f", {self._batch_of(task)}")
         return rebuild_sample(failed, task.work.epoch, task.work.step, error)
 
-    def _place(self, task: Send) -> str:
+    def _batch_of(self, task: Send) -> str:
         return self.batch(task.work, is_trial=not task.generation)
 
     # Workers that hang ------------------------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ class Explainer:
 
     # Workers that died ------------------------------------------------------------------------------------------------
 
-    def replacement(self, case: Casualty, worker: WorkerHandle) -> str:
+    def replacement(self, case: WorkerLost, worker: WorkerHandle) -> str:
         """Return the notice of a worker that died and is replaced."""
         hang, death = worker.hang, case.death
         how = how_it_ended(death.exit_code) if hang is None else hang.text
@@ -111,7 +113,7 @@ class Explainer:
         at_work = self._at_work(case) if hang is None else ""
         return f"{self.who(worker)} {how}{at_work}. It is replaced ({self._count(case)}), and nothing is lost{left}"
 
-    def death(self, case: Casualty, worker: WorkerHandle) -> SwiftLoaderError:
+    def death(self, case: WorkerLost, worker: WorkerHandle) -> SwiftLoaderError:
         """Return the error for a worker that died and isn't replaced."""
         hang, death = worker.hang, case.death
         batches = "batch is" if case.num_lost == 1 else "batches are"
@@ -127,13 +129,13 @@ class Explainer:
         """Return the notice of a template that died and is replaced."""
         return f"{case.error}\nIt is replaced ({self._count(case)}) together with its workers, and nothing is lost"
 
-    def _at_work(self, case: Casualty) -> str:
+    def _at_work(self, case: WorkerLost) -> str:
         return "" if case.work is None else f"; it was building {self.batch(case.work, is_trial=case.is_trial)}"
 
-    def _count(self, case: Casualty | TemplateLost) -> str:
+    def _count(self, case: WorkerLost | TemplateLost) -> str:
         return f"{case.num_in_a_row} of worker_restarts={self._settings.max_restarts} in a row"
 
-    def _reason(self, case: Casualty) -> str:
+    def _reason(self, case: WorkerLost) -> str:
         if case.decision is Decision.BATCH_IS_TO_BLAME:
             return "The batch has ended two workers, so it isn't tried a third time: look at its samples"
         max_restarts = self._settings.max_restarts

@@ -167,7 +167,7 @@ class Inbox:
                 return
             raise
         self.forget(worker)
-        events.append(Disconnected(worker.serial, worker.place))
+        events.append(Disconnected(worker.serial, worker.worker_id))
 
     def __repr__(self) -> str:
         return f"<Inbox of {len(set(self._workers.values()))} workers>"
@@ -206,7 +206,7 @@ class Inboxes:
 
     def _inboxes_of(self, worker: WorkerHandle) -> list[Inbox]:
         threads = self._of_threads
-        return [*self.all[:1], *([threads[worker.place % len(threads)]] if threads else [])]
+        return [*self.all[:1], *([threads[worker.worker_id % len(threads)]] if threads else [])]
 
     def close(self) -> None:
         """Close all inboxes."""

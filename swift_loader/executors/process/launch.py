@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import swift_loader
-from swift_loader.transport.descriptors import explained, move_up
+from swift_loader.transport.descriptors import avoid_std_streams, explaining_limits
 
 __all__ = ["Launch"]
 
@@ -134,5 +134,5 @@ def _working_directory() -> str | None:
 
 
 def _open_directory() -> int:
-    with explained():
-        return move_up(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    with explaining_limits():
+        return avoid_std_streams(os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

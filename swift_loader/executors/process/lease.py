@@ -1,8 +1,8 @@
 """Notices when nobody uses a batch any more.
 
-All arrays and tensors of a batch are views of one `_Lease`. The user may slice them, keep a part and drop the rest.
-When the last view dies, the lease dies, and its slot goes back to the worker. If the trainer forked in between, the
-slot is retired instead, because the child may still use it. A lease may die on any thread, wherever Python drops a
+All arrays and tensors of a batch are views of one `_LeasedMemory`. The user may slice them, keep a part and drop the
+rest. When the last view dies, the lease dies, and its slot goes back to the worker. If the trainer forked in between,
+the slot is retired instead, because the child may still use it. A lease may die on any thread, wherever Python drops a
 reference. So its end takes no lock: it only removes from a dict and appends to a deque, which are both atomic.
 """
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from swift_loader.executors.process.forks import FORKS, Forks
 from swift_loader.transport.segments import Segment
 
-__all__ = ["LeaseBook", "Loan", "LoanState"]
+__all__ = ["Lease", "LeaseBook", "LeaseState"]
 
 MAX_HELD_BYTES = 1 << 30
 """What the user may keep of one worker's slots, in bytes. Beyond it, further batches are copied out. Batches that are
@@ -32,7 +32,7 @@ MAX_HELD_SLOTS = 512
 """The same limit as a count. Each slot is one mapping, and a process may have 65,530 mappings."""
 
 
-class LoanState(Enum):
+class LeaseState(Enum):
     """READY ─► TAKEN ─► KEPT; it may end in any of them."""
 
     READY = "ready"
@@ -44,24 +44,24 @@ class LoanState(Enum):
 
 
 @dataclass(slots=True)
-class Loan:
+class Lease:
     """A slot that a batch is in. Doesn't keep it."""
 
     nbytes: int
     num_wasted: int
     """How many of them the batch doesn't fill."""
-    state: LoanState = LoanState.READY
+    state: LeaseState = LeaseState.READY
 
     def take(self) -> None:
         """Note that the batch is on its way to the loop."""
-        self.state = LoanState.TAKEN
+        self.state = LeaseState.TAKEN
 
     def keep(self) -> None:
         """Note that it is the user's alone."""
-        self.state = LoanState.KEPT
+        self.state = LeaseState.KEPT
 
 
-class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+class _LeasedMemory(np.ndarray[Any, np.dtype[np.uint8]]):
     """The bytes of a slot. It lives as long as any view of them.
 
     A subclass of ndarray, because a NumPy view refers to the last array in a chain of plain arrays and skips those in
@@ -82,14 +82,14 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
     def __del__(self, _forks: Forks = FORKS) -> None:  # bound here: at exit, the module's names may be gone
         if self._book is not None:  # None: a view that the user made of the lease itself
-            self._book.end(self._slot, is_shared=_forks.may_have_seen(self._stamp))
+            self._book.release(self._slot, is_shared=_forks.may_have_seen(self._stamp))
 
 
 class LeaseBook:
     """The slots of one worker that batches are in."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Loan] = {}
+        self._held: dict[int, Lease] = {}
         """By slot."""
         self._largest = 0
         """Bytes of the largest slot so far."""
@@ -97,7 +97,7 @@ class LeaseBook:
         self._shared: deque[int] = deque()
         """Those of the ended that a forked child may have."""
 
-    def begin(self, slot: int, segment: Segment, used: int | None = None) -> NDArray[np.uint8]:
+    def lease(self, slot: int, segment: Segment, used: int | None = None) -> NDArray[np.uint8]:
         """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists.
 
         Args:
@@ -105,14 +105,14 @@ class LeaseBook:
             segment: Its memory.
             used: How many bytes of it the batch fills; by default all.
         """
-        lease = _Lease((segment.nbytes,), np.uint8, buffer=segment.memory)
-        self._held[slot] = Loan(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
+        leased = _LeasedMemory((segment.nbytes,), np.uint8, buffer=segment.memory)
+        self._held[slot] = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
         self._largest = max(self._largest, segment.nbytes)
-        lease.bind(self, slot, segment)
-        memory: NDArray[np.uint8] = lease
+        leased.bind(self, slot, segment)
+        memory: NDArray[np.uint8] = leased
         return memory
 
-    def loan(self, slot: int) -> Loan | None:
+    def lease_of(self, slot: int) -> Lease | None:
         """Return how a slot is in use; None if it isn't."""
         return self._held.get(slot)
 
@@ -122,9 +122,9 @@ class LeaseBook:
         held = (
             self._held.copy()
         )  # in one step: building a list of items may run the garbage collector, which may end a lease
-        return {slot for slot, loan in held.items() if loan.state is not LoanState.READY}
+        return {slot for slot, lease in held.items() if lease.state is not LeaseState.READY}
 
-    def end(self, slot: int, *, is_shared: bool = False) -> None:
+    def release(self, slot: int, *, is_shared: bool = False) -> None:
         """Note that a slot isn't in use any more; `is_shared` tells that a forked child may have it still."""
         self._held.pop(slot, None)
         (self._shared if is_shared else self._ended).append(slot)
@@ -143,8 +143,8 @@ class LeaseBook:
         num_held = len(self._held)
         if num_held < MAX_HELD_SLOTS and num_held * self._largest < min(MAX_WASTED_BYTES, MAX_HELD_BYTES):
             return False  # and there is nothing to sum up
-        kept = [loan for loan in list(self._held.values()) if loan.state is LoanState.KEPT]
-        num_bytes, num_wasted = sum(loan.nbytes for loan in kept), sum(loan.num_wasted for loan in kept)
+        kept = [lease for lease in list(self._held.values()) if lease.state is LeaseState.KEPT]
+        num_bytes, num_wasted = sum(lease.nbytes for lease in kept), sum(lease.num_wasted for lease in kept)
         return len(kept) >= MAX_HELD_SLOTS or num_bytes >= MAX_HELD_BYTES or num_wasted >= MAX_WASTED_BYTES
 
     def __repr__(self) -> str:

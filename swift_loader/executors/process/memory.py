@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.process.lease import LeaseBook, Loan
+from swift_loader.executors.process.lease import Lease, LeaseBook
 from swift_loader.transport.messages import MAX_SLOTS_PER_TASK, NO_SLOT, Batch
 from swift_loader.transport.segments import Segment
 
@@ -32,7 +32,7 @@ class ReturnedSlots(NamedTuple):
     """The worker may write to these again."""
     retired: list[int]
     """The worker must unmap these."""
-    given_up: list[Segment]
+    segments: list[Segment]
     """The memory of the retired slots. Unlocking and unmapping it takes a while, so drop it where nobody waits."""
 
 
@@ -69,34 +69,34 @@ class WorkerMemory:
             raise ProtocolError(f"a worker announced a batch in slot {batch.slot}, which doesn't exist")
         return segment
 
-    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Loan | None]:
-        """Return the memory of a batch, and the loan of its slot. It lasts as long as a view of the memory exists."""
+    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Lease | None]:
+        """Return the memory of a batch, and the lease of its slot. It lasts as long as a view of the memory exists."""
         segment = self.segment_of(batch)
         if segment is None:
             return np.empty(0, np.uint8), None
         used = min(batch.used_nbytes, segment.nbytes) or segment.nbytes
         if (used <= MAX_COPIED_BYTES and used * MIN_WASTE <= segment.nbytes) or self._leases.is_full:
             copied: NDArray[np.uint8] = segment.array()[:used].copy()
-            self._leases.end(batch.slot)
+            self._leases.release(batch.slot)
             return copied, None
-        memory = self._leases.begin(batch.slot, segment, used)
-        return memory, self._leases.loan(batch.slot)
+        memory = self._leases.lease(batch.slot, segment, used)
+        return memory, self._leases.lease_of(batch.slot)
 
     def discard(self, batch: Batch) -> None:
         """Free the slot of a batch that nobody needs any more."""
         if batch.slot != NO_SLOT:
-            self._leases.end(batch.slot)
+            self._leases.release(batch.slot)
 
     def take_returned(self) -> ReturnedSlots:
         """Return the slots that have come back since the last call, as far as one task can name them."""
         retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
-        given_up = [self._segments.pop(slot) for slot in retired]
+        segments = [self._segments.pop(slot) for slot in retired]
         ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
         for slot in self._surplus_of(ended) if len(self._segments) > self._max_segments else ():
             ended.remove(slot)
             retired.append(slot)
-            given_up.append(self._segments.pop(slot))
-        return ReturnedSlots(ended, retired, given_up)
+            segments.append(self._segments.pop(slot))
+        return ReturnedSlots(ended, retired, segments)
 
     def _surplus_of(self, ended: list[int]) -> list[int]:
         """Return the slots to retire, of those that have come back.
@@ -112,10 +112,10 @@ class WorkerMemory:
         smallest = sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]
         return [slot for slot in smallest if self._segments[slot].nbytes <= sizes[num_surplus - 1]]
 
-    def give_up(self) -> list[Segment]:
+    def take_segments(self) -> list[Segment]:
         """Return all segments and forget them. Batches that the user keeps stay valid."""
-        given_up, self._segments = list(self._segments.values()), {}
-        return given_up
+        segments, self._segments = list(self._segments.values()), {}
+        return segments
 
     def __repr__(self) -> str:
         return f"<WorkerMemory of {len(self._segments)} segments, {self._leases!r}>"

@@ -55,7 +55,7 @@ class MessageReader:
             Kind.SEGMENT: self._read_segment,
             Kind.SEGMENT_GONE: self._read_segment_gone,
             Kind.READY: self._read_ready,
-            Kind.VERIFIED: self._read_verified,
+            Kind.RECHECKED: self._read_rechecked,
             Kind.SAMPLE_FAILED: self._read_sample_failed,
             Kind.FAILURE: self._read_failure,
             Kind.SKIPPED: self._read_skipped,
@@ -100,14 +100,14 @@ class MessageReader:
         """Return the batch as views of its slot, or the error of decoding it, which is raised in the batch's place."""
         if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self._on_segment(segment)
-        memory, loan = worker.memory.lend(batch)
+        memory, lease = worker.memory.lend(batch)
         was_interrupted = False
         while True:
             try:
                 if not is_inference_mode():
-                    return Outcome(self._batches.read(batch, memory), loan)
+                    return Outcome(self._batches.read(batch, memory), lease)
                 with ordinary_tensors():
-                    return Outcome(self._batches.read(batch, memory), loan)
+                    return Outcome(self._batches.read(batch, memory), lease)
             except Exception as error:
                 if was_interrupted or not is_interrupt(error):
                     return error
@@ -128,17 +128,17 @@ class MessageReader:
         except DatasetMismatch as error:
             return ExecutorFailed(error)
         if not differing:
-            return Ready(worker.serial, worker.place)
-        worker.ask_to_verify(differing)
+            return Ready(worker.serial, worker.worker_id)
+        worker.ask_to_recheck(differing)
         return None
 
-    def _read_verified(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_rechecked(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
         verdicts = messages.Verdicts.unpack(frame).by_index
         try:
             self._datasets.settle(worker.suspected, verdicts, self._explainer.who(worker))
         except DatasetMismatch as error:
             return ExecutorFailed(error)
-        return Ready(worker.serial, worker.place)
+        return Ready(worker.serial, worker.worker_id)
 
     def _read_sample_failed(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event | None:
         failed = messages.SampleFailed.unpack(frame)

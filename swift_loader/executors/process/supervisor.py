@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from swift_loader.errors import WorkerDied
-from swift_loader.executors.process.event_loop_thread import OrderThread
+from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
@@ -29,7 +29,7 @@ from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, Template
 from swift_loader.transport.messages import Built
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.import_guard import refuse_nesting
-from swift_loader.worker.spec import WorkerSetup
+from swift_loader.worker.spec import WorkerSpec
 
 __all__ = ["Supervisor"]
 
@@ -42,13 +42,13 @@ Result = TypeVar("Result")
 class Supervisor:
     """Starts the processes, replaces those that the scheduler wants replaced, and stops them."""
 
-    def __init__(self, setup: WorkerSetup, settings: DeliveryOptions) -> None:
-        self.setup = setup
+    def __init__(self, spec: WorkerSpec, settings: DeliveryOptions) -> None:
+        self.spec = spec
         """Sent to the processes when they start."""
         self.settings = settings
         self.owner = ProcessOwner()
-        self._thread = OrderThread(self._look_after_template, self._note_failure)
-        self.templates = Templates(setup, self._thread, self._await_replacement)
+        self._thread = EventLoopThread(self._ensure_template, self._note_failure)
+        self.templates = Templates(spec, self._thread, self._await_replacement)
         self.workers = Workers(settings, self._thread, self.templates)
         self._building: Future[tuple[Built, float]] | None = None
         self._inboxes: Inboxes | None = None
@@ -68,7 +68,7 @@ class Supervisor:
         if self._building is None:
             refuse_nesting()
             self.templates.prepare()
-            self._building = self._thread.order(self.templates.build_first)
+            self._building = self._thread.call(self.templates.build_first)
 
     def start_template(
         self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
@@ -105,7 +105,7 @@ class Supervisor:
             self.workers.start_first(inboxes)
             self._inboxes = inboxes
 
-        self._thread.order(start).result()
+        self._thread.call(start).result()
 
     def reap(self, worker: WorkerHandle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""
@@ -128,7 +128,7 @@ class Supervisor:
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
         self._replaceable.release()
-        self._thread.loop.poke()
+        self._thread.loop.wake()
 
     def stop(self) -> None:
         """Stop all processes. Descriptors stay open, because other threads may wait on them."""
@@ -140,7 +140,7 @@ class Supervisor:
                 worker.channel.shutdown()
             stop_processes(worker.process.pidfd for worker in workers.values())
             for template in templates:
-                template.hang_up()
+                template.request_exit()
             stop_processes(template.pidfd for template in templates)
         finally:
             self._thread.end()
@@ -168,7 +168,7 @@ class Supervisor:
         if self._inboxes is not None:
             self._inboxes.posted.post(ExecutorFailed(error))
 
-    def _look_after_template(self) -> None:
+    def _ensure_template(self) -> None:
         """Replace the template that workers are forked from, if it is gone. Its workers are replaced one by one."""
         if self._inboxes is not None and self.templates.are_forkable:
             self.templates.living()
@@ -182,7 +182,7 @@ class Supervisor:
 
     def _reap(self, worker: WorkerHandle) -> None:
         process, inboxes = worker.process, self._inboxes
-        template, witness = process.template, process.witness
+        template, diagnostics = process.template, process.diagnostics
         assert inboxes is not None
         inboxes.forget(worker)  # again: if it ended as it was added, an inbox may have got it after the first time
         if process.pid == template.pid:
@@ -190,9 +190,11 @@ class Supervisor:
         else:
             self._thread.run_until(lambda: process.exit_code is not None or template.is_gone, EXIT_LIMIT_S)
         with_template = process.exit_code is None and template.is_gone and process.pid != template.pid
-        self._thread.loop.unwatch(witness.fileno())
-        death = Death(process.exit_code, worker.is_at_work, with_template, witness.last_traces(), witness.last_lines())
-        inboxes.posted.post(Ended(worker.serial, worker.place, death))
+        self._thread.loop.unwatch(diagnostics.fileno())
+        death = Death(
+            process.exit_code, worker.is_at_work, with_template, diagnostics.last_traces(), diagnostics.last_lines()
+        )
+        inboxes.posted.post(Ended(worker.serial, worker.worker_id, death))
 
     def _start_replacement(self, worker: WorkerHandle) -> None:
         template = worker.process.template
@@ -200,7 +202,7 @@ class Supervisor:
         if template.pid == worker.process.pid:
             self.templates.remove(template)
         if self._thread.is_open:
-            self.workers.start(worker.place)
+            self.workers.start(worker.worker_id)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._thread!r}, {len(self.templates.all)} templates, {len(self.workers.all)} workers>"

@@ -14,13 +14,13 @@ import signal
 import subprocess
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.process.diagnostics import Witness
+from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Verdicts, Verify
+from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Recheck, Verdicts
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import Verdict
 from swift_loader.worker.process_exit import end_group
@@ -34,14 +34,14 @@ _EXIT_WAIT_S = 0.5
 class WorkerProcess:
     """A process that serves as a worker: a fork of a template, or one that was a template itself."""
 
-    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, witness: Witness) -> None:
+    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, diagnostics: Diagnostics) -> None:
         self.serial = serial
         self.pid = pid
         self.pidfd = pidfd
         """Owned by this object. Readable once the process has ended."""
         self.template = template
         """The template that reports its exit code."""
-        self.witness = witness
+        self.diagnostics = diagnostics
         self.exit_code: int | None = None
         """Known once the template has reported it."""
 
@@ -57,7 +57,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Forward the rest of its stderr, then close the descriptors. Idempotent."""
-        self.witness.close()
+        self.diagnostics.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -67,16 +67,16 @@ class TemplateProcess:
     """A fresh interpreter that holds the dataset."""
 
     def __init__(self, launch: Launch) -> None:
-        self.witness = Witness()
+        self.diagnostics = Diagnostics()
         try:
             self._channel, theirs = Channel.pair()
         except BaseException:
-            self.witness.close()
+            self.diagnostics.close()
             raise
         self.answer: Built | Failure | None = None
         """Its report on the dataset, or why it couldn't build it."""
         self.verdicts: dict[int, Verdict] | None = None
-        """Its answer to `ask_to_verify`: why samples differ, by dataset index. None before it answered."""
+        """Its answer to `ask_to_recheck`: why samples differ, by dataset index. None before it answered."""
         self.reason = ""
         """Why we killed it; empty if we didn't."""
         self.is_gone = False
@@ -84,8 +84,8 @@ class TemplateProcess:
         self._workers: dict[int, WorkerProcess] = {}
         """Its workers that were claimed, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
-        self._requested: dict[int, Witness] = {}
-        stderr, traces = self.witness.their_ends
+        self._requested: dict[int, Diagnostics] = {}
+        stderr, traces = self.diagnostics.their_ends
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -98,11 +98,11 @@ class TemplateProcess:
                 self.is_gone = True
         except BaseException:
             self._channel.close()
-            self.witness.close()
+            self.diagnostics.close()
             raise
         finally:
             theirs.close()
-            self.witness.close_their_ends()
+            self.diagnostics.close_their_ends()
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
     @property
@@ -118,19 +118,19 @@ class TemplateProcess:
         """Send the template what to build. It gets its own copy of the descriptor."""
         self._send(layout.pack(), descriptor)
 
-    def ask_to_verify(self) -> None:
+    def ask_to_recheck(self) -> None:
         """Ask it why its samples differ from those of an earlier template."""
-        self._send(Verify().pack())
+        self._send(Recheck().pack())
 
-    def request_fork(self, serial: int, theirs: Channel, witness: Witness) -> None:
+    def request_fork(self, serial: int, theirs: Channel, diagnostics: Diagnostics) -> None:
         """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
-        self._requested[serial] = witness
-        self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *witness.their_ends)
+        self._requested[serial] = diagnostics
+        self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *diagnostics.their_ends)
 
     def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
         """Turn the template itself into a worker, and return the worker."""
         self._send(Fork(serial, in_place=True).pack(), theirs.fileno())
-        process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.witness)
+        process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.diagnostics)
         self._workers[serial] = process
         return process
 
@@ -177,7 +177,7 @@ class TemplateProcess:
         self.reason = reason
         self._process.kill()
 
-    def hang_up(self) -> None:
+    def request_exit(self) -> None:
         """Tell the template to exit. Idempotent and thread-safe."""
         self._channel.shutdown()
 
@@ -189,7 +189,7 @@ class TemplateProcess:
         """Close everything except claimed workers, which their owner closes. The process must have ended."""
         self._channel.close()
         self.wait_exit_code()
-        self.witness.close()
+        self.diagnostics.close()
         for process in self._unclaimed.values():
             process.close()
         if self.pidfd >= 0:
@@ -209,8 +209,8 @@ class TemplateProcess:
         frame, descriptors = unpack_frame(received.data), received.descriptors
         if frame.kind is Kind.FORKED and len(descriptors) == 1:
             forked = Forked.unpack(frame)
-            witness = self._requested.pop(forked.worker)
-            self._unclaimed[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, witness)
+            diagnostics = self._requested.pop(forked.worker)
+            self._unclaimed[forked.worker] = WorkerProcess(forked.worker, forked.pid, descriptors[0], self, diagnostics)
         elif frame.kind is Kind.EXITED:
             exited = Exited.unpack(frame)
             process = self._workers.get(exited.worker) or self._unclaimed.get(exited.worker)
@@ -220,7 +220,7 @@ class TemplateProcess:
             self.answer = Built.unpack(frame)
         elif frame.kind is Kind.FAILURE:
             self.answer = Failure.unpack(frame)
-        elif frame.kind is Kind.VERIFIED:
+        elif frame.kind is Kind.RECHECKED:
             self.verdicts = Verdicts.unpack(frame).by_index
         else:
             raise ProtocolError(

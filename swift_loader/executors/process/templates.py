@@ -15,15 +15,15 @@ from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.executors.failures import rebuild
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
-from swift_loader.executors.process.diagnostics import Witness
-from swift_loader.executors.process.event_loop_thread import OrderThread
+from swift_loader.executors.process.diagnostics import Diagnostics
+from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.template import TemplateProcess
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.descriptors import explained
+from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.messages import Built, Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
-from swift_loader.worker.spec import StartMethod, WorkerSetup
+from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 __all__ = ["Templates"]
 
@@ -32,16 +32,16 @@ class Templates:
     """Starts templates, compares their datasets and replaces those that die."""
 
     def __init__(
-        self, setup: WorkerSetup, thread: OrderThread, await_replacement: Callable[[WorkerDied], None]
+        self, spec: WorkerSpec, thread: EventLoopThread, await_replacement: Callable[[WorkerDied], None]
     ) -> None:
         """Get ready.
 
         Args:
-            setup: Sent to the templates.
+            spec: Sent to the templates.
             thread: The supervisor's.
             await_replacement: Called with the error that says how a template died. Returns if it is to be replaced.
         """
-        self.setup = setup
+        self.spec = spec
         """Sent to the templates."""
         self._thread = thread
         self._await_replacement = await_replacement
@@ -87,12 +87,12 @@ class Templates:
             os.close(descriptor)
 
     def _write_payload(self) -> tuple[PayloadLayout, int, Definitions]:
-        return write_payload(self.setup, Environment.of_this_process(self.setup.modules))
+        return write_payload(self.spec, Environment.of_this_process(self.spec.modules))
 
     def ask_for_stacks(self) -> str:
         """Return the Python stacks of the one that builds the dataset. Blocks for half a second at most."""
         templates = self.all
-        return templates[-1].witness.ask_for_stacks(templates[-1].pid, templates[-1].pidfd) if templates else ""
+        return templates[-1].diagnostics.ask_for_stacks(templates[-1].pid, templates[-1].pidfd) if templates else ""
 
     def close(self) -> None:
         """Close all handles. The processes must have ended. Idempotent."""
@@ -120,21 +120,21 @@ class Templates:
         assert self._launch is not None
         with self._thread.lock:
             self._thread.check_open()
-            with explained():
+            with explaining_limits():
                 template = TemplateProcess(self._launch)
             self.all = (*self.all, template)
-        self.watch(template.witness)
+        self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
             self._thread.loop.watch(descriptor, lambda: self._listen_to(template))
         template.send_setup(*self._payload)
         return template
 
-    def watch(self, witness: Witness) -> None:
+    def watch(self, diagnostics: Diagnostics) -> None:
         """Forward the stderr of a process."""
-        descriptor = witness.fileno()
+        descriptor = diagnostics.fileno()
 
         def forward() -> None:
-            if not witness.forward():
+            if not diagnostics.forward():
                 self._thread.loop.unwatch(descriptor)
 
         self._thread.loop.watch(descriptor, forward)
@@ -160,13 +160,13 @@ class Templates:
         return template.answer
 
     def _death_of(self, template: TemplateProcess) -> WorkerDied:
-        witness = template.witness
+        diagnostics = template.diagnostics
         return died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
             template.reason or "it builds the dataset and starts the workers",
-            traces=witness.last_traces(),
-            stderr=witness.last_lines(),
+            traces=diagnostics.last_traces(),
+            stderr=diagnostics.last_lines(),
         )
 
     def compare(self, template: TemplateProcess, built: Built) -> None:
@@ -183,14 +183,14 @@ class Templates:
                 f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"
             )
         if differing:
-            template.ask_to_verify()
+            template.ask_to_recheck()
             self._thread.run_until(lambda: template.verdicts is not None or template.is_gone)
             self.datasets.settle(differing, template.verdicts or {}, who)
 
     @property
     def are_forkable(self) -> bool:
         """Whether workers are forks of one template."""
-        forks = self.setup.options.start_method is StartMethod.TEMPLATE
+        forks = self.spec.options.start_method is StartMethod.TEMPLATE
         return forks and self.first is not None and self.first.forkable
 
     # Replacing --------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Templates:
 
     def remove(self, template: TemplateProcess) -> None:
         """Remove and close a template that is gone."""
-        for descriptor in (template.fileno(), template.pidfd, template.witness.fileno()):
+        for descriptor in (template.fileno(), template.pidfd, template.diagnostics.fileno()):
             self._thread.loop.unwatch(descriptor)
         with self._thread.lock:  # `stop` either has seen it, and closes it, or doesn't see it any more
             self._thread.check_open()

@@ -18,9 +18,9 @@ from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.work import IndexWork
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import CounterReader
-from swift_loader.transport.descriptors import why_there_are_none
+from swift_loader.transport.descriptors import out_of_descriptors_error
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import NewPlan, Ready, SegmentMade, Task, Verify
+from swift_loader.transport.messages import NewPlan, Ready, Recheck, SegmentMade, Task
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 
@@ -41,8 +41,10 @@ class Hang(NamedTuple):
 class WorkerHandle:
     """One worker, seen from the trainer."""
 
-    def __init__(self, place: int, serial: int, channel: Channel, process: WorkerProcess, memory: WorkerMemory) -> None:
-        self.place = place
+    def __init__(
+        self, worker_id: int, serial: int, channel: Channel, process: WorkerProcess, memory: WorkerMemory
+    ) -> None:
+        self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same place."""
         self.serial = serial
         """Unique among all workers of the loader."""
@@ -66,10 +68,10 @@ class WorkerHandle:
         self._counters = CounterReader(_only(descriptors, "a board"), self.process.pid, ready.length_address)
         return ready.report
 
-    def ask_to_verify(self, suspected: Sequence[int]) -> None:
+    def ask_to_recheck(self, suspected: Sequence[int]) -> None:
         """Ask it why these samples differ from those of another build."""
         self.suspected = suspected
-        self._send(Verify().pack())
+        self._send(Recheck().pack())
 
     def send(self, task: Send, generation: int, plan: PlanSettings) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
@@ -115,8 +117,8 @@ class WorkerHandle:
         return self.memory.add(made.slot, _only(descriptors, "a segment"), made.nbytes)
 
     def ask_for_stacks(self, *, by_force: bool = False) -> str:
-        """Return the Python stacks of all its threads, or why there are none. See `Witness.ask_for_stacks`."""
-        return self.process.witness.ask_for_stacks(self.process.pid, self.process.pidfd, by_force=by_force)
+        """Return the Python stacks of all its threads, or why there are none. See `Diagnostics.ask_for_stacks`."""
+        return self.process.diagnostics.ask_for_stacks(self.process.pid, self.process.pidfd, by_force=by_force)
 
     def close(self) -> list[Segment]:
         """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent.
@@ -127,7 +129,7 @@ class WorkerHandle:
         self.channel.close()
         self.process.close()
         self._counters = None
-        return self.memory.give_up()
+        return self.memory.take_segments()
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -137,7 +139,7 @@ class WorkerHandle:
                 raise
 
     def __repr__(self) -> str:
-        return f"<WorkerHandle {self.serial} in place {self.place}, pid {self.process.pid}, {self.memory!r}>"
+        return f"<WorkerHandle {self.serial} in place {self.worker_id}, pid {self.process.pid}, {self.memory!r}>"
 
 
 def _only(descriptors: list[int], what: str) -> int:
@@ -148,7 +150,7 @@ def _only(descriptors: list[int], what: str) -> int:
         ProtocolError: More than one came.
     """
     if not descriptors:
-        raise why_there_are_none()
+        raise out_of_descriptors_error()
     if len(descriptors) != 1:
         raise ProtocolError(f"{what} was announced with {len(descriptors)} descriptors")
     return descriptors[0]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from swift_loader.executors.process.diagnostics import Witness
-from swift_loader.executors.process.event_loop_thread import OrderThread
+from swift_loader.executors.process.diagnostics import Diagnostics
+from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
@@ -32,7 +32,7 @@ FORK_LIMIT_S = 30.0
 class Workers:
     """Starts the workers, and knows those that exist."""
 
-    def __init__(self, settings: DeliveryOptions, thread: OrderThread, templates: Templates) -> None:
+    def __init__(self, settings: DeliveryOptions, thread: EventLoopThread, templates: Templates) -> None:
         self._settings = settings
         self._thread = thread
         self._templates = templates
@@ -45,10 +45,10 @@ class Workers:
     def start_first(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""
         if self._templates.are_forkable:
-            for place in range(min(FIRST_WORKERS, self._settings.num_workers)):
-                self.start(place)
+            for worker_id in range(min(FIRST_WORKERS, self._settings.num_workers)):
+                self.start(worker_id)
         else:
-            self._convert_all()
+            self._turn_all_into_workers()
         for worker in self.all.values():
             inboxes.watch(worker)
         self._inboxes = inboxes
@@ -58,55 +58,55 @@ class Workers:
         if self._templates.are_forkable:
             self._thread.submit(partial(self._start_other, FIRST_WORKERS))
 
-    def _start_other(self, place: int) -> None:
-        if place < self._settings.num_workers and self._thread.is_open:
-            self.start(place)
-            self._thread.submit(partial(self._start_other, place + 1))  # after the deaths that came meanwhile
+    def _start_other(self, worker_id: int) -> None:
+        if worker_id < self._settings.num_workers and self._thread.is_open:
+            self.start(worker_id)
+            self._thread.submit(partial(self._start_other, worker_id + 1))  # after the deaths that came meanwhile
 
-    def start(self, place: int) -> None:
+    def start(self, worker_id: int) -> None:
         """Start a worker in this place."""
         if self._templates.are_forkable:
-            self._fork(self._templates.living(), place)
+            self._fork(self._templates.living(), worker_id)
         else:
-            self._convert(self._templates.build_another(), place)
+            self._turn_into_worker(self._templates.build_another(), worker_id)
 
     def remove(self, worker: WorkerHandle) -> None:
         """Forget a worker. Any thread that holds the thread's lock."""
         self.all = {serial: other for serial, other in self.all.items() if other is not worker}
 
-    def _convert_all(self) -> None:
+    def _turn_all_into_workers(self) -> None:
         places = range(self._settings.num_workers)
         while len(self._templates.all) < len(places):  # start all interpreters before waiting for the first one
             self._templates.add()
-        for place, template in zip(places, self._templates.all, strict=True):
+        for worker_id, template in zip(places, self._templates.all, strict=True):
             built = self._templates.wait_built(template)
-            if place:
+            if worker_id:
                 self._templates.compare(template, built)
-            self._convert(template, place)
+            self._turn_into_worker(template, worker_id)
 
-    def _fork(self, template: TemplateProcess, place: int) -> None:
+    def _fork(self, template: TemplateProcess, worker_id: int) -> None:
         while True:
-            serial, witness = self._num_started, Witness()
+            serial, diagnostics = self._num_started, Diagnostics()
             try:
                 ours, theirs = Channel.pair()
             except BaseException:
-                witness.close()
+                diagnostics.close()
                 raise
             try:
-                template.request_fork(serial, theirs, witness)
+                template.request_fork(serial, theirs, diagnostics)
                 theirs.close()
-                witness.close_their_ends()
+                diagnostics.close_their_ends()
                 process = self._wait_forked(template, serial)
             except BaseException:
                 theirs.close()
                 ours.close()
-                witness.close()
+                diagnostics.close()
                 raise
             if process is not None:
-                self._add_worker(place, ours, process)
+                self._add_worker(worker_id, ours, process)
                 return
             ours.close()
-            witness.close()
+            diagnostics.close()
             template = self._templates.living()
 
     def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
@@ -116,7 +116,7 @@ class Workers:
             self._thread.run_until(lambda: template.is_gone)
         return template.claim(serial)
 
-    def _convert(self, template: TemplateProcess, place: int) -> None:
+    def _turn_into_worker(self, template: TemplateProcess, worker_id: int) -> None:
         """Turn a template into a worker."""
         ours, theirs = Channel.pair()
         try:
@@ -126,14 +126,14 @@ class Workers:
             raise
         finally:
             theirs.close()
-        self._add_worker(place, ours, process)
+        self._add_worker(worker_id, ours, process)
 
-    def _add_worker(self, place: int, ours: Channel, process: WorkerProcess) -> None:
+    def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
         keep = self._settings.limits.max_of_worker(self._settings.num_workers) + SPARE_SEGMENTS
-        worker = WorkerHandle(place, self._num_started, ours, process, WorkerMemory(keep))
+        worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(keep))
         self._num_started += 1
         if process.pid != process.template.pid:
-            self._templates.watch(process.witness)
+            self._templates.watch(process.diagnostics)
         with self._thread.lock:
             self.all = {**self.all, worker.serial: worker}
         if self._inboxes is not None:

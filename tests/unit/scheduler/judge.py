@@ -56,7 +56,7 @@ class Setting:
 class Record:
     """What the judge knows about a worker."""
 
-    place: int
+    worker_id: int
     unanswered: deque[Send] = field(default_factory=deque)
     """Tasks that were decided, and whose answers weren't heard."""
     num_ready: int = 0
@@ -97,9 +97,9 @@ class Judge:
     def hear(self, event: Event, now_s: float) -> None:
         """Keep the books of answers and deaths."""
         if isinstance(event, Ready):
-            self.records[event.worker] = Record(event.place)
+            self.records[event.worker] = Record(event.worker_id)
         elif isinstance(event, Disconnected):
-            self.records.setdefault(event.worker, Record(event.place))
+            self.records.setdefault(event.worker, Record(event.worker_id))
         elif isinstance(event, (Built, Failed, Skipped, StreamEnded)):
             record = self.records[event.worker]
             task = record.unanswered.popleft()
@@ -107,7 +107,7 @@ class Judge:
             if task.generation == self.generation and isinstance(event, (Built, Failed)):
                 record.num_ready += 1
                 self.num_ready += 1
-                self.deaths_in_a_row.pop(record.place, None)
+                self.deaths_in_a_row.pop(record.worker_id, None)
                 self.deaths_in_a_row.pop(TEMPLATE, None)
                 self.deaths_by_work.pop(key_of(task.work), None)
         elif isinstance(event, TemplateEnded):
@@ -116,7 +116,7 @@ class Judge:
             record = self.records.pop(event.worker)
             if not event.death.with_template:
                 blamed = record.blamed if event.death.is_at_work else None
-                self.note_death(record.place, blamed)
+                self.note_death(record.worker_id, blamed)
                 num_lost = sum(task.generation == self.generation for task in record.unanswered)
                 self.last_death = blamed.work if blamed is not None else None, num_lost
 
@@ -128,11 +128,11 @@ class Judge:
             record.blamed = record.unanswered[0]
         record.is_closed = record.is_reaped = True
 
-    def note_death(self, place: int, task: Send | None) -> None:
+    def note_death(self, worker_id: int, task: Send | None) -> None:
         """Count a death, and say whether it is one too many."""
-        self.deaths_in_a_row[place] += 1
-        if self.deaths_in_a_row[place] > self.setting.max_restarts:
-            self.blamed.add("template" if place == TEMPLATE else Decision.TOO_MANY)
+        self.deaths_in_a_row[worker_id] += 1
+        if self.deaths_in_a_row[worker_id] > self.setting.max_restarts:
+            self.blamed.add("template" if worker_id == TEMPLATE else Decision.TOO_MANY)
         if task is not None:
             self.deaths_by_work[key_of(task.work)] += 1
             if self.setting.max_restarts and self.deaths_by_work[key_of(task.work)] >= 2:
@@ -161,7 +161,7 @@ class Judge:
         assert not record.is_closed, f"{task} goes to a worker that was killed or has ended"
         assert task.generation == self.generation
         if isinstance(task.work, StreamWork):
-            assert task.work.place == record.place
+            assert task.work.worker_id == record.worker_id
         holders = [one for one in self.records.values() for sent in one.unanswered if is_same(sent, task)]
         assert not holders, f"{task} is being built"
         if task.sequence not in self.works:
@@ -225,9 +225,9 @@ class Judge:
             return [IndexWork(epoch, one, [one, 2 * one]) for one in range(step, NUM_BATCHES)][:num]
         lengths = self.setting.lengths[: self.setting.num_places]
         return [
-            StreamWork(epoch, 0, place, turn)
+            StreamWork(epoch, 0, worker_id, turn)
             for turn in range(max(lengths, default=0))
-            for place, length in enumerate(lengths)
+            for worker_id, length in enumerate(lengths)
             if turn < length
         ][:num]
 
@@ -235,7 +235,7 @@ class Judge:
 def key_of(work: Work) -> Hashable:
     """Return what tells whether two works are the same batch."""
     if isinstance(work, StreamWork):
-        return work.epoch, work.place, work.turn
+        return work.epoch, work.worker_id, work.turn
     return work.epoch, work.step
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
     Action,
-    Casualty,
     Fail,
     GiveUp,
     Kill,
@@ -24,6 +23,7 @@ from swift_loader.scheduler.actions import (
     Stall,
     TemplateLost,
     Warn,
+    WorkerLost,
 )
 from swift_loader.scheduler.events import (
     Built,
@@ -66,8 +66,8 @@ class World:
         self.is_told = False
         """Whether the loop has met it, after all that was ready."""
         self.wait_began_s: float | None = None
-        for place in range(setting.num_places):
-            self.start(place)
+        for worker_id in range(setting.num_places):
+            self.start(worker_id)
         if setting.trial != "none":
             self.scheduler.try_out(self.source(0, 0).next() or PlannedWork(0, 0))
             self.decide()
@@ -122,10 +122,10 @@ class World:
             case Warn(Stall() as stall):
                 if stall.worker is not None and not self.judge.records[stall.worker].is_closed:
                     self.judge.check_stall(stall, self.now_s, TIMEOUT_S / 2)
-            case Warn(Casualty() as casualty):
-                assert casualty.num_in_a_row == self.judge.deaths_in_a_row[casualty.place]
-                assert casualty.decision is Decision.REPLACE
-                assert (casualty.work, casualty.num_lost) == self.judge.last_death
+            case Warn(WorkerLost() as worker_lost):
+                assert worker_lost.num_in_a_row == self.judge.deaths_in_a_row[worker_lost.worker_id]
+                assert worker_lost.decision is Decision.REPLACE
+                assert (worker_lost.work, worker_lost.num_lost) == self.judge.last_death
             case Warn(TemplateLost() as lost):
                 assert lost.num_in_a_row == self.judge.deaths_in_a_row[TEMPLATE]
             case GiveUp():
@@ -133,7 +133,7 @@ class World:
                 assert self.now_s - self.wait_began_s >= TIMEOUT_S, "the loop gave up too early"
             case Fail():
                 cause = action.cause
-                if isinstance(cause, Casualty):
+                if isinstance(cause, WorkerLost):
                     assert cause.decision in self.judge.blamed, cause
                 else:
                     assert cause in self.judge.blamed or "template" in self.judge.blamed, cause
@@ -153,9 +153,9 @@ class World:
                         self.processes[serial].die()
                 case Reap(serial):
                     self.processes[serial].cut_off()
-                case Replace(serial, place):
+                case Replace(serial, worker_id):
                     del self.processes[serial]
-                    self.start(place)
+                    self.start(worker_id)
                 case GiveUp():
                     self.wait_began_s = None
                 case ReplaceTemplate() | Warn() | Fail():
@@ -168,16 +168,16 @@ class World:
 
     # What happens to workers
 
-    def start(self, place: int) -> None:
+    def start(self, worker_id: int) -> None:
         """Start a worker."""
-        self.processes[self.num_started] = Process(self.num_started, place)
+        self.processes[self.num_started] = Process(self.num_started, worker_id)
         self.num_started += 1
 
     def get_ready(self, process: Process) -> None:
         """Have the dataset."""
         if not process.is_ready and not process.is_dead:
             process.is_ready = True
-            process.said.append(Ready(process.serial, process.place))
+            process.said.append(Ready(process.serial, process.worker_id))
 
     def work(self, process: Process, *, finishes: bool = True) -> None:
         """Begin a task, and maybe finish it."""
@@ -198,7 +198,7 @@ class World:
         serial, generation, sequence, work = process.serial, task.generation, task.sequence, task.work
         if generation < process.newest:
             return [Skipped(serial, generation)]
-        if isinstance(work, StreamWork) and work.turn >= self.setting.lengths[work.place]:
+        if isinstance(work, StreamWork) and work.turn >= self.setting.lengths[work.worker_id]:
             return [StreamEnded(serial, generation, sequence)]
         said: list[Event] = []
         if work.step % 3 == 0:

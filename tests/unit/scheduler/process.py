@@ -16,7 +16,7 @@ class Process:
     """A worker. It does its tasks in order."""
 
     serial: int
-    place: int
+    worker_id: int
     pipe: deque[Send] = field(default_factory=deque)
     """Tasks that have arrived and aren't done."""
     said: deque[Event] = field(default_factory=deque)
@@ -38,11 +38,11 @@ class Process:
         if not self.is_dead:
             self.is_dead, self.with_template = True, with_template
             if not self.is_cut_off:
-                self.said.append(Disconnected(self.serial, self.place))
+                self.said.append(Disconnected(self.serial, self.worker_id))
 
     def cut_off(self) -> None:
         """Find out how it ended, and listen to nothing else."""
         self.is_cut_off = True
         self.said.clear()
         death = Death(-9 if self.is_dead else None, self.is_at_work, self.with_template)
-        self.said.append(Ended(self.serial, self.place, death))
+        self.said.append(Ended(self.serial, self.worker_id, death))

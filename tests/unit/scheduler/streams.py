@@ -22,14 +22,14 @@ class StreamSource:
         """Return the next work; None once all shards have ended."""
         if not self._places:
             return None
-        place = self._places[0]
+        worker_id = self._places[0]
         self._places.rotate(-1)
-        work = StreamWork(self._epoch, self._step, place, self._turns[place])
-        self._turns[place] += 1
+        work = StreamWork(self._epoch, self._step, worker_id, self._turns[worker_id])
+        self._turns[worker_id] += 1
         self._step += 1
         return work
 
-    def end_shard(self, place: int) -> None:
+    def end_shard(self, worker_id: int) -> None:
         """Leave out this place from now on."""
-        if place in self._places:
-            self._places.remove(place)
+        if worker_id in self._places:
+            self._places.remove(worker_id)

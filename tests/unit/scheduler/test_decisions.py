@@ -6,7 +6,6 @@ import pytest
 
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
-    Casualty,
     Fail,
     GiveUp,
     Kill,
@@ -17,6 +16,7 @@ from swift_loader.scheduler.actions import (
     Stall,
     TemplateLost,
     Warn,
+    WorkerLost,
 )
 from swift_loader.scheduler.events import (
     Built,
@@ -61,18 +61,18 @@ def build(scheduler: Scheduler, task: Send, now_s: float = 0.0) -> None:
     scheduler.handle(Built(task.worker, task.generation, task.sequence, f"batch {task.work.step}", 0.1), now_s)
 
 
-def end(scheduler: Scheduler, worker: int, death: Death = DEATH, place: int | None = None) -> None:
-    scheduler.handle(Disconnected(worker, worker if place is None else place), 0.0)
+def end(scheduler: Scheduler, worker: int, death: Death = DEATH, worker_id: int | None = None) -> None:
+    scheduler.handle(Disconnected(worker, worker if worker_id is None else worker_id), 0.0)
     assert scheduler.decide(0.0) == [Reap(worker)]
-    scheduler.handle(Ended(worker, worker if place is None else place, death), 0.0)
+    scheduler.handle(Ended(worker, worker if worker_id is None else worker_id, death), 0.0)
 
 
 def casualty(
     task: Send, decision: Decision = Decision.REPLACE, *, num_in_a_row: int = 1, num_lost: int = 2
-) -> Casualty:
-    return Casualty(
+) -> WorkerLost:
+    return WorkerLost(
         worker=task.worker,
-        place=task.worker,
+        worker_id=task.worker,
         decision=decision,
         num_in_a_row=num_in_a_row,
         work=task.work,
@@ -227,10 +227,10 @@ def test_a_trial_batch_is_sent_to_another_worker_if_the_first_one_dies_and_is_bl
     assert scheduler.decide(0.0) == [Warn(casualty(first, num_lost=1)), Replace(0, 0)]
     scheduler.handle(Ready(1, 0), 0.0)
     assert scheduler.decide(0.0) == [Send(1, 0, 0, PlannedWork(0, 0))]
-    end(scheduler, 1, place=0)
+    end(scheduler, 1, worker_id=0)
     (fail,) = scheduler.decide(0.0)
     assert isinstance(fail, Fail)
-    assert isinstance(fail.cause, Casualty)
+    assert isinstance(fail.cause, WorkerLost)
     assert (fail.cause.decision, fail.cause.is_trial) == (Decision.BATCH_IS_TO_BLAME, True)
 
 
@@ -255,22 +255,22 @@ def test_a_worker_that_dies_is_replaced_and_its_batches_go_to_others_after_the_w
 
 def test_a_worker_may_die_before_it_is_ready() -> None:
     scheduler = scheduler_with(0)
-    end(scheduler, 7, Death(1), place=2)
+    end(scheduler, 7, Death(1), worker_id=2)
     warning, replacement = scheduler.decide(0.0)
     assert replacement == Replace(7, 2)
-    assert warning == Warn(Casualty(7, 2, Decision.REPLACE, 1, None, False, 0, Death(1), False))
+    assert warning == Warn(WorkerLost(7, 2, Decision.REPLACE, 1, None, False, 0, Death(1), False))
 
 
 def test_one_death_more_than_the_budget_in_a_row_is_too_many() -> None:
     scheduler = scheduler_with(0, max_restarts=2)
     decided = []
     for worker in range(3):
-        end(scheduler, worker, place=0)
+        end(scheduler, worker, worker_id=0)
         decided += scheduler.decide(0.0)
     *before, last = decided
     assert [type(action) for action in before] == [Warn, Replace] * 2
     assert isinstance(last, Fail)
-    assert isinstance(last.cause, Casualty)
+    assert isinstance(last.cause, WorkerLost)
     assert (last.cause.decision, last.cause.num_in_a_row) == (Decision.TOO_MANY, 3)
 
 
@@ -286,14 +286,14 @@ def test_a_batch_that_was_not_begun_or_that_means_another_one_now_is_not_to_blam
     tasks = begin(scheduler)
     end(scheduler, 0, Death(-9, is_at_work=False))
     (warning,) = [action.about for action in scheduler.decide(0.0) if isinstance(action, Warn)]
-    assert isinstance(warning, Casualty)
+    assert isinstance(warning, WorkerLost)
     assert (warning.work, warning.num_lost) == (None, 2)
     scheduler.handle(Disconnected(1, 1), 0.0)
     assert scheduler.decide(0.0) == [Reap(1)]
     begin(scheduler, keeps_meaning=False)
     scheduler.handle(Ended(1, 1, DEATH), 0.0)
     (warning,) = [action.about for action in scheduler.decide(0.0) if isinstance(action, Warn)]
-    assert isinstance(warning, Casualty)
+    assert isinstance(warning, WorkerLost)
     assert (warning.work, warning.num_lost) == (None, 0)
     assert len(tasks) == 4
 
@@ -334,7 +334,7 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
     scheduler.handle(Ended(0, 0, Death(None)), 22.0)
     warning, _ = scheduler.decide(22.0)
     assert isinstance(warning, Warn)
-    assert isinstance(warning.about, Casualty)
+    assert isinstance(warning.about, WorkerLost)
     assert (warning.about.is_stalled, warning.about.work) == (True, first.work)
 
 

@@ -248,7 +248,7 @@ def test_in_any_interleaving_batches_come_once_in_order_and_within_the_limits() 
 def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger[str]:
     ledger: Ledger[str] = Ledger(limits)
     for index in range(num_workers):
-        ledger.queues.add(index, place=index)
+        ledger.queues.add(index, worker_id=index)
     return ledger
 
 
@@ -392,7 +392,7 @@ def test_what_a_worker_had_in_its_hands_is_built_by_others_first() -> None:
     assert ledger.work_of(0) is None
     assert ledger.awaited() == []
     assert deliver(ledger) == (0, "batch")
-    ledger.queues.add(1, place=0)
+    ledger.queues.add(1, worker_id=0)
     again = assign(ledger)
     assert [task.sequence for task in again[: len(tasks) - 1]] == [task.sequence for task in tasks[1:]]
     assert {task.worker for task in again} == {1}
@@ -463,7 +463,7 @@ def test_a_samplers_indices_are_sent_again_when_a_batch_is_lost() -> None:
     ledger.begin(IndexSource(0, 0, iter([[5, 3], [1, 2]])), reuses_trial=False)
     first, second = assign(ledger)
     ledger.remove_worker(0)
-    ledger.queues.add(1, place=0)
+    ledger.queues.add(1, worker_id=0)
     assert [task.work for task in assign(ledger)] == [first.work, second.work]
     assert not ledger.is_exhausted
     for task in (first, second):
@@ -479,9 +479,9 @@ def test_a_stream_ends_with_its_shards_and_only_their_own_workers_build_them() -
     while not ledger.is_exhausted:
         for task in assign(ledger):
             assert isinstance(task.work, StreamWork)
-            assert task.worker == task.work.place
-            if task.work.turn < lengths[task.work.place]:
-                answer(ledger, task, f"{task.work.place}.{task.work.turn}")
+            assert task.worker == task.work.worker_id
+            if task.work.turn < lengths[task.work.worker_id]:
+                answer(ledger, task, f"{task.work.worker_id}.{task.work.turn}")
             else:
                 ledger.end_shard(task.worker, task.generation, task.sequence)
         while (batch := deliver(ledger)) is not None:
@@ -495,9 +495,9 @@ def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() ->
     tasks = assign(ledger)
     for worker in (0, 1):
         ledger.remove_worker(worker)
-    ledger.queues.add(3, place=1)
+    ledger.queues.add(3, worker_id=1)
     assert [(task.worker, task.work) for task in assign(ledger)] == [(3, tasks[1].work)]
-    ledger.queues.add(4, place=0)
+    ledger.queues.add(4, worker_id=0)
     assert [(task.worker, task.work) for task in assign(ledger)] == [(4, tasks[0].work)]
 
 
@@ -532,6 +532,6 @@ def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> N
     assert {task.worker for task in tasks[:2]} == {0, 1}
     for worker in (tasks[1].worker, tasks[0].worker):
         ledger.remove_worker(worker)
-    ledger.queues.add(2, place=0)
-    ledger.queues.add(3, place=1)
+    ledger.queues.add(2, worker_id=0)
+    ledger.queues.add(3, worker_id=1)
     assert [task.sequence for task in assign(ledger)] == [0, 1, 2, 3]

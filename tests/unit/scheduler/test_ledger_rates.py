@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.in_flight_limit import InFlight
+from swift_loader.scheduler.in_flight_limit import InFlightLimit
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import PlannedSource
@@ -73,7 +73,7 @@ class VirtualRun:
 
 
 def run_with(num_workers: int, slow_share: float, *, in_order: bool, queue_size: int | None = None) -> VirtualRun:
-    in_flight = InFlight.of(queue_size, num_workers, in_order=in_order)
+    in_flight = InFlightLimit.of(queue_size, num_workers, in_order=in_order)
     return VirtualRun(
         num_workers, Limits(in_flight.num_batches, in_flight.per_worker, 10, in_order=in_order), slow_share
     )

@@ -26,10 +26,10 @@ def test_a_batch_from_the_place_makes_up_for_its_deaths() -> None:
 
 def test_a_batch_from_elsewhere_does_not_but_for_the_template() -> None:
     restarts = Restarts(1)
-    for step, (place, decision) in enumerate([(0, Decision.TOO_MANY), (TEMPLATE, Decision.REPLACE)]):
-        restarts.note_death(place, None)
+    for step, (worker_id, decision) in enumerate([(0, Decision.TOO_MANY), (TEMPLATE, Decision.REPLACE)]):
+        restarts.note_death(worker_id, None)
         restarts.note_batch(1, (0, step))
-        assert restarts.note_death(place, None) is decision
+        assert restarts.note_death(worker_id, None) is decision
 
 
 def test_a_batch_that_ends_two_workers_is_to_blame_whatever_came_in_between() -> None:
@@ -49,9 +49,9 @@ def test_a_batch_that_was_built_after_all_was_not_to_blame() -> None:
 @given(budget=st.integers(0, 4), places=st.lists(st.integers(0, 3), max_size=40))
 def test_a_place_is_replaced_as_often_as_its_budget_says(budget: int, places: list[int]) -> None:
     restarts = Restarts(budget)
-    for number, place in enumerate(places):
-        expected = places[: number + 1].count(place) <= budget
-        assert (restarts.note_death(place, None) is Decision.REPLACE) is expected
+    for number, worker_id in enumerate(places):
+        expected = places[: number + 1].count(worker_id) <= budget
+        assert (restarts.note_death(worker_id, None) is Decision.REPLACE) is expected
 
 
 def test_the_state_can_be_read() -> None:
@@ -71,19 +71,19 @@ def test_a_batch_that_means_another_one_now_is_not_to_blame() -> None:
 def test_deaths_count_only_until_a_batch_forgives_them(budget: int, events: list[tuple[bool, int, int]]) -> None:
     """Compares with the rules, read off the history: each event is a batch or a death, a place and a batch."""
     restarts = Restarts(budget)
-    for number, (is_batch, place, batch) in enumerate(events):
+    for number, (is_batch, worker_id, batch) in enumerate(events):
         if is_batch:
-            restarts.note_batch(place, batch)
+            restarts.note_batch(worker_id, batch)
             continue
-        decision = restarts.note_death(place, batch)
+        decision = restarts.note_death(worker_id, batch)
         before = events[: number + 1]
         in_a_row = by_batch = 0
         for was_batch, where, which in before:
-            if place in (where, TEMPLATE):
-                in_a_row = 0 if was_batch else in_a_row + (where == place)
+            if worker_id in (where, TEMPLATE):
+                in_a_row = 0 if was_batch else in_a_row + (where == worker_id)
             if which == batch:
                 by_batch = 0 if was_batch else by_batch + 1
-        assert restarts.num_in_a_row(place) == in_a_row
+        assert restarts.num_in_a_row(worker_id) == in_a_row
         if budget and by_batch >= 2:
             assert decision is Decision.BATCH_IS_TO_BLAME
         else:

@@ -60,6 +60,6 @@ def test_the_double_of_a_stream_takes_turns_and_leaves_out_ended_shards() -> Non
     source.end_shard(1)
     source.end_shard(1)
     works += first(source, 2)
-    assert [(work.place, work.turn) for work in works if isinstance(work, StreamWork)] == [
+    assert [(work.worker_id, work.turn) for work in works if isinstance(work, StreamWork)] == [
         (0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2)
     ]  # fmt: skip

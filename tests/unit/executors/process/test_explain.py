@@ -11,15 +11,15 @@ from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.worker import Hang
 from swift_loader.sampling.plan import Plan, PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler.actions import Casualty, Stall, TemplateLost
+from swift_loader.scheduler.actions import Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Death
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.work import IndexWork, PlannedWork
 from swift_loader.transport.by_value import Definitions
 
-CASE = Casualty(
+CASE = WorkerLost(
     worker=4,
-    place=1,
+    worker_id=1,
     decision=Decision.REPLACE,
     num_in_a_row=1,
     work=PlannedWork(0, 5),
@@ -39,7 +39,7 @@ def explainer(max_restarts: int = 3) -> Explainer:
 
 def worker(hang: Hang | None = None, position: int | None = None) -> Any:
     return SimpleNamespace(
-        place=1, process=SimpleNamespace(pid=7), hang=hang, position_in_batch=lambda: position, tasks=()
+        worker_id=1, process=SimpleNamespace(pid=7), hang=hang, position_in_batch=lambda: position, tasks=()
     )
 
 

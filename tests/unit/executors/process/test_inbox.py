@@ -23,7 +23,7 @@ class Workers:
         self.pidfds = [os.eventfd(0) for _ in pairs]
         self.all: list[Any] = [
             SimpleNamespace(
-                serial=serial, place=serial, channel=ours, process=SimpleNamespace(pidfd=pidfd, has_ended=True)
+                serial=serial, worker_id=serial, channel=ours, process=SimpleNamespace(pidfd=pidfd, has_ended=True)
             )
             for serial, ((ours, _), pidfd) in enumerate(zip(pairs, self.pidfds, strict=True))
         ]
@@ -31,7 +31,7 @@ class Workers:
 
     def read(self, worker: Any, received: object, inbox: Inbox) -> Event:
         self.close()
-        return Ready(worker.serial, worker.place)
+        return Ready(worker.serial, worker.worker_id)
 
     def close(self) -> None:
         assert self.inbox is not None

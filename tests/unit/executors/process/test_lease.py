@@ -63,7 +63,7 @@ COPIES: dict[str, Callable[[Bytes], Any]] = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_keeps_the_slot_in_use_and_its_end_gives_it_back_once(name: str) -> None:
     book, segment = LeaseBook(), segment_of()
-    view = VIEWS[name](book.begin(3, segment))
+    view = VIEWS[name](book.lease(3, segment))
     gc.collect()
     assert book.take_ended(10) == []
     del view
@@ -75,7 +75,7 @@ def test_a_view_keeps_the_slot_in_use_and_its_end_gives_it_back_once(name: str) 
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_does_not_keep_the_slot_in_use(name: str) -> None:
     book = LeaseBook()
-    copy = COPIES[name](book.begin(3, segment_of()))
+    copy = COPIES[name](book.lease(3, segment_of()))
     assert book.take_ended(10) == [3]
     del copy
     assert book.take_ended(10) == []
@@ -88,7 +88,7 @@ def test_a_copy_does_not_keep_the_slot_in_use(name: str) -> None:
 def test_slots_end_once_each_with_their_last_view_in_any_order(held: list[tuple[int, str]], seed: int) -> None:
     book = LeaseBook()
     segments = [segment_of() for _ in range(5)]
-    leases = {slot: book.begin(slot, segment) for slot, segment in enumerate(segments)}
+    leases = {slot: book.lease(slot, segment) for slot, segment in enumerate(segments)}
     holders: list[tuple[int, Any]] = [(slot, VIEWS[name](leases[slot])) for slot, name in held]
     holders += leases.items()
     leases.clear()
@@ -112,7 +112,7 @@ def test_a_slot_can_be_lent_again_and_again(data: st.DataObject) -> None:
             del in_use[slot]
             assert book.take_ended(10) == [slot]
         else:
-            memory = book.begin(slot, segments[slot])
+            memory = book.lease(slot, segments[slot])
             in_use[slot] = [
                 VIEWS[name](memory) for name in data.draw(st.lists(st.sampled_from(sorted(VIEWS)), min_size=1))
             ]
@@ -130,7 +130,7 @@ def test_the_parts_of_a_decoded_batch_hold_the_slot_one_by_one() -> None:
         "n": 3,
     }
     sent = encode(batch, arena, Definitions().number_of)
-    arrived = decode(memoryview(sent.meta), sent.num_blocks, book.begin(7, segment), Definitions())
+    arrived = decode(memoryview(sent.meta), sent.num_blocks, book.lease(7, segment), Definitions())
     parts = [arrived["x"].T[1:], arrived["y"].t()[0], arrived["z"][0].view("i8")]
     del arrived
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_the_parts_of_a_decoded_batch_hold_the_slot_one_by_one() -> None:
 def test_the_memory_stays_mapped_for_as_long_as_a_view_lives() -> None:
     book, segment = LeaseBook(), segment_of()
     segment.array()[:] = 5
-    view = book.begin(0, segment)[100:200]
+    view = book.lease(0, segment)[100:200]
     mapped = weakref.ref(segment)
     del segment, book
     gc.collect()
@@ -156,7 +156,7 @@ def test_the_memory_stays_mapped_for_as_long_as_a_view_lives() -> None:
 
 def test_ended_slots_come_oldest_first_and_no_more_than_asked_for() -> None:
     book = LeaseBook()
-    leases = {slot: book.begin(slot, segment_of()) for slot in range(5)}
+    leases = {slot: book.lease(slot, segment_of()) for slot in range(5)}
     for slot in (3, 1, 4):
         del leases[slot]
     assert book.take_ended(2) == [3, 1]
@@ -164,9 +164,9 @@ def test_ended_slots_come_oldest_first_and_no_more_than_asked_for() -> None:
 
 
 def keep(book: LeaseBook, slot: int) -> None:
-    loan = book.loan(slot)
-    assert loan is not None
-    loan.keep()
+    lease = book.lease_of(slot)
+    assert lease is not None
+    lease.keep()
 
 
 def test_a_book_is_full_when_too_many_slots_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_book_is_full_when_too_many_slots_are_held(monkeypatch: pytest.MonkeyP
     book = LeaseBook()
     held, fullness = [], []
     for slot in range(3):
-        held.append(book.begin(slot, segment_of()))
+        held.append(book.lease(slot, segment_of()))
         keep(book, slot)
         fullness.append(book.is_full)
     held.pop()
@@ -187,7 +187,7 @@ def test_a_book_is_full_when_too_many_bytes_are_held(monkeypatch: pytest.MonkeyP
     book = LeaseBook()
     held, fullness = [], []
     for slot in range(3):
-        held.append(book.begin(slot, segment_of()))
+        held.append(book.lease(slot, segment_of()))
         keep(book, slot)
         fullness.append(book.is_full)
     assert fullness == [False, False, True]
@@ -199,7 +199,7 @@ def test_a_book_is_full_when_batches_leave_too_much_of_their_slots_empty(monkeyp
     book = LeaseBook()
     held, fullness = [], []
     for slot in range(4):
-        held.append(book.begin(slot, segment_of(), 4096 if slot % 2 else 96))
+        held.append(book.lease(slot, segment_of(), 4096 if slot % 2 else 96))
         keep(book, slot)
         fullness.append(book.is_full)
     assert fullness == [False, False, True, True]
@@ -209,7 +209,7 @@ def test_a_book_is_full_when_batches_leave_too_much_of_their_slots_empty(monkeyp
 
 def test_a_slot_whose_batch_nobody_wants_ends_at_once() -> None:
     book = LeaseBook()
-    book.end(6)
+    book.release(6)
     assert book.take_ended(10) == [6]
 
 
@@ -224,10 +224,10 @@ def fork_once() -> None:
 
 def test_a_slot_that_was_in_use_at_a_fork_is_never_written_again() -> None:
     book = LeaseBook()
-    before, during = book.begin(0, segment_of()), book.begin(1, segment_of())
+    before, during = book.lease(0, segment_of()), book.lease(1, segment_of())
     del before
     fork_once()
-    after = book.begin(2, segment_of())
+    after = book.lease(2, segment_of())
     del during, after
     assert book.take_ended(10) == [0, 2]
     assert book.take_shared(10) == [1]

@@ -21,7 +21,7 @@ class Worker:
             segment, descriptor = Segment.create(nbytes)
             os.close(descriptor)
             self.memory._segments[slot] = segment
-            self.batches[slot] = self.memory._leases.begin(slot, segment)
+            self.batches[slot] = self.memory._leases.lease(slot, segment)
 
     def drop(self, *slots: int) -> tuple[list[int], list[int]]:
         """Drop some batches; return the slots that go back, and those that are given up."""
@@ -33,9 +33,9 @@ class Worker:
 
     def hand_out(self, *slots: int) -> None:
         for slot in slots:
-            loan = self.memory._leases.loan(slot)
-            assert loan is not None
-            loan.take()
+            lease = self.memory._leases.lease_of(slot)
+            assert lease is not None
+            lease.take()
 
 
 def test_of_slots_that_are_too_many_the_smallest_goes_and_not_the_one_that_comes_back_next() -> None:
@@ -60,5 +60,5 @@ def test_slots_whose_batches_the_loop_has_are_not_too_many() -> None:
 
 def test_closing_leaves_the_memory_to_whoever_asked_for_it() -> None:
     worker = Worker(SMALL, LARGE)
-    assert sorted(segment.nbytes for segment in worker.memory.give_up()) == [SMALL, LARGE]
-    assert worker.memory.give_up() == []
+    assert sorted(segment.nbytes for segment in worker.memory.take_segments()) == [SMALL, LARGE]
+    assert worker.memory.take_segments() == []

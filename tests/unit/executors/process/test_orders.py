@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from swift_loader.executors.process.event_loop_thread import OrderThread
+from swift_loader.executors.process.event_loop_thread import EventLoopThread
 
 
 def test_a_thread_that_has_failed_ends_last_even_if_an_order_is_stopped() -> None:
@@ -15,8 +15,8 @@ def test_a_thread_that_has_failed_ends_last_even_if_an_order_is_stopped() -> Non
     def fail() -> None:
         raise ValueError("look after")
 
-    thread = OrderThread(lambda: None, failures.append)
-    thread.order(lambda: None).result(20)
+    thread = EventLoopThread(lambda: None, failures.append)
+    thread.call(lambda: None).result(20)
     thread.submit(fail)
     while not failures:
         is_waiting.wait(0.01)
@@ -33,7 +33,7 @@ def test_a_thread_that_has_failed_ends_last_even_if_an_order_is_stopped() -> Non
     thread._thread.join(0.2)
     assert thread._thread.is_alive(), "the kernel kills the processes that this thread has started"
     with pytest.raises(ValueError, match="look after"):
-        thread.order(lambda: None)
+        thread.call(lambda: None)
     thread.end()
     assert not thread._thread.is_alive()
     thread.loop.close()
