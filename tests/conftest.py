@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.helpers import allowed_s
+from tests.support.helpers import allowed_s
 
 PHOTOS_PER_CLASS = 7
 

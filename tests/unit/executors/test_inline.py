@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoaderError
-from tests.helpers import make_loader
+from tests.support.helpers import make_loader
 
 MAX_STEPS = 20_000
 """Python calls that this many batches never need."""

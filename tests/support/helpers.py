@@ -1,0 +1,99 @@
+"""What several test modules need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from swift_loader import SwiftLoader
+
+ROOT = Path(__file__).parents[2]
+
+_Case = TypeVar("_Case")
+
+
+def slow(*values: object) -> Any:
+    """Return a case of a parametrised test that is marked slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def slow_unless(quick: Container[_Case], cases: Iterable[_Case]) -> list[Any]:
+    """Return the cases of a parametrised test; those that aren't quick are marked slow."""
+    return [case if case in quick else slow(case) for case in cases]
+
+
+def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
+    """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
+    options.setdefault("seed", 7)
+    kwargs = options.pop("kwargs", {})
+    return SwiftLoader(dataset_class, kwargs, batch_size=batch_size, worker_per_consumer=workers, **options)
+
+
+def ids_of(batches: Iterable[Any]) -> list[int]:
+    """Return the ids of all samples, in the order of arrival."""
+    return [int(number) for batch in batches for number in batch["id"]]
+
+
+def allowed_s(limit_s: float) -> float:
+    """Return how long something may take here that may take so long on a machine with nothing else to do."""
+    return limit_s * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    """Return once a condition holds that another process brings about."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+def session_of(leader: int) -> list[psutil.Process]:
+    """Return the processes of a session, those whose parents are gone included, zombies not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def run_script(
+    code: str,
+    *arguments: str,
+    via: str = "file",
+    folder: Path,
+    timeout_s: float = 30,
+    wrapper: Sequence[str] = (),
+) -> str:
+    """Run Python code in a process of its own and return what it printed; its stderr must stay empty.
+
+    `wrapper` is a command that runs the command given to it as further arguments.
+    """
+    code = textwrap.dedent(code)
+    command, stdin = [*wrapper, sys.executable], ""
+    if via == "file":
+        script = folder / "script.py"
+        script.write_text(code)
+        command += [str(script), *arguments]
+    elif via == "-c":
+        command += ["-c", code, *arguments]
+    else:
+        command += ["-", *arguments]
+        stdin = code
+    finished = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    return finished.stdout

@@ -1,0 +1,379 @@
+"""Datasets whose constructors do what real ones do: keep files open, change the directory, leave threads behind.
+
+Each kind differs only in where the bytes of a sample come from; the sample itself is the same for all: its id, and an
+array that follows from these bytes. Imports NumPy only: importing it is part of every worker's start.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "CONTENT",
+    "FOLDER_OF_NAMES",
+    "KEYS",
+    "KINDS",
+    "RECORD_NBYTES",
+    "SALT",
+    "Layout",
+    "PlantedError",
+    "Sizes",
+    "as_list",
+    "make",
+    "make_bulk",
+]
+
+CONTENT = "content.bin"
+"""In the folder of a case, in its `inner`, and in another one, each time with other bytes."""
+
+FOLDER_OF_NAMES = "names"
+"""A dataset of a growing folder has a sample for each file in there."""
+
+SALT = "STORM_SALT"
+"""A variable of the environment."""
+
+RECORD_NBYTES = 16
+
+KEYS = 8
+"""Where a dataset is only compared with itself, sample i has the bytes of i % KEYS."""
+
+_PERIOD = 4093
+"""After so many bytes an array repeats itself; a prime, so that bytes from another page are others."""
+
+_LARGE_NBYTES = 2_000_000
+
+_MULTIPLIER = np.uint32(2654435761)
+
+
+class PlantedError(ValueError):
+    """A sample that fails, as the case wants it."""
+
+
+class Sizes:
+    """How long the arrays of samples are."""
+
+    EQUAL = "equal"
+    RAGGED = "ragged"
+    WILD = "wild"
+    """Tiny ones, and now and then one that is thousands of times as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the samples of a dataset have in common, whatever their bytes come from."""
+
+    num_samples: int
+    folder: str
+    """Of the case."""
+    sizes: str = Sizes.EQUAL
+    fails: tuple[int, ...] = ()
+    """Samples that raise `PlantedError`."""
+    pause_s: float = 0.0
+    """Between a seek and the read after it: others that share the offset come in here."""
+    slow_s: float = 0.0
+    """What each sample takes."""
+    is_noisy: bool = False
+    """Whether the constructor and some samples write to descriptors 1 and 2, as libraries do."""
+
+
+Read = Callable[[int], bytes]
+"""Returns the bytes of the sample with an index."""
+
+
+class Stormy:
+    """Sample i is `{"id": i, "data": (n,) uint8}`."""
+
+    def __init__(self, layout: Layout, read: Read, num_samples: int | None = None) -> None:
+        self.layout, self.read = layout, read
+        self.num_samples = layout.num_samples if num_samples is None else num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self.num_samples:
+            raise IndexError(f"{index} of {self.num_samples}")
+        if index in self.layout.fails:
+            raise PlantedError(f"sample {index} fails")
+        if self.layout.is_noisy and index % 10 == 0:
+            _make_noise()
+        if self.layout.slow_s:
+            time.sleep(self.layout.slow_s)
+        return {"id": index, "data": _expand(self.read(index), _size(self.layout.sizes, index))}
+
+
+class StormyInBulk(Stormy):
+    """The same, with `__getitems__`."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+
+def make(kind: str, layout: Layout) -> Stormy:
+    """Return a dataset of a kind: what its constructor does is done here."""
+    if layout.is_noisy:
+        _make_noise()
+    return KINDS[kind](layout)
+
+
+def make_bulk(kind: str, layout: Layout) -> StormyInBulk:
+    """Return a dataset of a kind that can give many samples at once."""
+    single = make(kind, layout)
+    return StormyInBulk(layout, single.read, single.num_samples)
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """Return the samples as they are: they differ in size."""
+    return samples
+
+
+def _size(sizes: str, index: int) -> int:
+    if sizes == Sizes.RAGGED:
+        return 1 + index * 37 % 300
+    if sizes == Sizes.WILD:
+        return _LARGE_NBYTES if index % 13 == 5 else 40
+    return 64
+
+
+def _expand(raw: bytes, nbytes: int) -> Any:
+    mixed = (np.arange(min(nbytes, _PERIOD), dtype=np.uint32) * _MULTIPLIER) ^ np.uint32(zlib.crc32(raw))
+    return np.resize((mixed >> np.uint32(13)).astype(np.uint8), nbytes)
+
+
+def _make_noise() -> None:
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            os.write(descriptor, b"noise\n" * 100)
+
+
+# Where the bytes come from --------------------------------------------------------------------------------------------
+
+
+class FromMemory:
+    """Records that are in memory; `num_records`, if not all of them, are used again and again."""
+
+    def __init__(self, content: bytes, num_records: int | None = None) -> None:
+        self.content = content
+        self.num_records = len(content) // RECORD_NBYTES if num_records is None else num_records
+
+    def __call__(self, index: int) -> bytes:
+        begin = index % self.num_records * RECORD_NBYTES
+        return self.content[begin : begin + RECORD_NBYTES]
+
+
+class FromFile:
+    """Records that are read from an open file by seeking, as an HDF5 dataset does."""
+
+    def __init__(self, open_file: Callable[[], FileIO], pause_s: float) -> None:
+        self.open_file, self.pause_s = open_file, pause_s
+
+    def __call__(self, index: int) -> bytes:
+        file = self.open_file()
+        file.seek(index * RECORD_NBYTES)
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        return file.read(RECORD_NBYTES)
+
+
+class KeptOpen:
+    """A file that is open from the beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb", buffering=0)
+
+    def __call__(self) -> FileIO:
+        return self.file
+
+
+class OpenedLate:
+    """A file that is opened when it is first read from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: FileIO | None = None
+
+    def __call__(self) -> FileIO:
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        return self.file
+
+
+@cache
+def _opened(path: str) -> FileIO:
+    return open(path, "rb", buffering=0)
+
+
+class OpenedOnce:
+    """A file that a function keeps open for all who ask."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        _opened(self.path)
+
+    def __call__(self) -> FileIO:
+        return _opened(self.path)
+
+
+class OpenedByImport:
+    """A file that a module keeps open."""
+
+    def __init__(self) -> None:
+        from tests.support.storm_module import CONTENT_FILE
+
+        assert CONTENT_FILE.readable()
+
+    def __call__(self) -> FileIO:
+        from tests.support.storm_module import CONTENT_FILE
+
+        return CONTENT_FILE
+
+
+class Drawing:
+    """Draws from the global generators for each sample."""
+
+    def __call__(self, index: int) -> bytes:
+        return repr((index, random.random(), np.random.rand(2).tolist())).encode()
+
+
+# What constructors do -------------------------------------------------------------------------------------------------
+
+
+def _content(layout: Layout) -> Path:
+    return Path(layout.folder) / CONTENT
+
+
+def _arrays(layout: Layout) -> Stormy:
+    return Stormy(layout, FromMemory(_content(layout).read_bytes()))
+
+
+def _kept_open(layout: Layout) -> Stormy:
+    return Stormy(layout, FromFile(KeptOpen(_content(layout)), layout.pause_s))
+
+
+def _relative(layout: Layout) -> Stormy:
+    return Stormy(layout, FromMemory(Path(CONTENT).read_bytes()))
+
+
+def _relative_kept_open(layout: Layout) -> Stormy:
+    return Stormy(layout, FromFile(KeptOpen(Path(CONTENT)), layout.pause_s))
+
+
+def _relative_opened_late(layout: Layout) -> Stormy:
+    return Stormy(layout, FromFile(OpenedLate(Path(CONTENT)), layout.pause_s))
+
+
+def _changes_directory(layout: Layout) -> Stormy:
+    os.chdir("inner")
+    return _relative(layout)
+
+
+def _changes_directory_kept_open(layout: Layout) -> Stormy:
+    os.chdir("inner")
+    return _relative_kept_open(layout)
+
+
+def _environment(layout: Layout) -> Stormy:
+    salt = os.environ[SALT].encode()
+    return Stormy(layout, FromMemory(b"".join(_record(salt + b"%d" % index) for index in range(layout.num_samples))))
+
+
+def _hashes(layout: Layout) -> Stormy:
+    names = [f"class {number}" for number in range(KEYS)]
+    labels = {name: label for label, name in enumerate(set(names))}
+    return Stormy(layout, FromMemory(b"".join(_record(b"%d" % labels[name]) for name in names)))
+
+
+def _hashes_and_thread(layout: Layout) -> Stormy:
+    _leave_thread()
+    return _hashes(layout)
+
+
+def _unkeyed(layout: Layout) -> Stormy:
+    return Stormy(layout, FromMemory(np.random.default_rng().bytes(KEYS * RECORD_NBYTES)))
+
+
+def _unkeyed_kept_open(layout: Layout) -> Stormy:
+    unkeyed, kept_open = _unkeyed(layout), KeptOpen(_content(layout))
+    unkeyed.kept_open = kept_open  # type: ignore[attr-defined]
+    return unkeyed
+
+
+def _cached_open(layout: Layout) -> Stormy:
+    return Stormy(layout, FromFile(OpenedOnce(_content(layout)), layout.pause_s))
+
+
+def _open_by_import(layout: Layout) -> Stormy:
+    return Stormy(layout, FromFile(OpenedByImport(), layout.pause_s))
+
+
+def _leave_thread() -> None:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def _thread(layout: Layout) -> Stormy:
+    _leave_thread()
+    return _arrays(layout)
+
+
+def _opened_late(layout: Layout) -> Stormy:
+    return Stormy(layout, FromFile(OpenedLate(_content(layout)), layout.pause_s))
+
+
+def _draws_in_constructor(layout: Layout) -> Stormy:
+    drawn = b"".join(_record(b"%r %r" % (random.random(), np.random.rand())) for _ in range(layout.num_samples))
+    return Stormy(layout, FromMemory(drawn))
+
+
+def _augments(layout: Layout) -> Stormy:
+    return Stormy(layout, Drawing())
+
+
+def _grows(layout: Layout) -> Stormy:
+    names = list((Path(layout.folder) / FOLDER_OF_NAMES).iterdir())
+    return Stormy(layout, FromMemory(_content(layout).read_bytes()), len(names))
+
+
+def _grows_kept_open(layout: Layout) -> Stormy:
+    names = list((Path(layout.folder) / FOLDER_OF_NAMES).iterdir())
+    return Stormy(layout, FromFile(KeptOpen(_content(layout)), layout.pause_s), len(names))
+
+
+def _record(seed: bytes) -> bytes:
+    return zlib.crc32(seed).to_bytes(RECORD_NBYTES, "big")
+
+
+KINDS: Mapping[str, Callable[[Layout], Stormy]] = {
+    "arrays": _arrays,
+    "kept open": _kept_open,
+    "relative": _relative,
+    "relative, kept open": _relative_kept_open,
+    "relative, opened late": _relative_opened_late,
+    "changes directory": _changes_directory,
+    "changes directory, kept open": _changes_directory_kept_open,
+    "environment": _environment,
+    "hashes": _hashes,
+    "hashes and thread": _hashes_and_thread,
+    "unkeyed": _unkeyed,
+    "unkeyed, kept open": _unkeyed_kept_open,
+    "cached open": _cached_open,
+    "open by import": _open_by_import,
+    "thread": _thread,
+    "opened late": _opened_late,
+    "draws in constructor": _draws_in_constructor,
+    "augments": _augments,
+    "grows": _grows,
+    "grows, kept open": _grows_kept_open,
+}

@@ -1,0 +1,49 @@
+"""Loaders of a fake device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from swift_loader import SwiftLoader
+from swift_loader.device.pinning import PageLock
+from swift_loader.device.target import Target
+from swift_loader.device.transfer import Transfer
+from tests.support.datasets import Blocks
+from tests.support.device_loaders import BATCH_SIZE, Start
+from tests.support.fake_device import FakeDevice, Registry
+from tests.support.helpers import make_loader
+
+
+@pytest.fixture
+def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Return what starts a loader whose batches go to a fake device."""
+    started: list[SwiftLoader] = []
+
+    def start(
+        device: FakeDevice,
+        *,
+        move: Callable[[Any], Any] | None = None,
+        registry: Registry | None = None,
+        **options: Any,
+    ) -> SwiftLoader:
+        def page_lock(notify: Callable[[str], None]) -> PageLock:
+            return PageLock(registry or Registry(), notify)
+
+        def to_device(batch: Any, transfer: Transfer) -> Any:
+            moved = (move or device.copy)(batch)
+            transfer.parts.append(moved)
+            return moved
+
+        target = Target(to_device, lambda: device, page_lock)
+        monkeypatch.setattr("swift_loader.lifecycle.find_target", lambda *_, **__: target)
+        loader = make_loader(Blocks, batch_size=BATCH_SIZE, **{"shuffle": False, **options})
+        started.append(loader)
+        loader.start()
+        return loader
+
+    yield start
+    for loader in started:
+        loader.close()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import pytest
+
+from tests.support.imports import PACKAGE, imports_of, is_within
+
+FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "hint"),
+    [
+        ("lightning", ("lightning", "pytorch_lightning"), "pip install lightning"),
+        ("huggingface", ("transformers",), "pip install 'transformers"),
+    ],
+)
+def test_a_missing_framework_is_an_import_error_that_says_what_to_install(
+    module: str, missing: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"swift_loader.integrations.{module}", raising=False)
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)  # so that importing it fails
+
+    with pytest.raises(ImportError, match=hint):
+        import_module(f"swift_loader.integrations.{module}")
+
+
+def test_frameworks_are_imported_by_their_integration_only() -> None:
+    files = [path for path in PACKAGE.glob("**/*.py") if path.parent.name != "integrations"]
+    found = [(path.name, module) for path in files for module, _ in imports_of(path) if is_within(module, *FRAMEWORKS)]
+    assert found == []

@@ -1,0 +1,188 @@
+"""Ranks that were told different things find out before any data goes different ways. Two real ranks, one launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.helpers import ROOT
+
+Options = dict[str, Any]
+
+SCENARIOS: dict[str, tuple[Options, Options]] = {
+    "no seed": ({}, {}),
+    "the same seed": ({"seed": 5}, {"seed": 5}),
+    "seeds": ({"seed": 5}, {"seed": 6}),
+    "a seed on one rank": ({"seed": 5}, {}),
+    "batch sizes": ({"batch_size": 4}, {"batch_size": 8}),
+    "windows": ({"nearby_shuffle": 0}, {"nearby_shuffle": 40}),
+    "shuffle": ({"shuffle": True}, {"shuffle": False}),
+    "uneven": ({"uneven": "pad"}, {"uneven": "exact"}),
+    "bad samples": ({}, {"on_error": "skip"}),
+    "epochs": ({"epoch": 0}, {"epoch": 1}),
+    "positions": ({"position": 8}, {"position": 16}),
+    "lengths": ({"length": 50}, {"length": 51}),
+    "other numbers of workers": ({"worker_per_consumer": 0}, {"worker_per_consumer": 1}),
+    "the same index": ({"nb_consumer": 2, "index": 0}, {"nb_consumer": 2, "index": 0}),
+    "indices the other way round": ({"nb_consumer": 2, "index": 1}, {"nb_consumer": 2, "index": 0}),
+    "no dataset on one rank": ({}, {"length": -1}),
+    "torch seeded by rank": ({"torch_seed": 40}, {"torch_seed": 41}),
+    "no seed, once more": ({}, {}),
+    "only one rank": ({}, {"skip": True}),  # last: the ranks are out of step afterwards
+}
+
+RANK = """
+    import json, sys, warnings
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+    from swift_loader import SwiftLoader
+
+    rank, scenarios = int(sys.argv[1]), json.loads(sys.argv[3])
+    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=5), world_size=2, rank=rank)
+    for name, options in scenarios.items():
+        told = {"batch_size": 4, "worker_per_consumer": 0, **options[rank]}
+        if "torch_seed" in told:
+            torch.manual_seed(told.pop("torch_seed"))
+        length, epoch, position = told.pop("length", 50), told.pop("epoch", 0), told.pop("position", 0)
+        if told.pop("skip", False):
+            continue
+        index = told.pop("index", None)
+        with SwiftLoader(lambda: range(length) if length >= 0 else 1 / 0, **told) as loader:
+            if position:
+                loader.load_state_dict({**loader.state_dict(), "seed": 1, "position": position})
+            loader.set_epoch(epoch)
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    loader.start(index)
+                outcome = [loader.state_dict()["seed"], next(iter(loader)).tolist()]
+            except (ValueError, RuntimeError, ZeroDivisionError) as error:
+                outcome = f"{type(error).__name__}: {error}"
+        print(json.dumps([name, outcome, [str(warning.message) for warning in caught]]), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What each rank got, by scenario."""
+    folder = tmp_path_factory.mktemp("ranks")
+    script = folder / "rank.py"
+    script.write_text("\n".join(line[4:] for line in RANK.splitlines()))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    ranks = []
+    for rank in (0, 1):
+        command = [sys.executable, str(script), str(rank), str(folder / "meeting"), json.dumps(SCENARIOS)]
+        ranks.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
+    try:
+        answers = [process.communicate(timeout=50) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for process, (output, errors) in zip(ranks, answers, strict=True):
+        assert process.returncode == 0, errors
+        for line in output.splitlines():
+            name, *outcome = json.loads(line)
+            found[name].append(outcome)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no seed",
+        "the same seed",
+        "other numbers of workers",
+        "indices the other way round",
+        "torch seeded by rank",
+        "no seed, once more",
+    ],
+)
+def test_ranks_that_agree_share_one_order(outcomes: dict[str, list[Any]], name: str) -> None:
+    ((seed, first), warned), ((other_seed, second), warned_too) = outcomes[name]
+    assert warned == warned_too == []
+    assert seed == other_seed
+    assert len(set(first + second)) == 8
+
+
+def test_where_torch_was_seeded_by_rank_all_have_that_of_rank_0(outcomes: dict[str, list[Any]]) -> None:
+    assert [outcome[0] for outcome, _ in outcomes["torch seeded by rank"]] == [40, 40]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("seeds", "rank 1 has seed=6, but rank 0 has seed=5"),
+        ("a seed on one rank", 'rank 1 has seed="rank 0\'s", but rank 0 has seed=5'),
+        ("batch sizes", "rank 1 has batch_size=8, but rank 0 has batch_size=4"),
+        ("windows", "rank 1 has nearby_shuffle=40, but rank 0 has nearby_shuffle=0"),
+        ("shuffle", "rank 1 has shuffle=False, but rank 0 has shuffle=True"),
+        ("uneven", "rank 1 has uneven='exact', but rank 0 has uneven='pad'"),
+        ("bad samples", "rank 1 has on_error='skip', but rank 0 has on_error='raise'"),
+        ("epochs", "rank 1 has epoch=1, but rank 0 has epoch=0"),
+        ("positions", "rank 1 has position=16, but rank 0 has position=8"),
+        ("lengths", "rank 1 has len(dataset)=51, but rank 0 has len(dataset)=50"),
+    ],
+)
+def test_ranks_that_differ_all_get_the_error(outcomes: dict[str, list[Any]], name: str, message: str) -> None:
+    expected = f"ValueError: {message}: they would"
+    assert [outcome.startswith(expected) for outcome, _ in outcomes[name]] == [True, True]
+
+
+def test_two_ranks_with_one_index_both_get_the_error(outcomes: dict[str, list[Any]]) -> None:
+    for outcome, _ in outcomes["the same index"]:
+        assert outcome.startswith("ValueError: the ranks were started with consumer_index=[0, 0]")
+
+
+def test_a_rank_whose_dataset_can_not_be_built_lets_nobody_wait(outcomes: dict[str, list[Any]]) -> None:
+    (first, _), (second, _) = outcomes["no dataset on one rank"]
+    assert first.startswith("ValueError: rank 1 has len(dataset)='none, because of ZeroDivisionError', but rank 0 has")
+    assert second.startswith("ZeroDivisionError")
+
+
+def test_a_rank_that_never_comes_is_named_after_the_time_out(outcomes: dict[str, list[Any]]) -> None:
+    ((outcome, (warning,)),) = outcomes["only one rank"]
+    assert "rank 1 hasn't" in warning
+    assert "nb_consumer=1" in warning
+    assert outcome.startswith(
+        "RuntimeError: this rank has started its loader, but rank 1 hasn't within 5 s: all ranks must"
+    )
+
+
+LAUNCHED = """
+    import sys, warnings
+    from swift_loader import SwiftLoader
+    warnings.simplefilter("error")
+    loader = SwiftLoader(dataset=range(50), batch_size=4, worker_per_consumer=0, **eval(sys.argv[1]))
+    try:
+        print(next(iter(loader)).tolist())
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("{'seed': 3, 'shuffle': False}", "[4, 5, 6, 7]\n"),
+        ("{}", "there are 2 consumers, but no seed was given, and this process can't get one from the others"),
+    ],
+)
+def test_launched_ranks_that_can_not_talk_need_a_seed(options: str, expected: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(line[4:] for line in LAUNCHED.splitlines()))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
+    finished = subprocess.run(
+        [sys.executable, str(script), options], env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert finished.stdout.startswith(expected), finished.stderr

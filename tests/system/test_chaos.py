@@ -1,0 +1,83 @@
+"""Random kills never show in what the loop gets; and if they did, it would be noticed. See chaos.py for longer runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from swift_loader import ProtocolError, WorkerStalled
+from swift_loader.scheduler.ledger import Batch, BatchState, Ledger
+from tests.support.chaos import Case, run_case
+from tests.support.helpers import slow
+from tests.support.killer import Aim
+
+QUICK = Case(seed=7, workers=2, in_order=True, num_kills=6, num_templates=1, is_narrow=True)
+CASES = [
+    Case(seed=1, workers=2, in_order=True, num_kills=26),
+    Case(seed=2, workers=3, in_order=False, num_kills=26, is_narrow=True),
+    Case(seed=3, workers=4, in_order=True, num_kills=26, is_narrow=True, multithread=False),
+    Case(seed=4, workers=2, in_order=False, num_kills=26, multithread=False),
+    Case(seed=5, workers=3, in_order=True, num_kills=26, is_narrow=True),
+    Case(seed=6, workers=2, in_order=True, num_kills=4, start_method="spawn"),
+]
+
+kills: Counter[Aim] = Counter()
+
+
+def test_a_few_killed_workers_never_show_in_the_data() -> None:
+    assert run_case(QUICK).kills.total() >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=[f"seed {case.seed}" for case in CASES])
+def test_killed_workers_and_templates_never_show_in_the_data(case: Case) -> None:
+    done = run_case(case).kills
+    assert done.total() >= 0.8 * case.num_kills
+    kills.update(done)
+
+
+@pytest.mark.slow
+def test_these_were_a_hundred_kills_of_all_kinds() -> None:
+    if not kills:
+        pytest.skip("it counts those of the tests before, which didn't run")
+    assert kills.total() >= 100
+    assert set(kills) >= {Aim.ANYONE, Aim.UNREAD, Aim.ALL, Aim.SLOT_WRITE, Aim.TEMPLATE}
+    assert kills[Aim.SLOT_WRITE] + kills[Aim.SENDING] >= 0.4 * kills.total()
+
+
+@pytest.mark.parametrize("in_order", [True, slow(False)])
+def test_an_engine_that_forgets_what_a_dead_worker_had_is_caught(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Ledger.remove_worker
+
+    def remove_worker(ledger: Ledger[Any], index: int) -> int:
+        num_lost = real(ledger, index)
+        ledger._lost.clear()
+        return num_lost
+
+    monkeypatch.setattr(Ledger, "remove_worker", remove_worker)
+    with pytest.raises(WorkerStalled, match="no worker is ready to build"):
+        run_case(Case(seed=1, workers=2, in_order=in_order, num_kills=10, timeout_s=1.5))
+
+
+@pytest.mark.slow
+def test_an_engine_that_builds_again_what_is_here_already_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In completion order; in order the second copy of a batch is never looked at."""
+    real = Ledger.remove_worker
+
+    def remove_worker(ledger: Ledger[Any], index: int) -> int:
+        for batch in list(ledger._ready.values()):
+            if batch.worker == index:
+                again: Batch[Any] = Batch(ledger._next_sequence, batch.work, BatchState.LOST)
+                ledger._batches[again.sequence] = again
+                ledger._lost.append(again.sequence)
+                ledger._next_sequence += 1
+        return real(ledger, index)
+
+    monkeypatch.setattr(Ledger, "remove_worker", remove_worker)
+    with pytest.raises((AssertionError, ProtocolError)) as caught:
+        run_case(Case(seed=2, workers=2, in_order=False, num_kills=60, timeout_s=5.0))
+    assert "killed" not in str(caught.value), "it is the data that must tell, not the count of kills"

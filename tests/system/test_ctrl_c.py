@@ -1,0 +1,143 @@
+"""Ctrl-C in a terminal goes to the trainer and all its processes at once: one traceback, and all of them gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.helpers import ROOT, allowed_s, session_of, slow, slow_unless, wait_until
+
+ENDS_WITHIN_S = 2.0
+ENDS_AT_ONCE_WITHIN_S = 1.0
+CTRL_C = b"\x03"
+
+PROGRAM = """
+import fcntl, signal, sys, termios, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in the background
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from pathlib import Path
+from swift_loader import SwiftLoader
+from tests.support import datasets
+
+marker = sys.argv[1]
+options = dict(batch_size=4, worker_per_consumer=2, shuffle=False, validate=False)
+loader = SwiftLoader(*{source}, start_method={start!r}, **options)
+{body}
+"""
+HANGING = "(datasets.Misbehaving, {'deed': 'hang', 'marker': marker, 'at': 0})"
+COUNTING = "(datasets.Counting, {})"
+
+STAGES = {
+    "construction": ("(datasets.FailsToBuild, {'deed': 'hang', 'marker': marker})", "loader.start(0)"),
+    "start": (COUNTING, "Path(marker).touch(); loader.start(0); time.sleep(30)"),
+    "iteration": (HANGING, "list(loader)"),
+    "idle": (COUNTING, "next(iter(loader)); Path(marker).touch(); time.sleep(30)"),
+    "close": (
+        HANGING.replace("'hang'", "'hold-the-interpreter'"),
+        "loader.start(0); iter(loader)\nwhile not Path(marker).exists(): time.sleep(0.01)\n"
+        "print('closing', flush=True); loader.close()",
+    ),
+}
+
+
+class Terminal:
+    """A program in the foreground of a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process, self._master = process, master
+        self.shown = ""
+        """All that was written to the terminal."""
+
+    def press(self, key: bytes) -> float:
+        """Press a key and return the time."""
+        os.write(self._master, key)
+        return time.monotonic()
+
+    def read(self, until: str | None = None, timeout_s: float = 20) -> None:
+        """Take in what is shown until some text is there; by default until nobody has the terminal open any more."""
+        deadline = time.monotonic() + timeout_s
+        while until is None or until not in self.shown:
+            ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"not within {timeout_s} s: {until or 'the end'!r}; shown:\n{self.shown}"
+            try:
+                self.shown += os.read(self._master, 4096).decode()
+            except OSError:  # the kernel's way to say that the other side is closed
+                return
+
+
+@contextmanager
+def terminal(code: str, *arguments: str) -> Iterator[Terminal]:
+    """Run code in a session of its own whose controlling terminal is a new one, as a terminal emulator does."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    ) as process:
+        os.close(slave)
+        try:
+            yield Terminal(process, master)
+        finally:
+            for member in session_of(process.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            os.close(master)
+
+
+def run_until(stage: str, start_method: str, folder: Path) -> contextlib.AbstractContextManager[Terminal]:
+    source, body = STAGES[stage]
+    return terminal(PROGRAM.format(source=source, body=body, start=start_method), str(folder / "marker"))
+
+
+def wait_for_stage(stage: str, shell: Terminal, marker: Path) -> None:
+    if stage == "close":
+        shell.read("closing")
+    wait_until(marker.exists, "the program's marker")
+    if stage == "start":  # no moment in particular: some process of the loader exists
+        wait_until(lambda: len(session_of(shell.process.pid)) > 1, "a process of the loader")
+
+
+def check_ended(shell: Terminal, pressed_at: float, limit_s: float) -> None:
+    """The program, and all that belongs to it, is gone within the limit."""
+    limit_s = allowed_s(limit_s)
+    shell.read(timeout_s=limit_s)
+    shell.process.wait(timeout=limit_s)
+    wait_until(lambda: not session_of(shell.process.pid), "the end of all processes", limit_s)
+    assert time.monotonic() - pressed_at < limit_s
+
+
+@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("stage", slow_unless({"start", "iteration", "close"}, STAGES))
+def test_ctrl_c_is_one_keyboard_interrupt_and_quiet_workers(stage: str, start_method: str, tmp_path: Path) -> None:
+    with run_until(stage, start_method, tmp_path) as shell:
+        wait_for_stage(stage, shell, tmp_path / "marker")
+        check_ended(shell, shell.press(CTRL_C), ENDS_WITHIN_S)
+        assert shell.process.returncode == -2
+        assert shell.shown.count("Traceback") == 1, shell.shown
+        assert shell.shown.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("stage", slow_unless({"iteration", "close"}, STAGES))
+def test_a_second_ctrl_c_ends_it_at_once(stage: str, tmp_path: Path) -> None:
+    with run_until(stage, "template", tmp_path) as shell:
+        wait_for_stage(stage, shell, tmp_path / "marker")
+        shell.press(CTRL_C)
+        time.sleep(0.1)  # the first one has been noticed, and the loader is about to close
+        check_ended(shell, shell.press(CTRL_C), ENDS_AT_ONCE_WITHIN_S)
+        assert "KeyboardInterrupt" in shell.shown
+        assert "swift_loader/worker/" not in shell.shown, f"workers were heard:\n{shell.shown}"

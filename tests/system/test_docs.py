@@ -1,0 +1,188 @@
+"""The documentation holds: its code runs, its links lead somewhere, and it names every option."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+import swift_loader
+from swift_loader import SwiftLoader
+from tests.support.pages import ROOT, Page, documentation
+
+TIMEOUT_S = 300
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
+
+PAGES = documentation()
+QUICK = [page for page in PAGES if page.name in ("README.md", "docs/migration.md", "docs/resume.md")]
+MAX_README_LINES = 120
+LANGUAGES = {"python", "bash"}
+
+
+def run_pages(pages: list[Page], folder: Path) -> dict[str, str]:
+    """Return the traceback of each page, empty where it succeeds; two processes share the work."""
+    demanding = [page for page in pages if any(block.needs for block in page.blocks())]
+    groups = [demanding, [page for page in pages if page not in demanding]]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    outcomes: dict[str, str] = {}
+    with ExitStack() as running:
+        runs = []
+        for number, group in enumerate(groups):
+            results, output = folder / f"{number}.json", folder / f"{number}.txt"
+            command = [
+                sys.executable,
+                "-m",
+                "tests.support.run_pages",
+                str(results),
+                *(str(page.path) for page in group),
+            ]
+            with output.open("w") as stream:
+                run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+            running.enter_context(run)
+            running.callback(run.kill)
+            runs.append((run, results, output))
+        for run, results, output in runs:
+            status = run.wait(TIMEOUT_S - 20)
+            assert status == 0, output.read_text()
+            outcomes |= json.loads(results.read_text(encoding="utf-8"))
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_pages(QUICK, tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def other_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_pages([page for page in PAGES if page not in QUICK], tmp_path_factory.mktemp("pages"))
+
+
+@pytest.mark.parametrize("page", QUICK, ids=lambda page: page.name)
+def test_the_code_of_a_page_that_newcomers_read_runs(page: Page, outcomes: dict[str, str]) -> None:
+    assert not outcomes[str(page.path)], outcomes[str(page.path)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in QUICK], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: Page, other_outcomes: dict[str, str]) -> None:
+    assert not other_outcomes[str(page.path)], other_outcomes[str(page.path)]
+    if missing := sorted({name for block in page.blocks() for name in block.needs if find_spec(name) is None}):
+        pytest.skip(f"blocks that need {', '.join(missing)} weren't run; the others were")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_names_its_language_and_says_why_it_is_not_run(page: Page) -> None:
+    for block in page.blocks():
+        assert block.language in LANGUAGES, f"{page.name}:{block.first_line}: {block.language!r}"
+        assert block.reason != "", f"{page.name}:{block.first_line}: no reason"
+
+
+@pytest.mark.parametrize("page", [*PAGES, Page(ROOT / "CHANGELOG.md")], ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page: Page) -> None:
+    assert page.broken_links() == []
+
+
+def test_a_page_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# A\n\n<!-- setup\nnumber = 1\n-->\n\n```python\nnumber /= 0\n```\n")
+
+    (told,) = run_pages([Page(path)], tmp_path).values()
+
+    assert f'File "{path}", line 8' in told
+    assert "ZeroDivisionError" in told
+
+
+def test_a_block_is_left_out_where_the_page_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    gpu, absent, other = (f"```python\n{name}()\n```\n" for name in ("gpu", "absent", "other"))
+    section = f"<!-- not run: needs a GPU -->\n{gpu}<!-- needs: no_such_module -->\n{absent}"
+    path.write_text(f"{section}## B\n{other}<!-- not run: -->\n{gpu}")
+
+    blocks = list(Page(path).blocks())
+
+    assert Page(path).script().split() == ["other()"]
+    assert [block.reason for block in blocks] == ["needs a GPU", None, None, ""]
+
+
+def test_links_to_what_does_not_exist_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# Its `name()`, twice\n\n[1](#its-name-twice) [2](#name) [3](b.md)\n")
+    (tmp_path / "c.md").write_text("[1](a.md#its-name-twice) ![2](a.md#no)\n\n[x]: none.md\n```bash\n[4](d.md)\n```\n")
+
+    assert Page(tmp_path / "a.md").broken_links() == ["#name", "b.md"]
+    assert Page(tmp_path / "c.md").broken_links() == ["a.md#no", "none.md"]
+
+
+def test_the_readme_is_short_and_links_to_each_page() -> None:
+    readme = PAGES[0]
+    linked = {link.partition("#")[0] for link in readme.links()}
+
+    assert len(readme.lines) <= MAX_README_LINES
+    assert {page.name for page in PAGES[1:]} <= linked
+
+
+def test_the_options_page_has_each_argument_with_its_default() -> None:
+    rows = rows_of(Page(ROOT / "docs" / "options.md"))
+    parameters = dict(inspect.signature(SwiftLoader.__init__).parameters)
+    del parameters["self"], parameters["unknown"]
+
+    assert parameters.keys() <= rows.keys()
+    for name, parameter in parameters.items():
+        if parameter.default is not None:
+            shown = rows[name][2].strip("`").replace('"', "'")
+            assert shown == repr(parameter.default).removesuffix(".0"), name
+
+
+def test_the_device_page_has_each_argument_of_start() -> None:
+    names = set(inspect.signature(SwiftLoader.start).parameters) - {"self"}
+
+    assert names <= rows_of(Page(ROOT / "docs" / "device.md")).keys()
+
+
+def test_the_failures_page_has_each_class_of_errors() -> None:
+    errors = {name for name in swift_loader.__all__ if isinstance(getattr(swift_loader, name), type)}
+    errors = {name for name in errors if issubclass(getattr(swift_loader, name), BaseException)}
+
+    assert errors <= rows_of(Page(ROOT / "docs" / "failures.md")).keys()
+
+
+def test_the_migration_page_has_each_argument_of_torch_s_loader() -> None:
+    names = set(inspect.signature(DataLoader.__init__).parameters) - {"self"}
+
+    assert names <= rows_of(Page(ROOT / "docs" / "migration.md")).keys()
+
+
+def test_the_changelog_begins_with_what_is_to_come_and_then_this_version() -> None:
+    headings = [line for line in Page(ROOT / "CHANGELOG.md").lines if line.startswith("## ")]
+
+    assert headings[0] == "## [Unreleased]"
+    assert re.fullmatch(rf"## \[{re.escape(swift_loader.__version__)}\] - \d{{4}}-\d{{2}}-\d{{2}}", headings[1])
+
+
+def rows_of(page: Page) -> dict[str, list[str]]:
+    """Return the rows of a page's tables by each name that the first cell has in backticks."""
+    rows: dict[str, list[str]] = {}
+    for line in page.prose():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            for name in re.findall(r"`(\w+)", cells[0]):
+                rows.setdefault(name, cells)
+    return rows

@@ -1,0 +1,230 @@
+"""The places where tests make a process fail: what the variable may say, and that each of them is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_loader import WorkerDied, failpoints
+from swift_loader.failpoints import VARIABLE, Failpoint, parse_failpoints
+from tests.support import datasets
+from tests.support.helpers import ROOT, make_loader, slow_unless, wait_until
+
+
+def start(code: str, variable: str | None) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if variable is not None:
+        environment[VARIABLE] = variable
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from swift_loader.failpoints import *\n{code}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code: str, variable: str | None) -> tuple[int, str, str]:
+    """Return exit code, stdout and the last line of stderr."""
+    with start(code, variable) as process:
+        out, err = process.communicate(timeout=20)
+    return process.returncode, out, (err.splitlines() or [""])[-1]
+
+
+@given(text=st.text(alphabet="worker.botgim=SIGKL,;hp-01e ", max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        parse_failpoints(text)
+    except ValueError as error:
+        assert str(error).startswith(f"{VARIABLE}: item ")  # noqa: PT017 - whether it is raised depends on the text
+
+
+@pytest.mark.parametrize(
+    ("item", "rule"),
+    [
+        ("worker.lunch=SIGKILL", "'worker.lunch' is not a valid Failpoint"),
+        ("worker.boot", "'' is not a valid Action"),
+        ("worker.boot=SIGFOO", "'SIGFOO' is not a valid Action"),
+        ("worker.boot=SIGKILL,when=3", "unexpected keyword argument 'when'"),
+        ("worker.boot=SIGKILL,hit=-1", "hit must be at least 0, and p above 0 and at most 1"),
+        ("worker.boot=SIGKILL,hit=", "invalid literal for int()"),
+        ("worker.boot=SIGKILL,hit", "use condition=value"),
+        ("worker.boot=SIGKILL,p=1.5", "hit must be at least 0, and p above 0 and at most 1"),
+        ("worker.boot=SIGKILL,p=nan", "hit must be at least 0, and p above 0 and at most 1"),
+    ],
+)
+def test_an_error_names_the_item_and_the_rule(item: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=VARIABLE) as caught:
+        parse_failpoints(f"template.boot=raise;{item}")
+    assert f"item {item!r}: " in str(caught.value)
+    assert rule in str(caught.value)
+
+
+def test_a_malformed_variable_is_an_error_at_import() -> None:
+    code, _, error = run("", "worker.boot=lunch")
+    assert code == 1
+    assert error.startswith(f"ValueError: {VARIABLE}: item 'worker.boot=lunch': 'lunch' is not a valid Action")
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_without_the_variable_a_failpoint_does_nothing(variable: str | None) -> None:
+    code = """
+import dis, swift_loader.failpoints as module
+identify(0)
+for point in Failpoint:
+    assert failpoint(point) is None
+print(len(list(dis.get_instructions(failpoint))), module._items)
+"""
+    returned, out, error = run(code, variable)
+    assert (returned, error) == (0, "")
+    num_instructions, items = out.split()
+    assert int(num_instructions) <= 3
+    assert items == "[]"
+
+
+def test_this_process_is_not_armed() -> None:
+    assert failpoints.failpoint is not failpoints._reach
+
+
+@pytest.mark.parametrize(
+    ("action", "exit_code", "error"),
+    [
+        ("SIGKILL", -signal.SIGKILL, ""),
+        ("SIGSEGV", -signal.SIGSEGV, ""),
+        ("SIGABRT", -signal.SIGABRT, ""),
+        ("exit-0", 0, ""),
+        ("exit-7", 7, ""),
+        ("raise", 1, "RuntimeError: failpoint template.boot"),
+        ("StopIteration", 1, "StopIteration: failpoint template.boot"),
+    ],
+)
+def test_each_action_does_what_it_says(action: str, exit_code: int, error: str) -> None:
+    code = "print('before', flush=True); failpoint(Failpoint.TEMPLATE_BOOT); print('after')"
+    assert run(code, f"template.boot={action}") == (exit_code, "before\n", error)
+
+
+def test_a_stopped_process_goes_on_when_it_is_continued() -> None:
+    with start("failpoint(Failpoint.TEMPLATE_BOOT); print('after')", "template.boot=SIGSTOP") as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=20) == ("after\n", "")
+
+
+def test_a_handler_that_raises_does_not_end_a_hang() -> None:
+    code = """
+import signal
+def handle(number, frame):
+    print('handled', flush=True)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGUSR1, handle)
+print('before', flush=True)
+failpoint(Failpoint.TEMPLATE_BOOT)
+print('after')
+"""
+    with start(code, "template.boot=hang") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "before\n"
+        for _ in range(2):
+            # It hangs where the handler may raise: not before, nor on its way back.
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it hangs")
+            process.send_signal(signal.SIGUSR1)
+            assert process.stdout.readline() == "handled\n"
+        process.kill()
+        assert process.communicate(timeout=20) == ("", "")
+
+
+COUNTS = """
+def hits(point, times):
+    found = []
+    for number in range(1, times + 1):
+        try:
+            failpoint(point)
+        except RuntimeError:
+            found.append(number)
+    return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "expected"),
+    [
+        ("template.boot=raise,hit=3", "print(hits(Failpoint.TEMPLATE_BOOT, 9))", "[3]"),
+        ("template.boot=raise,serial=1,hit=2", "identify(1); print(hits(Failpoint.TEMPLATE_BOOT, 9))", "[2]"),
+        ("template.boot=raise,serial=1", "identify(0); print(hits(Failpoint.TEMPLATE_BOOT, 9))", "[]"),
+        ("template.boot=raise,serial=0", "print(hits(Failpoint.TEMPLATE_BOOT, 9))", "[]"),
+        ("template.boot=raise,hit=2;template.boot=raise,hit=5", "print(hits(Failpoint.TEMPLATE_BOOT, 9))", "[2, 5]"),
+        (
+            "template.boot=raise,hit=2",
+            "hits(Failpoint.TEMPLATE_BOOT, 1); identify(0); print(hits(Failpoint.TEMPLATE_BOOT, 9))",
+            "[2]",
+        ),
+        ("worker.boot=raise", "print(hits(Failpoint.WORKER_BOOT, 2), hits(Failpoint.WORKER_STOP, 2))", "[] []"),
+        ("worker.boot=raise", "identify(0); print(hits(Failpoint.WORKER_BOOT, 2))", "[1, 2]"),
+        ("template.stop=raise", "print(hits(Failpoint.TEMPLATE_STOP, 2))", "[1, 2]"),
+    ],
+)
+def test_all_conditions_of_an_item_must_hold(variable: str, code: str, expected: str) -> None:
+    assert run(COUNTS + code, variable) == (0, f"{expected}\n", "")
+
+
+def test_chances_are_the_same_in_each_run_and_others_for_each_worker_and_seed() -> None:
+    code = """
+import random
+state = random.getstate()
+for serial in (0, 1):
+    identify(serial)
+    print(*hits(Failpoint.TEMPLATE_BOOT, 2000), sep=",")
+assert random.getstate() == state
+"""
+    first, again, other_seed = (run(COUNTS + code, f"template.boot=raise,p=0.1,seed={seed}") for seed in (5, 5, 6))
+    assert first == again
+    assert first[0] == 0
+    rows = first[1].split() + other_seed[1].split()
+    assert len(set(rows)) == 4
+    assert all(120 < row.count(",") < 280 for row in rows)
+
+
+def test_once_is_once_over_all_processes(tmp_path: Path) -> None:
+    code = """
+import os
+for _ in range(8):
+    if os.fork() == 0:
+        failpoint(Failpoint.TEMPLATE_BOOT)
+        failpoint(Failpoint.TEMPLATE_BOOT)
+        os._exit(0)
+print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)))
+"""
+    assert run(code, f"template.boot=exit-7,once={tmp_path}/marker") == (0, f"{[0] * 7 + [7]}\n", "")
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize(
+    "point",
+    slow_unless(
+        # of the others, the matrix tells
+        {Failpoint.TEMPLATE_REAPED},
+        list(Failpoint),
+    ),
+)
+def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processes of a loader that takes one epoch; what comes of it is another matter."""
+    marker = tmp_path / "marker"
+    variable = f"{point.value}=exit-0,once={marker}"
+    if point is Failpoint.TEMPLATE_REAPED:  # on close, the template may be told to end before it has reaped anybody
+        variable += f";{Failpoint.WORKER_NOTIFIED.value}=exit-7,serial=1"
+    monkeypatch.setenv(VARIABLE, variable)
+    loader = make_loader(datasets.Counting, batch_size=4)
+    with loader, contextlib.suppress(WorkerDied):  # a death; none if what died was replaced
+        list(loader)
+    assert marker.exists()

@@ -1,0 +1,149 @@
+"""What the handler of a signal raises inside `next` comes out of it, and is no error of the loader."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.support import datasets
+from tests.support.helpers import make_loader, run_script, slow
+
+
+class Alarm(Exception):
+    """What these handlers raise: an ordinary exception, as a time-out of the user's own."""
+
+
+@pytest.fixture
+def alarm_after() -> Iterator[Callable[[float], object]]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pass_goes_on_where_it_was_after_an_alarm_while_it_waited(alarm_after: Callable[[float], object]) -> None:
+    with make_loader(datasets.Slow, kwargs={"num_samples": 12, "seconds": 0.3}, batch_size=2, shuffle=False) as loader:
+        loader.start(0)
+        for _ in range(2):
+            iterator, got, num_alarms = iter(loader), list[int](), 0
+            while len(got) < 12:
+                try:
+                    alarm_after(0.17)
+                    batch = next(iterator)
+                    alarm_after(0)
+                    got += batch["id"].tolist()
+                except Alarm:
+                    num_alarms += 1
+            assert got == list(range(12))
+            assert num_alarms
+
+
+AT_ANY_TIME = """
+    import random, signal, sys
+    from swift_loader import SwiftLoaderError
+    from tests.support import datasets
+    from tests.support.helpers import ids_of, make_loader
+
+    class Alarm(Exception):
+        pass
+
+    def handle(number, frame):
+        raise Alarm
+
+    def new_loader():
+        options = dict(kwargs={"num_samples": 320}, batch_size=4, shuffle=False, multithread=sys.argv[1] == "True")
+        loader = make_loader(datasets.Counting, **options)
+        loader.start(0, None if sys.argv[2] == "None" else sys.argv[2])
+        return loader
+
+    def go_through(iterator):
+        got, num_alarms = [], 0
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.02))
+        while True:
+            try:
+                batch = iterator.__next__()  # the function `next` may be interrupted after it, too, as it returns
+            except StopIteration:
+                return got, None
+            except Alarm:
+                num_alarms += 1
+                assert num_alarms == 1, "an alarm was raised twice"
+                continue
+            except SwiftLoaderError as error:
+                assert had_alarm + num_alarms and "interrupted" in str(error), error
+                return got, error
+            got += batch["id"].tolist()
+
+    signal.signal(signal.SIGALRM, handle)
+    sys.unraisablehook = lambda unraisable: None  # what a handler raises in a finaliser, Python reports, and drops
+    rng, loader = random.Random(int(sys.argv[3])), new_loader()
+    had_alarm = False  # an alarm that met a batch of the next epoch is told in that epoch
+    for _ in range(int(sys.argv[4])):
+        got, error = [], None
+        try:
+            got, error = go_through(iter(loader))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Alarm:  # between two calls, or after the last one
+            pass
+        assert got == list(range(len(got))), got
+        assert error is not None or len(got) in (0, 320)
+        had_alarm = error is None
+        if error is not None:
+            loader.close()
+            loader = new_loader()
+    try:
+        assert ids_of(loader) == list(range(320))
+    except SwiftLoaderError as error:
+        assert had_alarm and "interrupted" in str(error), error
+    loader.close()
+    print("right")
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "multithread", "num_passes"),
+    [
+        ("cpu", "True", "4"),
+        slow("None", "True", "20"),
+        slow("None", "False", "20"),
+        slow("cpu", "True", "20"),
+        slow("cpu", "False", "20"),
+    ],
+)
+def test_an_alarm_at_any_time_loses_no_batch_and_is_raised_once(
+    device: str, multithread: str, num_passes: str, tmp_path: Path
+) -> None:
+    arguments = (multithread, device, "3", num_passes)
+    assert run_script(AT_ANY_TIME, *arguments, via="-c", folder=tmp_path, timeout_s=55) == "right\n"
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_without_workers_an_alarm_comes_out_and_no_sample_is_lost(
+    on_error: str, alarm_after: Callable[[float], object]
+) -> None:
+    options: dict[str, Any] = {
+        "kwargs": {"num_samples": 12, "seconds": 0.05},
+        "batch_size": 2,
+        "shuffle": False,
+        "on_error": on_error,
+    }
+    with make_loader(datasets.Slow, workers=0, **options) as loader:
+        iterator, got, num_alarms = iter(loader), list[int](), 0
+        while len(got) < 12:
+            try:
+                alarm_after(0.03 if num_alarms < 3 else 0)
+                batch = next(iterator)
+                alarm_after(0)
+                got += batch["id"].tolist()
+            except Alarm:
+                num_alarms += 1
+        assert got == list(range(12))
+        assert num_alarms == 3
+        assert loader.failures == []

@@ -1,0 +1,212 @@
+"""Nothing of the user's process is touched; nothing is used up; idle costs nothing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from swift_loader import SwiftLoader
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader
+
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generators_signals_environment_and_logging_stay_as_they_were(workers: int) -> None:
+    def snapshot() -> list[Any]:
+        signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+        generators = [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]
+        return [signals, mask, generators, dict(os.environ), list(sys.path), logging.root.handlers[:], os.getcwd()]
+
+    before = snapshot()
+    with make_loader(datasets.Augmenting, workers=workers) as loader:
+        list(loader)
+    assert snapshot() == before
+
+
+def test_loguru_of_the_user_is_left_alone(tmp_path: Path) -> None:
+    from loguru import logger
+
+    lines: list[str] = []
+    handler = logger.add(lines.append, level=0)
+    with make_loader(datasets.Counting, logger=str(tmp_path / "log")) as loader:
+        list(loader)
+    logger.info("mine")
+    logger.remove(handler)
+    assert len(lines) == 1
+    text = (tmp_path / "log_rank0.log").read_text()
+    assert "started: 100 samples" in text
+    assert '"batches_delivered": 13' in text
+    assert "mine" not in text
+
+
+def test_logging_to_stdout_and_figures_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"logger": {"stdout": True, "level": "info"}, "benchmark_file": tmp_path / "figures.json"}
+    with make_loader(datasets.Counting, **options) as loader:
+        list(loader)
+    assert "started: 100 samples" in capsys.readouterr().out
+    assert '"fetch"' in (tmp_path / "figures.json").read_text()
+
+
+def test_waiting_for_a_slow_worker_costs_no_cpu() -> None:
+    with make_loader(datasets.Slow, kwargs={"seconds": 0.25}, batch_size=8, validate=False) as loader:
+        loader.start(0)
+        cpu, wall = time.process_time(), time.monotonic()
+        next(iter(loader))
+        share = (time.process_time() - cpu) / (time.monotonic() - wall)
+    assert share < 0.01
+
+
+@pytest.mark.parametrize("multithread", [True, False])
+def test_a_slow_consumer_finds_at_most_data_queue_size_batches_ahead(multithread: bool, tmp_path: Path) -> None:
+    log = tmp_path / "built"
+
+    class Logging(datasets.Counting):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            with log.open("a") as file:
+                file.write(f"{index}\n")
+            return {"id": index}
+
+    options: dict[str, Any] = {
+        "batch_size": 1,
+        "shuffle": False,
+        "data_queue_size": 6,
+        "multithread": multithread,
+        "validate": False,
+    }
+    with make_loader(Logging, **options) as loader:
+        for number, _ in enumerate(loader):
+            time.sleep(0.02)  # the consumer's own work
+            assert len(log.read_text().split()) <= number + 1 + 6
+            if number == 20:
+                break
+
+
+def measure() -> dict[str, int]:
+    process = psutil.Process()
+    gc.collect()
+    return {
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "children": len(process.children(recursive=True)),
+        "maps": sum("memfd:swift_loader" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+    }
+
+
+def test_thirty_epochs_use_up_nothing() -> None:
+    with make_loader(datasets.Images, kwargs={"num_samples": 160, "side": 64}, batch_size=8) as loader:
+        figures, memory = [], []
+        for _ in range(30):
+            for batch in loader:
+                del batch
+            figures.append(measure())
+            # PSS: a page that n processes share counts n-fold in the sum of their RSS, whoever touched it first.
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            memory.append(sum(process.memory_full_info().pss for process in family))
+    for name in ("descriptors", "threads", "children"):
+        # The least of five epochs: a segment's descriptor is open while a thread maps it for the epoch to come.
+        early, late = (min(figure[name] for figure in figures[start : start + 5]) for start in (1, 25))
+        assert early == late, name
+    assert figures[29]["maps"] <= 2 * (10 + 8)
+    assert memory[29] - memory[1] < 8 * MEGABYTE
+
+
+@pytest.mark.slow
+def test_starting_and_closing_many_times_uses_up_nothing() -> None:
+    before = measure()
+    for number in range(8):
+        with make_loader(datasets.Counting, workers=1 + number % 3, multithread=bool(number % 2)) as loader:
+            next(iter(loader))
+    after = measure()
+    assert after == before
+
+
+def test_a_loader_that_is_dropped_takes_its_processes_with_it() -> None:
+    loader = make_loader(datasets.Counting)
+    next(iter(loader))
+    assert loader.sampler is not None
+    children = psutil.Process().children(recursive=True)
+    assert len(children) == 3
+    gc.disable()  # the last reference is enough; nobody needs to look for cycles
+    try:
+        del loader
+    finally:
+        gc.enable()
+    assert not psutil.wait_procs(children, timeout=3)[1]
+
+
+def test_few_descriptors_are_enough_for_many_kept_batches() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    base = psutil.Process().num_fds()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (base + 40, hard))
+    try:
+        with make_loader(datasets.Images, workers=4, kwargs={"num_samples": 400}, batch_size=2) as loader:
+            hoard = list(loader)
+            assert len(hoard) == 200
+            assert psutil.Process().num_fds() < base + 40
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_batches_can_be_taken_by_a_thread_of_the_user() -> None:
+    got: list[int] = []
+    with make_loader(datasets.Counting) as loader:
+        thread = threading.Thread(target=lambda: got.extend(ids_of(loader)))
+        thread.start()
+        thread.join()
+    assert sorted(got) == list(range(100))
+
+
+def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:
+    class Big(datasets.Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.data = np.ones(64 * MEGABYTE, np.uint8)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"id": index, "sum": int(self.data[index * MEGABYTE // 2 :][:10].sum())}
+
+    def pss(loader: SwiftLoader) -> float:
+        list(loader)
+        processes = psutil.Process().children(recursive=True)
+        return float(sum(process.memory_full_info().pss for process in processes)) / MEGABYTE
+
+    with make_loader(Big, workers=1) as loader:
+        one = pss(loader)
+    with make_loader(Big, workers=6) as loader:
+        six = pss(loader)
+    assert six < one + 64
+
+
+def test_an_interrupt_while_the_loop_waits_loses_nothing() -> None:
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"kwargs": {"num_samples": 6, "seconds": 0.3}, "batch_size": 1, "shuffle": False}
+    old_handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with make_loader(datasets.Slow, validate=False, **options) as loader:
+            loader.start(0)
+            iterator = iter(loader)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+            assert ids_of(iterator) == list(range(6))
+    finally:
+        signal.signal(signal.SIGALRM, old_handler)

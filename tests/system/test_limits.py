@@ -1,0 +1,79 @@
+"""Where descriptors and shared memory are scarce: the loader uses a number of each that doesn't grow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import run_script, slow
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader
+
+kept = []
+with make_loader(datasets.Images, workers=4, kwargs={"num_samples": 80}, batch_size=4, shuffle=False) as loader:
+    for _ in range(20):
+        for batch in loader:
+            kept.append(batch)
+            del kept[:-200]
+assert len(kept) == 200
+for number, batch in enumerate(kept):
+    assert [int(image[0, 0, 0]) for image in batch] == list(range(number % 20 * 4, number % 20 * 4 + 4)), number
+print("right")
+"""
+
+LITTLE_SHARED_MEMORY = """
+import os
+from tests.support import datasets
+from tests.support.helpers import make_loader
+
+status = os.statvfs("/dev/shm")
+assert status.f_blocks * status.f_frsize == 8 << 20, status
+if FULL:
+    with open("/dev/shm/filler", "wb") as filler:
+        filler.write(bytes(status.f_bavail * status.f_frsize))
+    assert os.statvfs("/dev/shm").f_bavail == 0
+options = dict(kwargs={"num_samples": 3200, "side": 224}, batch_size=64, shuffle=False)
+with make_loader(datasets.Images, **options) as loader:
+    for number, batch in enumerate(loader):
+        assert batch.shape == (64, 3, 224, 224)
+        for row, image in enumerate(batch):
+            assert (image == (number * 64 + row) % 251).all()
+assert number == 49
+print("right")
+"""
+
+
+def test_few_descriptors_are_enough_for_20_epochs_of_which_the_user_keeps_200_batches(tmp_path: Path) -> None:
+    assert run_script(FEW_DESCRIPTORS, via="-c", folder=tmp_path) == "right\n"
+
+
+def namespace_command() -> list[str]:
+    """Return the command that runs another one with mounts of its own."""
+    return ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+
+
+def reason_against_namespaces() -> str:
+    """Return why no file system can be mounted here; empty if it can."""
+    if shutil.which("unshare") is None:
+        return "there is no unshare(1)"
+    mount = [*namespace_command(), "mount", "-t", "tmpfs", "none", "/dev/shm"]
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
+    return f"no mount namespace may be made here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@pytest.mark.parametrize("full", [slow(False), True], ids=["empty", "full"])
+def test_a_small_dev_shm_is_no_limit(full: bool, tmp_path: Path) -> None:
+    if reason := reason_against_namespaces():
+        pytest.skip(reason)
+    mount = 'mount -t tmpfs -o size=8m none /dev/shm && exec "$@"'
+    wrapper = [*namespace_command(), "sh", "-c", mount, "sh"]
+    code = f"FULL = {full}\n{LITTLE_SHARED_MEMORY}"
+    assert run_script(code, via="-c", folder=tmp_path, wrapper=wrapper) == "right\n"

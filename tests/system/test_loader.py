@@ -1,0 +1,570 @@
+"""The loader as a user sees it: order, epochs, iterators, lengths."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader, slow, wait_until
+
+WORKERS = pytest.mark.parametrize("workers", [0, slow(1), 3])
+
+
+@WORKERS
+def test_without_shuffle_the_order_is_sequential(workers: int) -> None:
+    with make_loader(datasets.Counting, workers=workers, shuffle=False) as loader:
+        assert [ids_of(loader) for _ in range(3)] == [list(range(100))] * 3
+
+
+@WORKERS
+def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(workers: int) -> None:
+    with make_loader(datasets.Counting, workers=workers) as loader:
+        epochs = [ids_of(loader) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(100)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_batches_are_the_same_bytes_whatever_the_number_of_workers() -> None:
+    runs = []
+    for workers in (0, 1, 2, 4):
+        with make_loader(datasets.Augmenting, workers=workers) as loader:
+            runs.append([[pickle.dumps({k: np.array(v) for k, v in batch.items()}) for batch in loader] for _ in "ab"])
+    assert all(run == runs[0] for run in runs)
+    assert runs[0][0] != runs[0][1]
+
+
+def test_batches_come_as_the_collate_returns_them() -> None:
+    with make_loader(datasets.Counting, collate_fn=datasets.identity, shuffle=False, batch_size=3) as loader:
+        batch = next(iter(loader))
+    assert [sample["id"] for sample in batch] == [0, 1, 2]
+    assert type(batch) is list
+
+
+def test_arrays_are_writable_and_of_the_dtype_of_the_samples() -> None:
+    with make_loader(datasets.Counting) as loader:
+        batch = next(iter(loader))
+    batch["x"][:] = 1
+    assert batch["x"].dtype == np.float32
+    assert batch["x"].shape == (8, 4)
+    assert batch["id"].dtype == np.int64
+
+
+def test_break_mid_epoch_starts_the_next_epoch_afresh() -> None:
+    with make_loader(datasets.Counting) as loader:
+        reference = [ids_of(loader) for _ in range(4)]
+    with make_loader(datasets.Counting) as loader:
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                assert batch["id"].tolist() == reference[epoch][number * 8 : number * 8 + 8]
+                if number == epoch:
+                    break
+        assert ids_of(loader) == reference[3]
+
+
+def test_exactly_len_batches_then_a_full_epoch() -> None:
+    with make_loader(datasets.Counting) as loader:
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            next(iterator)
+        assert sorted(ids_of(loader)) == list(range(100))
+
+
+def test_an_exhausted_iterator_stays_exhausted() -> None:
+    with make_loader(datasets.Counting) as loader:
+        iterator = iter(loader)
+        assert len(list(iterator)) == 13
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+
+def test_an_iterator_thrown_away_unused_costs_nothing() -> None:
+    with make_loader(datasets.Counting) as loader:
+        iter(loader)
+        iter(loader)
+        first = ids_of(loader)
+    with make_loader(datasets.Counting) as loader:
+        assert ids_of(loader) == first
+
+
+def test_an_older_iterator_raises_instead_of_being_interleaved() -> None:
+    with make_loader(datasets.Counting) as loader:
+        older, newer = iter(loader), iter(loader)
+        next(older)
+        first = next(newer)
+        with pytest.raises(RuntimeError, match="superseded by a newer one"):
+            next(older)
+        assert sorted(ids_of([first, *newer])) == list(range(100))
+
+
+def test_two_loaders_are_independent() -> None:
+    with make_loader(datasets.Counting) as one, make_loader(datasets.Counting) as other:
+        pairs = list(zip(one, other, strict=True))
+    assert all((a["id"] == b["id"]).all() for a, b in pairs)
+
+
+def test_set_epoch_chooses_the_order() -> None:
+    with make_loader(datasets.Counting) as loader:
+        epochs = [ids_of(loader) for _ in range(4)]
+        loader.set_epoch(1)
+        assert [ids_of(loader), ids_of(loader)] == epochs[1:3]
+        iterator = iter(loader)
+        loader.set_epoch(0)  # after iter(), as some frameworks do
+        assert ids_of(iterator) == epochs[0]
+
+
+def test_set_epoch_takes_any_integer() -> None:
+    with make_loader(datasets.Counting, workers=0) as loader:
+        loader.set_epoch(np.int64(3))
+        next(iter(loader))
+        assert loader.state_dict()["epoch"] == 3
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True, 2**62])
+def test_set_epoch_refuses_nonsense(value: Any) -> None:
+    loader = make_loader(datasets.Counting)
+    with pytest.raises((ValueError, TypeError), match="epoch="):
+        loader.set_epoch(value)
+
+
+def test_in_order_false_delivers_the_same_batches_as_they_get_ready() -> None:
+    with make_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False) as loader:
+        epochs = [[batch["id"].tolist() for batch in loader] for _ in range(2)]
+    expected = [list(range(start, start + 4)) for start in range(0, 100, 4)]
+    assert [sorted(epoch) for epoch in epochs] == [expected, expected]
+    assert epochs[0] != expected, "the batch with the slow sample should have come late"
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "workers"),
+    [(0, 4, 2), slow(1, 4, 2), (3, 8, 4), slow(5, 1, 7), slow(16, 4, 2), (0, 1, 0)],
+)
+def test_any_number_of_samples_works(num_samples: int, batch_size: int, workers: int) -> None:
+    options: dict[str, Any] = {"kwargs": {"num_samples": num_samples}, "batch_size": batch_size, "workers": workers}
+    with make_loader(datasets.Counting, **options) as loader:
+        for _ in range(3):
+            assert sorted(ids_of(loader)) == list(range(num_samples))
+        assert len(loader) == -(-num_samples // batch_size)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("drop_last", "expected"), [(False, 13), (True, 12)])
+def test_len_is_the_same_before_and_after_start(workers: int, drop_last: bool, expected: int) -> None:
+    loader = make_loader(datasets.Counting, workers=workers, drop_last=drop_last)
+    with loader:
+        assert len(loader) == expected
+        loader.start(0)
+        assert len(loader) == expected
+        assert len(list(loader)) == expected
+
+
+def test_len_before_start_builds_no_dataset_in_the_trainer(tmp_path: Any) -> None:
+    marker = tmp_path / "pids"
+
+    class Marking(datasets.Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            with marker.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    with make_loader(Marking) as loader:
+        assert len(loader) == 13
+        assert sorted(ids_of(loader)) == list(range(100))
+    assert str(os.getpid()) not in marker.read_text().split()
+
+
+class CountsBuilding(datasets.Counting):
+    """Notes each time it is built."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__()
+        with Path(log).open("a") as file:
+            file.write("built\n")
+
+
+@pytest.mark.parametrize("rng", ["sample", "worker"])
+def test_a_dataset_that_was_built_to_be_counted_is_not_built_again(rng: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with make_loader(CountsBuilding, kwargs={"log": str(log)}, rng=rng) as loader:
+        assert len(loader) == len(loader.sampler) // 8 + 1 == 13
+        assert sorted(ids_of(loader)) == list(range(100))
+    assert log.read_text() == "built\n"
+
+
+def test_what_is_loaded_or_placed_after_counting_is_not_lost(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    options: dict[str, Any] = {"kwargs": {"log": str(log)}, "nb_consumer": 2}
+    with make_loader(CountsBuilding, seed=3, **options) as loader:
+        loader.start(1)
+        state = loader.state_dict()
+        expected = ids_of(loader)
+    with make_loader(CountsBuilding, seed=None, **options) as loader:
+        assert len(loader) == 7  # as rank 0, and with another seed
+        loader.load_state_dict(state)
+        loader.start(1)
+        assert ids_of(loader) == expected
+    assert log.read_text() == "built\n" * 2
+
+
+def test_workers_seeded_once_are_seeded_as_the_rank_they_have_become(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with make_loader(CountsBuilding, kwargs={"log": str(log)}, nb_consumer=2, rng="worker") as loader:
+        assert len(loader) == 7
+        loader.start(1)
+        assert len(ids_of(loader)) == 50
+    assert log.read_text() == "built\n" * 2
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "pickle"])
+def test_a_loader_that_only_counted_leaves_nothing_behind(ending: str) -> None:
+    loader = make_loader(datasets.Counting)
+    assert len(loader) == 13
+    (template,) = psutil.Process().children(recursive=True)
+    if ending == "pickle":
+        with pickle.loads(pickle.dumps(loader)) as twin:
+            assert len(ids_of(twin)) == 100
+    if ending == "close":
+        loader.close()
+    del loader
+    assert not psutil.wait_procs([template], timeout=3)[1]
+
+
+def test_a_dataset_that_can_not_be_counted_leaves_nothing_behind() -> None:
+    loader = make_loader(datasets.FailsToBuild)
+    for _ in range(2):
+        with pytest.raises(datasets.CustomError):
+            len(loader)
+        assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.parametrize("uneven", ["pad", slow("drop"), slow("exact")])
+def test_consumers_split_the_dataset(uneven: str) -> None:
+    parts: list[list[int]] = []
+    lengths = []
+    for rank in range(3):
+        with make_loader(datasets.Counting, nb_consumer=3, uneven=uneven) as loader:
+            loader.start(consumer_index=rank)
+            parts.append(ids_of(loader))
+            lengths.append(len(loader))
+    every = [number for part in parts for number in part]
+    assert len(set(every)) >= 98
+    assert len(every) == {"pad": 102, "drop": 99, "exact": 100}[uneven]
+    assert len(set(lengths)) == 1
+
+
+def test_a_padded_batch_says_how_many_samples_are_repeats() -> None:
+    paddings = []
+    for rank in range(3):
+        with make_loader(datasets.Counting, nb_consumer=3) as loader:
+            loader.start(rank)
+            paddings.append([loader.num_padding for _ in loader])
+    assert sum(map(sum, paddings)) == 2
+    assert all(set(padding[:-1]) == {0} for padding in paddings)
+
+
+def test_consumers_need_to_say_who_they_are() -> None:
+    loader = make_loader(datasets.Counting, nb_consumer=2)
+    with pytest.raises(RuntimeError, match=r"call loader\.start"):
+        next(iter(loader))
+    with pytest.raises(ValueError, match=r"consumer_index=2 with nb_consumer=2"):
+        loader.start(2)
+
+
+def test_an_instance_can_be_given_instead_of_a_class() -> None:
+    instance = datasets.Counting(30)
+    with SwiftLoader(dataset=instance, batch_size=4, worker_per_consumer=2) as loader:
+        assert len(loader) == 8
+        assert sorted(ids_of(loader)) == list(range(30))
+        assert loader.dataset is instance
+
+
+def test_the_dataset_is_built_in_the_trainer_only_when_asked_for() -> None:
+    with make_loader(datasets.Counting) as loader:
+        next(iter(loader))
+        assert len(loader.dataset) == 100
+        assert loader.batch_size == 8
+
+
+def test_getitems_is_used_where_it_exists() -> None:
+    with make_loader(datasets.Batched) as loader:
+        batches = list(loader)
+    assert sorted(ids_of(batches)) == list(range(100))
+    assert batches[0]["batch"].tolist() == [8] * 8
+
+
+def test_custom_encoder_and_decoder_are_used() -> None:
+    def encode(batch: Any) -> bytes:
+        return b"#" + pickle.dumps(batch["id"].tolist())
+
+    def decode(data: bytes) -> Any:
+        assert type(data) is bytes
+        assert data[:1] == b"#"
+        return pickle.loads(data[1:])
+
+    for workers in (0, 2):
+        options: dict[str, Any] = {
+            "batch_encoder": encode,
+            "batch_decoder": decode,
+            "shuffle": False,
+            "workers": workers,
+        }
+        with make_loader(datasets.Counting, **options) as loader:
+            assert [number for batch in loader for number in batch] == list(range(100))
+
+
+def test_dill_works_as_encoder_and_decoder() -> None:
+    import dill
+
+    with make_loader(datasets.Counting, batch_encoder=dill.dumps, batch_decoder=dill.loads, shuffle=False) as loader:
+        assert ids_of(loader) == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_timeout_names_worker_batch_and_indices() -> None:
+    options: dict[str, Any] = {"kwargs": {"seconds": 30}, "timeout": 0.3, "shuffle": False, "validate": False}
+    with make_loader(datasets.Slow, **options) as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            with pytest.raises(WorkerStalled, match=r"worker \d of 2 .*batch 0 of epoch 0 \(dataset indices 0, 1"):
+                next(iterator)
+
+
+def test_starting_twice_and_using_a_closed_loader_are_errors() -> None:
+    loader = make_loader(datasets.Counting)
+    loader.start(0)
+    with pytest.raises(RuntimeError, match="runs already"):
+        loader.start(0)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    loader.close()
+    for use in (lambda: next(iterator), lambda: next(iter(loader)), lambda: loader.start(0)):
+        with pytest.raises(LoaderClosed):
+            use()
+
+
+def test_close_from_another_thread_ends_a_waiting_loop() -> None:
+    loader = make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False)
+    loader.start(0)
+    closer = threading.Timer(0.3, loader.close)
+    closer.start()
+    with pytest.raises(LoaderClosed):
+        next(iter(loader))
+    closer.join()
+
+
+def test_batches_stay_valid_after_close() -> None:
+    with make_loader(datasets.Images, shuffle=False) as loader:
+        batches = list(loader)
+    for number, batch in enumerate(batches):
+        assert [int(image[0, 0, 0]) for image in batch] == list(range(number * 8, number * 8 + 8))
+
+
+def test_repr_shows_the_state() -> None:
+    loader = make_loader(datasets.Counting)
+    assert "not started" in repr(loader)
+    with loader:
+        loader.start(0)
+        assert "started" in repr(loader)
+        assert "running" in repr(loader)
+        assert "generation 1" in repr(loader)
+    assert "closed" in repr(loader)
+
+
+def test_repr_says_how_many_batches_are_in_flight_and_what_memory_that_means() -> None:
+    loader = make_loader(datasets.Images, workers=4)
+    assert "data_queue_size=12 (chosen)," in repr(loader)
+    with loader:
+        loader.start(0)
+        assert next(iter(loader)).nbytes == 24_576
+        assert "data_queue_size=12 (chosen; 12 batches of 24.6 kB are 295 kB)," in repr(loader)
+    assert "data_queue_size=5," in repr(make_loader(datasets.Images, workers=4, data_queue_size=5))
+    assert "data_queue_size" not in repr(make_loader(datasets.Images, workers=0))
+
+
+def test_a_queue_that_is_too_short_for_the_workers_is_told_once_and_obeyed() -> None:
+    with make_loader(datasets.Counting, workers=3, data_queue_size=2, shuffle=False) as loader:
+        with pytest.warns(SwiftLoaderWarning, match="at most 2 of worker_per_consumer=3 workers") as told:
+            loader.start(0)
+        for _ in range(2):
+            assert ids_of(loader) == list(range(100))
+        assert len(told) == 1
+        assert told[0].filename == __file__
+        assert "data_queue_size=2" in repr(loader)
+
+
+def test_where_warnings_are_errors_a_queue_that_is_too_short_is_one_before_anything_is_started() -> None:
+    loader = make_loader(datasets.Counting, workers=3, data_queue_size=2)
+    with pytest.raises(SwiftLoaderWarning, match="data_queue_size=2"):
+        loader.start(0)
+    assert not psutil.Process().children()
+
+
+def test_a_prepared_loader_can_be_started_again_after_a_start_that_failed() -> None:
+    with make_loader(datasets.Counting, workers=3, data_queue_size=2) as loader:
+        loader.prepare()
+        with pytest.raises(SwiftLoaderWarning, match="data_queue_size=2"):
+            loader.start(0)
+        with pytest.warns(SwiftLoaderWarning, match="data_queue_size=2"):
+            loader.start(0)
+        assert sorted(ids_of(loader)) == list(range(100))
+
+
+def test_a_second_start_while_the_first_one_waits_is_an_error(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with make_loader(datasets.WaitsForAWriter, kwargs={"pipe": str(pipe)}) as loader:
+        first = threading.Thread(target=loader.start)
+        first.start()
+        wait_until(lambda: bool(psutil.Process().children()), "the first start is under way")
+        with pytest.raises(RuntimeError, match="runs already"):
+            loader.start()
+        loader.prepare()  # has nothing to do any more
+        pipe.write_text("go on")
+        first.join()
+        assert sorted(ids_of(loader)) == list(range(100))
+
+
+def test_a_loader_that_is_closed_while_it_starts_stays_closed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    loader = make_loader(datasets.WaitsForAWriter, kwargs={"pipe": str(pipe)})
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            loader.start()
+        except LoaderClosed as error:
+            errors.append(error)
+
+    first = threading.Thread(target=start)
+    first.start()
+    wait_until(lambda: bool(psutil.Process().children()), "the start is under way")
+    loader.close()
+    first.join()
+    assert len(errors) == 1
+    assert "closed" in repr(loader)
+    with pytest.raises(LoaderClosed):
+        loader.start()
+
+
+def test_a_loader_that_is_closed_while_the_ranks_agree_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(datasets.Counting)
+    monkeypatch.setattr("swift_loader.lifecycle.agree_on_run", lambda *_, **__: loader.close())
+    with pytest.raises(LoaderClosed, match="while it started"):
+        loader.start()
+    assert not psutil.Process().children()
+    assert "closed" in repr(loader)
+
+
+def test_a_loader_that_has_not_started_can_be_copied_and_pickled() -> None:
+    offset = 5
+    loader = make_loader(datasets.Counting, collate_fn=lambda samples: [sample["id"] + offset for sample in samples])
+    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        with twin:
+            assert sorted(number for batch in twin for number in batch) == list(range(5, 105))
+    loader.start(0)
+    with pytest.raises(TypeError, match="before start"):
+        pickle.dumps(loader)
+    loader.close()
+
+
+def test_report_has_the_stages() -> None:
+    with make_loader(datasets.Counting) as loader:
+        list(loader)
+        report = loader.report()
+    assert report["batches_delivered"] == 13
+    assert set(report["stages"]) == {"fetch", "collate", "encode", "decode", "wait"}
+    with make_loader(datasets.Counting, benchmark=False) as loader:
+        list(loader)
+        assert loader.report() == {}
+
+
+def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs() -> None:
+    assert "torch" in sys.modules
+    with make_loader(datasets.Reports) as loader:
+        batch = next(iter(loader))
+    assert set(batch["modules"]) == {""}
+    assert set(batch["thread_env"]) == {"1"}
+
+
+def test_a_prepared_loader_starts_from_what_was_begun() -> None:
+    loader = make_loader(datasets.Counting, workers=2)
+    loader.prepare()
+    loader.prepare()  # once is enough
+    with loader:
+        wait_until(lambda: len(psutil.Process().children()) == 1, "the template is there")
+        template = psutil.Process().children()
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert psutil.Process().children() == template
+
+
+@pytest.mark.parametrize("change", ["directory", slow("environment"), slow("path"), "dataset"])
+def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Circumstances:
+        def __init__(self) -> None:
+            self.number = 1
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> list[Any]:
+            return [os.getcwd(), os.environ.get("A_VARIABLE", ""), "/some/where" in sys.path, self.number]
+
+    dataset = Circumstances()
+    with SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=1) as loader:
+        loader.prepare()
+        if change == "directory":
+            monkeypatch.chdir(tmp_path)
+        elif change == "environment":
+            monkeypatch.setenv("A_VARIABLE", "set")
+        elif change == "path":
+            monkeypatch.syspath_prepend("/some/where")
+        else:
+            dataset.number = 2
+        (batch,) = loader
+        assert [column[0] for column in batch] == dataset[0]
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "fork"])
+def test_a_loader_that_was_only_prepared_leaves_nothing_behind(ending: str) -> None:
+    loader = make_loader(datasets.Counting)
+    loader.prepare()
+    if ending == "fork":
+        child = os.fork()
+        if not child:
+            os._exit(0 if len(list(loader)) == 13 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    if ending == "close":
+        loader.close()
+        with pytest.raises(LoaderClosed):
+            loader.prepare()
+    del loader
+
+
+def test_what_torch_sets_in_the_environment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_loader(datasets.Counting) as loader:
+        loader.prepare()
+        wait_until(lambda: len(psutil.Process().children()) == 1, "the template is there")
+        template = psutil.Process().children()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/some/where")
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert psutil.Process().children() == template
+
+
+def test_an_error_while_preparing_comes_out_of_start() -> None:
+    with make_loader(datasets.FailsToBuild) as loader:
+        loader.prepare()
+        with pytest.raises(datasets.CustomError, match="no luck"):
+            loader.start()

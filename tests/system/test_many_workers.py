@@ -1,0 +1,119 @@
+"""More workers than cores: all of them at work, started while the first ones build."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from swift_loader.executors.process.executor import MAX_RECEIVERS
+from swift_loader.executors.process.workers import FIRST_WORKERS
+from swift_loader.failpoints import VARIABLE
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader, wait_until
+
+NUM_WORKERS = 12
+"""More than ten, which was once the limit of batches in flight; more than `FIRST_WORKERS`."""
+
+PATIENCE_S = 1.0
+"""How long a sample waits for the others to be at work, if they never are."""
+
+
+class Gathering:
+    """Samples that wait until so many of them are being fetched at the same time, once."""
+
+    def __init__(self, folder: str, num_awaited: int, num_samples: int) -> None:
+        self.folder, self.num_awaited, self.num_samples = Path(folder), num_awaited, num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        own, met = self.folder / "present" / str(os.getpid()), self.folder / "met"
+        own.touch()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not met.exists() and time.monotonic() < deadline_s:
+            if len(list(own.parent.iterdir())) >= self.num_awaited:
+                met.touch()
+            time.sleep(0.002)
+        own.unlink()
+        return {"id": index}
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_all_workers_are_at_work_at_the_same_time(in_order: bool, tmp_path: Path) -> None:
+    (tmp_path / "present").mkdir()
+    kwargs = {"folder": str(tmp_path), "num_awaited": NUM_WORKERS, "num_samples": 8 * NUM_WORKERS}
+    options: dict[str, Any] = {"batch_size": 1, "shuffle": False, "validate": False, "in_order": in_order}
+    with make_loader(Gathering, workers=NUM_WORKERS, kwargs=kwargs, **options) as loader:
+        ids = ids_of(loader)
+    assert (ids if in_order else sorted(ids)) == list(range(8 * NUM_WORKERS))
+    assert (tmp_path / "met").exists()
+
+
+def test_batches_come_while_workers_are_still_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"template.fork-requested=hang,hit={FIRST_WORKERS + 2}")
+    with make_loader(datasets.Counting, workers=NUM_WORKERS) as loader:
+        loader.start(0)
+        assert sorted(ids_of(loader)) == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore:the template:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("point", ["template.fork-requested", "template.forked"])
+def test_a_template_that_dies_while_workers_are_being_started_is_replaced(
+    point: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{point}=SIGKILL,hit={FIRST_WORKERS + 2},once={tmp_path / 'killed'}")
+    with make_loader(datasets.Counting, workers=NUM_WORKERS, shuffle=False) as loader:
+        for _ in range(3):
+            assert ids_of(loader) == list(range(100))
+        (template,) = psutil.Process().children()
+        wait_until(lambda: len(template.children()) == NUM_WORKERS, "all workers are there")
+        assert ids_of(loader) == list(range(100))
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+def test_a_loader_can_be_closed_while_workers_are_being_started(num_batches: int) -> None:
+    with make_loader(datasets.Counting, workers=3 * NUM_WORKERS) as loader:
+        loader.start(0)
+        iterator = iter(loader)
+        for _ in range(num_batches):
+            next(iterator)
+        began_s = time.monotonic()
+        loader.close()
+        assert time.monotonic() - began_s < 5
+
+
+def test_a_worker_that_dies_while_others_are_being_started_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"worker.boot=SIGKILL,serial=1;worker.boot=SIGKILL,serial={FIRST_WORKERS + 1}")
+    with make_loader(datasets.Counting, workers=NUM_WORKERS, shuffle=False) as loader:
+        loader.start(0)
+        (template,) = psutil.Process().children()
+        wait_until(lambda: len(template.children()) == NUM_WORKERS, "all workers are there")
+        with pytest.warns(match="is replaced"):
+            assert [ids_of(loader) for _ in range(2)] == 2 * [list(range(100))]
+
+
+@pytest.mark.parametrize(("multithread", "num_threads"), [(True, MAX_RECEIVERS), (False, 1)])
+def test_workers_share_the_threads_that_listen_to_them(multithread: bool, num_threads: int) -> None:
+    with make_loader(
+        datasets.Counting, workers=MAX_RECEIVERS + 4, batch_size=1, shuffle=False, multithread=multithread
+    ) as loader:
+        for index, batch in enumerate(loader):
+            assert batch["id"].tolist() == [index]
+            if index % 10 == 0:
+                time.sleep(0.02)  # so that the threads listen now and then
+        names = [thread.name for thread in threading.enumerate()]
+    assert names.count("swift_loader-receiver") == num_threads
+
+
+def test_one_epoch_may_have_fewer_batches_than_there_are_workers() -> None:
+    with make_loader(datasets.Counting, workers=NUM_WORKERS, kwargs={"num_samples": 20}, shuffle=False) as loader:
+        for _ in range(20):
+            assert ids_of(loader) == list(range(20))

@@ -1,0 +1,43 @@
+"""The supervisor of processes, by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift_loader import LoaderClosed, SwiftLoader
+from swift_loader.executors.process.supervisor import Supervisor
+from tests.support import datasets
+from tests.support.helpers import make_loader
+
+
+def supervisor_of(loader: SwiftLoader) -> Supervisor:
+    preparation = loader._lifecycle.preparation
+    return preparation._make_supervisor(loader._lifecycle.plan_settings())
+
+
+def test_a_pool_that_was_closed_before_it_began_keeps_nothing() -> None:
+    loader = make_loader(datasets.Counting)
+    supervisor = supervisor_of(loader)
+    supervisor.close()
+    with pytest.raises(LoaderClosed):
+        supervisor.begin()
+
+
+def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Supervisor) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Supervisor, "_ensure_template", fail)
+    loader = make_loader(datasets.Counting)
+    supervisor = supervisor_of(loader)
+    try:
+        with pytest.raises(ZeroDivisionError, match="planted"):
+            start_it_often(supervisor)
+    finally:
+        supervisor.close()
+
+
+def start_it_often(supervisor: Supervisor) -> None:
+    for _ in range(3):
+        supervisor.start_template()
+        supervisor._thread.call(lambda: None).result(10)

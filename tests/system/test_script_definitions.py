@@ -1,0 +1,32 @@
+"""What a script defines works with any number of workers, as it does with none."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import run_script, slow_unless
+from tests.support.script_definitions import DEFINITIONS, as_script
+
+QUICK = set(list(DEFINITIONS)[::28])
+OPTIONAL = ("attrs", "matplotlib", "PIL", "pydantic", "torchvision")
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK, DEFINITIONS))
+def test_a_definition_gives_the_same_batches_without_workers_with_a_template_and_with_spawn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = DEFINITIONS[name]
+    for module in OPTIONAL:
+        if module in definition and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} isn't installed")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torchinductor"))  # torchvision imports the compiler
+    printed = run_script(as_script(definition), folder=tmp_path, timeout_s=50)
+    _, inline, template, spawn = printed.split("way ")
+    first = inline.removeprefix("inline\n")
+    assert first.count("\n") >= 2
+    assert template.removeprefix("template\n") == first
+    assert spawn.removeprefix("spawn\n") == first

@@ -1,0 +1,111 @@
+"""Several threads ask one loader for batches: they take turns, and each batch goes to one of them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from swift_loader import LoaderClosed
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader, slow
+
+
+def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
+    """Run a task in so many threads; return what they raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            task()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("device", [None, slow("cpu")])
+def test_threads_that_share_an_iterator_get_each_batch_once(workers: int, in_order: bool, device: str | None) -> None:
+    options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "batch_size": 4, "in_order": in_order}
+    with make_loader(datasets.Counting, workers=workers, **options) as loader:
+        loader.start(0, device)
+        for _ in range(2):
+            iterator, got = iter(loader), list[int]()
+            assert in_threads(4, lambda got=got, iterator=iterator: got.extend(ids_of(iterator))) == []  # type: ignore[misc]
+            assert sorted(got) == list(range(4000))
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+
+def test_a_thread_that_begins_a_pass_ends_that_of_another_one_and_takes_nothing_from_it() -> None:
+    with make_loader(datasets.Counting, kwargs={"num_samples": 400}, shuffle=False, batch_size=4) as loader:
+        passes: list[list[int]] = []
+
+        def go_through() -> None:
+            passes.append([])
+            mine = passes[-1]
+            for batch in loader:
+                mine.extend(batch["id"].tolist())
+
+        errors = in_threads(6, go_through)
+        assert all(isinstance(error, RuntimeError) and "superseded" in str(error) for error in errors), errors
+        assert sum(len(got) == 400 for got in passes) >= 1
+        for got in passes:
+            assert got == list(range(len(got)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_closing_wakes_all_threads_that_wait_for_a_batch(workers: int) -> None:
+    loader = make_loader(datasets.Slow, workers=workers, kwargs={"seconds": 0.05}, batch_size=16)
+    with loader:
+        iterator = iter(loader)
+        next(iterator)
+        closer = threading.Timer(0.3, loader.close)
+        closer.start()
+        errors = in_threads(4, lambda: [next(iterator) for _ in range(1000)])
+        closer.join()
+    assert [type(error) for error in errors] == [LoaderClosed] * 4
+
+
+def test_the_handler_of_a_signal_may_close_the_loader_but_takes_no_batch() -> None:
+    class Request(Exception):
+        pass
+
+    seen: list[str] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            seen.append(str(error))
+        if len(seen) >= 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            loader.close()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False) as loader:
+            iterator = iter(loader)
+            loader.start(0)
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+            with pytest.raises(LoaderClosed):
+                next(iterator)
+            assert time.monotonic() - began < 5
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(seen) == 3
+    assert all("within next() of the same loader" in text for text in seen)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from swift_loader.batch.collate import default_collate
+from tests.support.memories import collated
+
+
+def assert_same(batch: object, expected: NDArray[Any]) -> None:
+    assert isinstance(batch, np.ndarray)
+    assert (batch.dtype, batch.shape) == (expected.dtype, expected.shape)
+    assert batch.flags.c_contiguous
+    if expected.dtype.hasobject:
+        assert batch.tolist() == expected.tolist()
+    else:
+        assert batch.tobytes() == expected.tobytes()
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+DTYPES = ["?", "b", "H", ">i4", "q", "Q", "e", "f", ">f8", "g", "F", "D", "S3", "U4", ">U2", "V5", "M8[ns]", "m8[us]"]
+STRUCTURED = np.dtype([("id", "<i4"), ("box", "<f4", (2, 2))], align=True)
+
+
+@pytest.mark.parametrize("dtype", [*map(np.dtype, DTYPES), STRUCTURED], ids=str)
+def test_arrays_of_every_dtype_are_stacked(dtype: np.dtype[Any]) -> None:
+    for shape in [(), (1,), (3, 2), (0,), (2, 0, 3), (3000,)]:
+        samples = [np.zeros(shape, dtype), np.ones(shape, dtype) if dtype.kind not in "VM" else np.zeros(shape, dtype)]
+        for batch in collated(samples):
+            assert_same(batch, np.stack(samples).astype(dtype))
+
+
+@given(
+    samples=st.tuples(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_dims=3)).flatmap(
+        lambda kind: st.lists(hnp.arrays(*kind), min_size=1, max_size=4)
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_any_arrays_of_one_kind_are_stacked(samples: list[NDArray[Any]]) -> None:
+    for batch in collated(list(samples)):
+        assert_same(batch, np.stack(samples).astype(samples[0].dtype))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda array: array[::2],
+        lambda array: array[::-1],
+        lambda array: array.T,
+        np.asfortranarray,
+        lambda array: np.broadcast_to(array[:1], array.shape),
+    ],
+    ids=["strided", "reversed", "transposed", "fortran", "broadcast"],
+)
+@pytest.mark.parametrize("size", [4, 60])
+def test_arrays_that_are_not_contiguous_are_stacked(view: Callable[[Any], Any], size: int) -> None:
+    samples = [view(np.arange(start, start + size * size).reshape(size, size)) for start in (0, 1000)]
+    for batch in collated(samples):
+        assert_same(batch, np.stack(samples))
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [np.array([1]), np.array([1.5])],
+        [np.array([1], ">i4"), np.array([1], "<i4")],
+        [np.array(["a"]), np.array(["abc"])],
+        [np.array("a"), np.array("abc")],
+        [np.array(["2020-01-01"], "M8[D]"), np.array(["2020-01-01T10"], "M8[h]")],
+        [np.array([True]), np.array([3], np.int8)],
+        [np.array([None]), np.array([{"a": 1}])],
+    ],
+    ids=["int and float", "byte orders", "strings", "0-d strings", "units", "bool and int", "objects"],
+)
+def test_arrays_of_several_dtypes_are_promoted(samples: list[Any]) -> None:
+    for batch in collated(samples):
+        assert_same(batch, np.stack(samples))
+
+
+def test_memory_maps_become_arrays(tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("maps") / "values"
+    file.write_bytes(np.arange(10, dtype=np.int32).tobytes())
+    mapped = np.memmap(file, np.int32, "r")
+    for batch in collated([mapped, mapped]):
+        assert_same(batch, np.stack([np.arange(10, dtype=np.int32)] * 2))
+        assert type(batch) is np.ndarray
+
+
+def test_masked_arrays_keep_their_masks_in_a_list() -> None:
+    sample = np.ma.array([1, 2], mask=[False, True])
+    for batch in collated([sample, sample]):
+        assert batch == [sample, sample] or [part.tolist() for part in batch] == [[1, None]] * 2
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.int64,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float32,
+        torch.complex64,
+    ],
+    ids=str,
+)
+def test_tensors_of_every_dtype_are_stacked(dtype: torch.dtype) -> None:
+    for shape in [(), (1,), (3, 2), (0,), (2, 0, 3)]:
+        samples = [torch.zeros(shape).to(dtype), torch.ones(shape).to(dtype)]
+        for batch in collated(samples):
+            assert (batch.dtype, batch.shape) == (dtype, (2, *shape))
+            assert torch.equal(
+                batch.to(torch.complex64), torch.stack([sample.to(torch.complex64) for sample in samples])
+            )
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        torch.arange(12.0).view(3, 4).t(),
+        torch.arange(3.0).expand(4, 3),
+        torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        torch.ones(3, requires_grad=True),
+        torch.ones(3, requires_grad=True) * 2,
+        torch.nn.Parameter(torch.ones(3)),
+    ],
+    ids=["transposed", "expanded", "conjugated", "negated", "leaf", "result", "parameter"],
+)
+def test_unusual_tensors_are_stacked_without_a_graph(sample: torch.Tensor) -> None:
+    for batch in collated([sample, sample]):
+        assert type(batch) is torch.Tensor
+        assert not batch.requires_grad
+        assert torch.equal(batch, torch.stack([sample.detach()] * 2))
+
+
+def test_tensors_of_several_dtypes_are_promoted() -> None:
+    for batch in collated([torch.tensor([1]), torch.tensor([1.5])]):
+        assert batch.dtype == torch.float32
+        assert batch.tolist() == [[1], [1.5]]
+
+
+@pytest.mark.filterwarnings("ignore:.*Sparse:UserWarning")
+def test_sparse_tensors_are_stacked() -> None:
+    for batch in collated([torch.eye(2).to_sparse(), torch.zeros(2, 2).to_sparse()]):
+        assert batch.is_sparse
+        assert torch.equal(batch.to_dense(), torch.stack([torch.eye(2), torch.zeros(2, 2)]))
+
+
+# Numbers and the rest -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([True, False], "?"),
+        ([1, 2], "i8"),
+        ([1, 2.5], "f8"),
+        ([1, True], "i8"),
+        ([1j, 2.0], "c16"),
+        ([np.float32(1), np.float32(2)], "f4"),
+        ([np.int8(1), np.int8(2)], "i1"),
+        ([np.datetime64("2020-01-01"), np.datetime64("NaT")], "M8[D]"),
+        ([np.timedelta64(1, "s")] * 2, "m8[s]"),
+        ([2**63, 2**63 + 5], "u8"),
+    ],
+)
+def test_numbers_become_an_array(numbers: list[Any], dtype: str) -> None:
+    for batch in collated(numbers):
+        assert_same(batch, np.array(numbers, dtype))
+
+
+@given(numbers=st.lists(st.integers(-(2**65), 2**65) | st.integers(2**63 - 2, 2**63 + 2), min_size=1, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_integers_of_any_size_keep_their_values(numbers: list[int]) -> None:
+    batch = default_collate(numbers)
+    assert [int(number) for number in batch] == numbers
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [["a", "bc"], [b"a", b"b"], [None, None], [{1}, {2}], [1, None], [1, "a"], [np.ones(2), 3], [len, len]],
+    ids=str,
+)
+def test_everything_else_becomes_a_list(samples: list[Any]) -> None:
+    for batch in collated(samples):
+        assert type(batch) is list
+        assert all(part is sample for part, sample in zip(batch, samples, strict=True))

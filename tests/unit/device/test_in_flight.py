@@ -1,0 +1,217 @@
+"""The protocol of copies, with a device that makes them late: copy issued, event, wait, release."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader.device.in_flight import CopiesInFlight, Issued
+from swift_loader.device.streams import NoStream
+from swift_loader.device.transfer import Transfer
+from tests.support.fake_device import FakeDevice
+
+
+class Host:
+    """A batch on the host."""
+
+    def __init__(self, device: FakeDevice, number: int) -> None:
+        self.data = np.full(8, number)
+        device.watch(self, number)
+
+
+def issue(copies: CopiesInFlight, device: FakeDevice, number: int) -> Issued:
+    return copies.issue(lambda host, transfer: device.move(host.data, transfer), Host(device, number))
+
+
+def test_a_batch_is_copied_recorded_handed_over_and_then_let_go() -> None:
+    device = FakeDevice(lag=1)
+    copies = CopiesInFlight(device)
+    issued = issue(copies, device, 0)
+    moved = issued.batch
+    assert (moved == -1).all(), "copied before its time"
+    copies.hand_over(issued)
+    assert (moved == -1).all(), "the loop's thread waited"
+    device.run()
+    assert (moved == 0).all()
+    copies.drop_finished()
+    assert device.log == ["copy 0", "event 0", "hand over 0", "release 0"]
+
+
+def test_a_copy_under_way_keeps_its_host_batch_and_only_that() -> None:
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+    for number in range(4):
+        issue(copies, device, number)
+    assert repr(copies) == "<CopiesInFlight 4 under way>"
+    device.advance()
+    device.advance()
+    assert not [entry for entry in device.log if entry.startswith("release")], "let go by nobody"
+    copies.drop_finished()
+    assert device.log[-2:] == ["release 0", "release 1"]
+    assert repr(copies) == "<CopiesInFlight 2 under way>"
+    copies.close()
+
+
+def test_closing_waits_for_the_last_copy_and_lets_all_go() -> None:
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+    moved = [issue(copies, device, number).batch for number in range(3)]
+    copies.close()
+    assert [int(array[0]) for array in moved] == [0, 1, 2]
+    assert device.log[6:] == ["wait for 2", "release 0", "release 1", "release 2"]
+    copies.close()
+    assert len(device.log) == 10
+
+
+def test_what_a_move_that_raises_has_issued_is_under_way_all_the_same() -> None:
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+
+    def move(host: Host, transfer: Transfer) -> None:
+        device.copy(host.data)
+        raise ValueError("the second array is too large")
+
+    with pytest.raises(ValueError, match="too large"):
+        copies.issue(move, Host(device, 0))
+    assert device.log == ["copy 0", "event 0"], "its memory could be written while it is read"
+    copies.close()
+    assert device.log[-1] == "release 0"
+
+
+def test_a_move_that_is_over_when_it_returns_keeps_nothing() -> None:
+    device = FakeDevice()
+    copies = CopiesInFlight(NoStream())
+    issued = copies.issue(lambda host, _: host.data.copy(), Host(device, 0))
+    assert device.log == ["release 0"]
+    assert issued.event.query()
+    issued.event.synchronize()
+    copies.hand_over(issued)
+    assert (issued.batch == 0).all()
+
+
+def test_an_error_of_the_device_lets_the_batches_go() -> None:
+    class Broken(FakeDevice):
+        def _advance_side(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    device = Broken(lag=9)
+    copies = CopiesInFlight(device)
+    issue(copies, device, 0)
+    with pytest.raises(RuntimeError, match="is gone"):
+        copies.close()
+    assert device.log[-1] == "release 0"
+
+
+def test_a_copy_issued_while_another_thread_closes_is_waited_for() -> None:
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+
+    def move(host: Host, transfer: Transfer) -> Any:
+        copies.close()  # as another thread would, in the midst of this
+        return device.copy(host.data)
+
+    moved = copies.issue(move, Host(device, 3)).batch
+    assert (moved == 3).all()
+    assert device.log == ["copy 0", "event 0", "wait for 0", "release 3"]
+
+
+def test_a_fork_of_the_trainer_does_not_wait_for_the_device() -> None:
+    device = FakeDevice(lag=9)
+    copies = CopiesInFlight(device)
+    issue(copies, device, 0)
+    pid = os.fork()
+    if pid == 0:
+        copies.close()
+        os._exit(any(entry.startswith("wait") for entry in device.log))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    copies.close()
+    assert "wait for 0" in device.log
+
+
+@pytest.mark.parametrize(("depth", "num_queued"), [(1, 2), (2, 2), (5, 5)])
+def test_the_loop_is_never_more_than_some_steps_ahead_of_the_device(depth: int, num_queued: int) -> None:
+    device, results = FakeDevice(lag=1), list[set[int]]()
+    copies = CopiesInFlight(device, depth)
+    for number in range(20):
+        copies.begin_step()
+        assert len(results) == max(0, number - num_queued), "steps that have run"
+        issued = issue(copies, device, number)
+        copies.hand_over(issued)
+        device.use(issued.batch, results)
+
+
+def test_a_ctrl_c_while_the_device_is_waited_for_changes_nothing() -> None:
+    class Interrupted(FakeDevice):
+        num_waits = 0
+
+        def _advance_loop(self) -> None:
+            self.num_waits += 1
+            if self.num_waits % 3 == 0:
+                raise KeyboardInterrupt
+            super()._advance_loop()
+
+    device, results = Interrupted(), list[set[int]]()
+    copies, num_interrupts = CopiesInFlight(device), 0
+    for number in range(20):
+        try:
+            copies.begin_step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+            continue
+        issued = issue(copies, device, number)
+        copies.hand_over(issued)
+        device.use(issued.batch, results)
+    assert num_interrupts > 3
+    assert device.num_blocks <= 1 + 2 + 2
+
+
+def test_a_batch_that_is_moved_in_inference_mode_is_one_that_autograd_takes() -> None:
+    modes: list[bool] = []
+
+    def move(host: Any, transfer: Transfer) -> Any:
+        modes.append(torch.is_grad_enabled())
+        return torch.from_numpy(np.ones(3, np.float32))
+
+    copies = CopiesInFlight(NoStream())
+    with torch.inference_mode():
+        moved = copies.issue(move, None).batch
+        assert torch.is_inference_mode_enabled()
+    weight = torch.ones(3, requires_grad=True)
+    (moved * weight).sum().backward()
+    assert weight.grad is not None
+    copies.issue(move, None)
+    with torch.no_grad():
+        copies.issue(move, None)
+    assert modes == [False, True, False], "whether gradients are recorded is the loop's choice"
+
+
+def test_what_the_loop_drops_is_not_kept_by_a_copy_that_is_over() -> None:
+    device = FakeDevice()
+    copies = CopiesInFlight(device)
+    for number in range(10):
+        issued = issue(copies, device, number)
+        copies.hand_over(issued)
+        del issued
+        device.run()
+    assert device.num_blocks == 1
+
+
+def test_what_is_told_of_the_end_of_a_copy_is_told_once_and_not_before_it() -> None:
+    device, ended = FakeDevice(lag=9), list[int]()
+    copies = CopiesInFlight(device)
+    for number in range(3):
+        host = Host(device, number)
+        copies.issue(lambda host, _: device.copy(host.data), host, partial(ended.append, number))
+    copies.drop_finished()
+    assert ended == []
+    device.advance()
+    device.advance()
+    copies.drop_finished()
+    copies.drop_finished()
+    assert ended == [0, 1]
+    copies.close()

@@ -1,0 +1,238 @@
+"""The package's layers: what each folder may import, and what the pure ones never reach, not even through others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import swift_loader
+from tests.support.imports import PACKAGE, Graph, imports_of, is_within
+
+GRAPH = Graph()
+
+FOUNDATION = {
+    "errors",
+    "failpoints",
+    "inference_mode",
+    "integers",
+    "interrupts",
+    "log",
+    "metrics",
+    "notices",
+    "process_owner",
+}
+"""Modules at the top that most others may import. Each has its own rule below."""
+
+RULES: dict[str, set[str]] = {
+    # What is below everything.
+    "errors": set(),
+    "failpoints": set(),
+    "inference_mode": set(),
+    "integers": set(),
+    "interrupts": set(),
+    "unknown_options": set(),
+    "process_owner": {"errors"},
+    "notices": {"errors"},
+    "log": {"checks"},
+    "metrics": {"process_owner", "transport.messages"},
+    "checks": {"integers", "sampling"},
+    # Pure: which samples, where a run is; which rank this is, and do the ranks agree.
+    "sampling": {"errors", "integers"},
+    "distributed": {"errors", "notices", "sampling"},
+    # How samples become a batch, what lies between the processes, and what runs in a worker.
+    "batch": {"errors"},
+    "transport": {"errors", "failpoints", "batch"},
+    "worker": {"errors", "failpoints", "checks", "sampling", "batch", "transport"},
+    # Decides, and touches nothing.
+    "scheduler": {"errors", "sampling"},
+    # Options are said once, so all that they are about is below them.
+    "options": {"process_owner", "checks", "log", "distributed", "sampling", "scheduler", "worker"},
+    # Act, and decide nothing; they know neither who delivers nor who asks.
+    "executors": {*FOUNDATION, "options", "sampling", "batch", "transport", "worker", "scheduler"},
+    # Runs a scheduler over an executor, for the loop.
+    "delivery": {*FOUNDATION, "sampling", "transport", "scheduler", "executors"},
+    # Moves batches, from wherever they come.
+    "device": {*FOUNDATION, "checks", "distributed", "sampling", "batch", "transport.segments"},
+    # One rank, from start to close.
+    "session": {*FOUNDATION, "options", "sampling", "worker", "scheduler", "executors", "delivery", "device"},
+    "preparation": {*FOUNDATION, "options", "sampling", "worker", "executors"},
+    "lifecycle": {*FOUNDATION, "checks", "options", "distributed", "sampling", "device", "preparation", "session"},
+    # The loader: a signature and its passes, no machinery.
+    "next_lock": {"process_owner"},
+    "passes": {*FOUNDATION, "checks", "options", "sampling", "scheduler", "next_lock", "lifecycle", "session"},
+    "iterator": {*FOUNDATION, "delivery", "session", "passes"},
+    "sampler": {"sampling", "passes"},
+    "loader": {
+        *FOUNDATION,
+        "checks",
+        "options",
+        "unknown_options",
+        "sampling",
+        "scheduler",
+        "session",
+        "lifecycle",
+        "passes",
+        "iterator",
+        "sampler",
+    },
+    # For users only.
+    "testing": {"batch"},
+    "vision": {"batch", "device", "loader", "notices", "unknown_options"},
+    "integrations": set(),
+}
+"""A folder or a module at the top, and what it may import: folders or modules. Itself always."""
+
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("scheduler.sample_errors", "notices"): "warns at the user's line, for which it looks at the stack",
+    ("device.prefetch", "delivery.delivery"): "a batch with its place in the epoch, which is what it moves",
+    ("device.prefetcher", "delivery.delivery"): "the same, made of what the user's iterable gives",
+}
+"""An import that no rule allows and that isn't followed from a pure module, and why it is right."""
+
+IMPURE = (
+    "asyncio",
+    "ctypes",
+    "fcntl",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "queue",
+    "random",
+    "resource",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "torch",
+)
+"""I/O, processes, threads, clocks, hidden state; and torch, which takes a second to import."""
+
+PURE_FOLDERS = ("sampling", "scheduler")
+PURE = [
+    *(name for name in GRAPH.modules if is_within(name, *PURE_FOLDERS)),
+    "batch.tree",
+    "errors",
+    "integers",
+    "delivery.cursor",
+    "transport.bodies",
+    "transport.fills",
+    "transport.frames",
+    "transport.messages",
+    "transport.names",
+    "transport.reports",
+    "transport.slots",
+]
+
+WORKER_SIDE = ("worker", "transport", "batch", "vision.collate")
+
+
+def unit_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_each_folder_and_each_module_at_the_top_has_a_rule() -> None:
+    assert sorted(RULES) == sorted({unit_of(module) for module in GRAPH.modules})
+
+
+@pytest.mark.parametrize("unit", RULES)
+def test_a_folder_imports_only_what_its_rule_allows(unit: str) -> None:
+    found = [
+        (module, other)
+        for module in GRAPH.modules
+        if unit_of(module) == unit
+        for other in sorted(GRAPH.ours(module))
+        if not is_within(other, unit, *RULES[unit]) and (module, other) not in EXCEPTIONS
+    ]
+    assert found == []
+
+
+def test_the_rules_have_no_circle_outside_their_exceptions() -> None:
+    done: set[str] = set()
+    while left := [unit for unit in RULES if unit not in done]:
+        free = [unit for unit in left if {unit_of(name) for name in RULES[unit]} <= done | {unit}]
+        assert free, f"each of {left} is above another one of them"
+        done.update(free)
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS, ids=" -> ".join)
+def test_an_exception_is_needed_and_says_why(exception: tuple[str, str]) -> None:
+    module, other = exception
+    assert other in GRAPH.ours(module)
+    assert EXCEPTIONS[exception]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_reaches_no_threads_processes_clocks_or_sockets(name: str) -> None:
+    chains = GRAPH.chains(name, cut=list(EXCEPTIONS))
+    assert [" -> ".join([*chain, outer]) for chain, outer in chains if is_within(outer, *IMPURE)] == []
+
+
+def test_what_is_reached_through_others_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "folder").mkdir(parents=True)
+    for name, source in {
+        "__init__": "import os",
+        "a": "from package import b\nimport math",
+        "b": "from package.folder.c import thing",
+        "folder/__init__": "import mmap",
+        "folder/c": "from ..d import later\ndef thing():\n    import time",
+        "d": "if TYPE_CHECKING:\n    import socket\nfrom package import a",
+    }.items():
+        (package / f"{name}.py").write_text(source)
+    graph = Graph(package)
+    assert graph.modules == ["a", "b", "d", "folder", "folder.c"]
+    assert set(graph.chains("a")) == {
+        (("a",), "math"),
+        (("a", "b", "folder.c"), "time"),
+        (("a", "b", "folder"), "mmap"),
+    }
+    assert set(graph.chains("a", cut=[("b", "folder.c")])) == {(("a",), "math")}
+
+
+def test_the_workers_side_imports_torch_only_where_it_is_used() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if is_within(_name_of(path), *WORKER_SIDE)]
+    assert PACKAGE / "worker" / "build.py" in files
+    found = [(path, module) for path in files for module, is_inner in imports_of(path) if not is_inner]
+    assert [(path, module) for path, module in found if is_within(module, "torch", "dill", "cloudpickle")] == []
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def test_the_public_names_are_these() -> None:
+    assert swift_loader.__all__ == [
+        "DatasetMismatch",
+        "DevicePrefetcher",
+        "EncodeError",
+        "LoaderClosed",
+        "NoDescriptorsLeft",
+        "ProtocolError",
+        "RemoteTraceback",
+        "SampleFailure",
+        "SharedMemoryFull",
+        "StateMismatch",
+        "SwiftLoader",
+        "SwiftLoaderError",
+        "SwiftLoaderWarning",
+        "TooManyErrors",
+        "WorkerDied",
+        "WorkerError",
+        "WorkerStalled",
+        "batch_key",
+        "default_collate",
+        "sample_rng",
+        "to_device",
+    ]
+    assert dir(swift_loader) == swift_loader.__all__
+    assert all(getattr(swift_loader, name).__name__ == name for name in swift_loader.__all__)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Loader'"):
+        swift_loader.Loader  # noqa: B018 - looking it up is the test

@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import SwiftLoader
+from swift_loader.checks import check_rank
+from swift_loader.distributed.ranks import Ranks
+from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
+from swift_loader.sampling.plan import Uneven
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.spec import WorkerOptions
+from tests.support.helpers import run_script, slow
+
+DATASET = list(range(10))
+
+
+def options_of(**options: Any) -> Options:
+    return SwiftLoader(dataset=DATASET, **options)._options
+
+
+def seed_of(**options: Any) -> int:
+    return SwiftLoader(dataset=DATASET, **options).state_dict()["seed"]
+
+
+def decode_nothing(data: bytes) -> Any:
+    return data
+
+
+def encode_nothing(batch: Any) -> bytes:
+    return bytes(batch)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("bach_size", "batch_size"),
+        ("workers_per_consumer", "worker_per_consumer"),
+        ("nb_consumers", "nb_consumer"),
+        ("suffle", "shuffle"),
+        ("seeds", "seed"),
+        ("collate", "collate_fn"),
+        ("time_out", "timeout"),
+        ("start_methode", "start_method"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_closest_one(misspelt: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"no option '{misspelt}'") as caught:
+        options_of(**{misspelt: 4})
+    assert meant in str(caught.value)
+
+
+def test_an_option_like_no_other_is_refused_with_all_of_them() -> None:
+    with pytest.raises(TypeError, match=r"batch_size, .*shuffle, .*seed_numer"):
+        SwiftLoader(dataset=DATASET, zzqqxx=1)
+
+
+COUNTS = {
+    "batch_size": 1,
+    "nb_consumer": 1,
+    "worker_per_consumer": 0,
+    "seed": 0,
+    "data_queue_size": 1,
+    "message_queue_size": 1,
+    "max_buffer_size": 1,
+    "nearby_shuffle": 0,
+    "max_nb_batch_on_device": 1,
+}
+FLAGS = [
+    "shuffle", "drop_last", "in_order", "benchmark", "validate", "multithread", "dataset_per_worker"
+]  # fmt: skip
+
+
+def test_a_count_that_is_too_small_is_refused_by_name_and_value() -> None:
+    for name, lowest in COUNTS.items():
+        for value in (lowest - 1, -100):
+            with pytest.raises(ValueError, match=rf"{name}={value} .*at least {lowest}"):
+                options_of(**{name: value})
+        options_of(**{name: lowest})
+
+
+@pytest.mark.parametrize("value", ["8", 2.0, True, [1], np.array([1, 2]), torch.tensor(1.5)], ids=repr)
+def test_a_count_that_is_no_integer_is_refused_by_name_and_value(value: object) -> None:
+    for name in COUNTS:
+        with pytest.raises(TypeError, match=f"{name}={re.escape(repr(value))}.*{type(value).__name__}"):
+            options_of(**{name: value})
+
+
+@pytest.mark.parametrize("value", [np.int64(4), np.array(4), torch.tensor(4)], ids=repr)
+def test_a_count_may_be_any_kind_of_integer(value: Any) -> None:
+    batch_size = options_of(batch_size=value).sampling.batch_size
+    assert (batch_size, type(batch_size)) == (4, int)
+
+
+HUGE = (10**9, 2**31, 2**62, 2**63, 2**64, sys.maxsize, 10**30, 10**400)
+
+
+def test_a_count_may_be_as_large_as_it_likes() -> None:
+    for name, value in itertools.product([*COUNTS, "worker_restarts"], HUGE):
+        if name != "worker_per_consumer":
+            with SwiftLoader(dataset=DATASET, **{"worker_per_consumer": 0, "seed": 1, name: value}) as loader:  # type: ignore[arg-type]
+                loader.start(0)
+                assert list(loader), name
+
+
+@pytest.mark.parametrize("value", [4097, *HUGE])
+def test_more_workers_than_any_machine_runs_are_refused_at_once(value: int) -> None:
+    with pytest.raises(ValueError, match=f"worker_per_consumer={value} is too large; it must be at most 4096"):
+        options_of(worker_per_consumer=value)
+
+
+def test_a_count_that_can_not_even_be_printed_is_refused() -> None:
+    for name in COUNTS:
+        with pytest.raises(ValueError, match=f"{name}=<an integer of 16610 bits> is too large"):
+            options_of(**{name: 10**5000})
+        with pytest.raises(ValueError, match=f"{name}=<an integer of 16610 bits> is too small"):
+            options_of(**{name: -(10**5000)})
+
+
+@pytest.mark.parametrize("name", ["timeout", "stall_warning"])
+def test_a_duration_beyond_what_can_be_waited_is_none(name: str) -> None:
+    for value in (1e300, 2**62, 10**400, float("inf"), np.float64(1e300)):
+        options = options_of(**{name: value}).delivery
+        assert (options.timeout_s if name == "timeout" else options.stall_warning_s) is None
+    for value in (2, np.int64(2), np.float32(2)):
+        options = options_of(**{name: value}).delivery
+        assert (options.timeout_s if name == "timeout" else options.stall_warning_s) == 2.0
+
+
+def test_a_flag_that_is_no_bool_is_refused_by_name_and_value() -> None:
+    for name, value in itertools.product(FLAGS, (1, "yes", None)):
+        with pytest.raises(TypeError, match=rf"{name}={value!r} .*{type(value).__name__}"):
+            options_of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("uneven", "padd", "'pad', 'drop', 'exact'"),
+        ("uneven", None, "'pad', 'drop', 'exact'"),
+        ("uneven", [], "'pad', 'drop', 'exact'"),
+        ("on_error", "ignore", "'raise', 'skip', 'replace'"),
+        ("start_method", "thread", "'template'"),
+        ("start_method", 3, "'spawn'"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_those_there_are(name: str, value: object, allowed: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))} .*{allowed}"):
+        options_of(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 1.5, float("nan"), float("inf"), -1])
+def test_a_limit_of_errors_that_is_no_number_of_samples_is_refused_by_value(value: float) -> None:
+    with pytest.raises(ValueError, match=f"max_errors={value}"):
+        options_of(on_error="skip", max_errors=value)
+
+
+@pytest.mark.parametrize("value", ["5", True, [5]], ids=repr)
+def test_a_limit_of_errors_that_is_no_number_is_refused_by_value(value: object) -> None:
+    with pytest.raises(TypeError, match=f"max_errors={re.escape(repr(value))}"):
+        options_of(on_error="skip", max_errors=value)
+
+
+def test_a_limit_of_errors_needs_a_policy_that_goes_on() -> None:
+    with pytest.raises(ValueError, match=r"max_errors=5 .* on_error='raise' .* give on_error='skip'"):
+        options_of(max_errors=5)
+    for value in (0, 5, np.int64(5), 0.5, np.float64(0.5), None):
+        given = options_of(on_error="replace", max_errors=value).report.max_errors
+        assert given == value
+        assert type(given) in (int, float, type(None))
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, float("nan"), float("-inf")])
+def test_a_timeout_that_is_no_duration_is_refused_by_value(value: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout={value}"):
+        options_of(timeout=value)
+
+
+@pytest.mark.parametrize("value", ["5", True, [5]], ids=repr)
+def test_a_timeout_that_is_no_number_is_refused_by_value(value: object) -> None:
+    with pytest.raises(TypeError, match=f"timeout={re.escape(repr(value))}"):
+        options_of(timeout=value)
+
+
+def test_a_timeout_of_zero_or_none_or_for_ever_is_no_limit() -> None:
+    assert options_of(timeout=None).delivery.timeout_s is None
+    assert options_of(timeout=0).delivery.timeout_s is None
+    assert options_of(timeout=2).delivery.timeout_s == 2.0
+    assert options_of(timeout=float("inf")).delivery.timeout_s is None
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "batch_encoder", "batch_decoder", "dataset_class"])
+def test_what_cannot_be_called_is_refused_by_name_and_type(name: str) -> None:
+    options: dict[str, Any] = {name: "text"}
+    if name != "dataset_class":
+        options["dataset"] = DATASET
+    with pytest.raises(TypeError, match=f"{name} is a str"):
+        SwiftLoader(**options)
+
+
+@pytest.mark.parametrize(
+    "given", [{"batch_encoder": encode_nothing}, {"batch_decoder": decode_nothing}], ids=["en", "de"]
+)
+def test_encoder_and_decoder_come_together(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="batch_encoder and batch_decoder"):
+        options_of(**given)
+    options = options_of(batch_encoder=encode_nothing, batch_decoder=decode_nothing)
+    assert options.delivery.batch_decoder is decode_nothing
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "neither dataset_class nor dataset was given"),
+        ({"dataset": DATASET, "dataset_class": list}, "both dataset_class and dataset were given"),
+        ({"dataset": DATASET, "dataset_kwargs": {}}, "dataset_kwargs was given with dataset"),
+        ({"dataset": list}, "dataset=list is a class"),
+        ({"dataset_class": list, "dataset_kwargs": [("a", 1)]}, "dataset_kwargs is a list"),
+    ],
+)
+def test_the_dataset_comes_one_way(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        SwiftLoader(**given)
+
+
+def test_an_empty_dataset_is_a_dataset() -> None:
+    assert SwiftLoader(dataset=[])._options.workers.dataset == []
+
+
+def test_a_dataset_that_is_a_dict_is_kept_and_its_arguments_are_copied() -> None:
+    dataset, arguments = OrderedDict(enumerate(DATASET)), {"a": 1}
+    assert SwiftLoader(dataset=dataset)._options.workers.dataset is dataset
+    workers = SwiftLoader(dict, arguments)._options.workers
+    arguments["b"] = 2
+    assert workers.dataset_kwargs == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("logger", "error", "text"),
+    [
+        (5, TypeError, "logger is a int"),
+        ({"file": "x"}, ValueError, "logger has the unknown key 'file'.*path, stdout, level"),
+        ({"level": "LOUD"}, ValueError, "logger's level 'LOUD'.*DEBUG"),
+        ({"stdout": 1}, TypeError, r"logger\['stdout'\]=1"),
+        ({"path": 3}, TypeError, r"logger.*path.*3"),
+    ],
+)
+def test_a_logger_that_makes_no_sense_is_refused(logger: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        options_of(logger=logger)
+
+
+def test_a_logger_is_a_prefix_or_a_dict() -> None:
+    prefix = options_of(logger="logs/run").report.log
+    assert prefix is not None
+    assert (prefix.path, prefix.stdout, prefix.level) == ("logs/run", False, "DEBUG")
+    both = options_of(logger={"path": "x", "stdout": True, "level": "info"}).report.log
+    assert both is not None
+    assert (both.path, both.stdout, both.level) == ("x", True, "INFO")
+    assert options_of(logger=None).report.log is None
+
+
+def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None:
+    with pytest.raises(TypeError, match="benchmark_file=3"):
+        options_of(benchmark_file=3)
+
+
+def test_the_window_is_350_batches_of_at_least_32_unless_given() -> None:
+    windows = [options_of(batch_size=batch_size).sampling.order_settings().window for batch_size in (1, 32, 64)]
+    assert windows == [350 * 32, 350 * 32, 350 * 64]
+    assert options_of(batch_size=8, nearby_shuffle=0).sampling.order_settings().window == 0
+    assert options_of(batch_size=8, nearby_shuffle=7).sampling.order_settings().window == 7
+
+
+@pytest.mark.parametrize(("num_workers", "per_worker"), [(0, 11), (1, 11), (3, 4), (10, 4), (100, 4)])
+def test_the_buffer_per_worker_is_more_than_its_share(num_workers: int, per_worker: int) -> None:
+    assert options_of(worker_per_consumer=num_workers).delivery.limits.max_ready_per_worker == per_worker
+    assert options_of(worker_per_consumer=200, data_queue_size=100).delivery.limits.max_ready_per_worker == 2
+
+
+def test_each_option_of_the_signature_is_a_field_of_exactly_one_group() -> None:
+    groups = (SamplingOptions, WorkerOptions, DeliveryOptions, ReportOptions)
+    declared = [field.metadata["option"] for group in groups for field in fields(group)]
+    arguments = set(inspect.signature(SwiftLoader.__init__).parameters) - {"self", "unknown"}
+
+    assert sorted(declared) == sorted(arguments)
+
+
+def test_public_names_are_translated_once() -> None:
+    options = options_of(
+        batch_size=3,
+        nb_consumer=4,
+        worker_per_consumer=5,
+        shuffle=False,
+        seed=6,
+        drop_last=True,
+        uneven="drop",
+        in_order=False,
+        data_queue_size=7,
+        message_queue_size=8,
+        max_buffer_size=9,
+        nearby_shuffle=10,
+        max_nb_batch_on_device=11,
+    )
+    order = options.sampling.order_settings()
+    assert (order.seed, order.shuffle, order.window) == (6, False, 10)
+    plan = options.sampling.plan_settings(order, Ranks(2, 4, "start()"))
+    assert (plan.order, plan.batch_size, plan.world_size, plan.rank) == (order, 3, 4, 2)
+    assert (plan.uneven, plan.drop_last) == (Uneven.DROP, True)
+    assert options.sampling.world_size == 4
+    limits = options.delivery.limits
+    assert (limits.max_in_flight, limits.max_tasks, limits.max_ready_per_worker, limits.in_order) == (7, 8, 9, False)
+    assert options.delivery.num_workers == 5
+    assert options.delivery.max_on_device == 11
+    assert options.workers.rng is Rng.SAMPLE
+
+
+def test_a_seed_is_drawn_unless_given() -> None:
+    assert "seed" in options_of(seed=3).sampling.chosen
+    assert seed_of(seed=2**70) == 2**70
+    assert "seed" not in options_of().sampling.chosen
+    assert seed_of() > 0
+
+
+@pytest.fixture
+def torch_generator() -> Iterator[torch.Generator]:
+    """torch's default generator, which gets its state back."""
+    state = torch.get_rng_state()
+    yield torch.default_generator
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 - 1])
+def test_where_torch_was_seeded_its_seed_is_taken_and_its_generator_left_alone(
+    seed: int, torch_generator: torch.Generator
+) -> None:
+    torch_generator.manual_seed(seed)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    with SwiftLoader(dataset=DATASET, worker_per_consumer=0) as loader:
+        list(loader)
+        assert loader.state_dict()["seed"] == seed
+    assert "seed" not in loader._options.sampling.chosen
+    assert torch.equal(torch.get_rng_state(), before)
+    assert seed_of() == seed
+    assert seed_of(seed=3) == 3
+    torch_generator.seed()
+    assert seed_of() == torch.initial_seed() != seed
+
+
+@pytest.mark.parametrize("first", ["import torch; torch.rand(3)", slow("pass")])
+def test_where_torch_was_not_seeded_the_seed_is_another_one_in_each_process(first: str, tmp_path: Path) -> None:
+    code = f"""
+{first}
+import sys
+from swift_loader import SwiftLoader
+had_torch = "torch" in sys.modules
+print(SwiftLoader(dataset=[1]).state_dict()["seed"])
+assert ("torch" in sys.modules) == had_torch
+"""
+    assert run_script(code, folder=tmp_path) != run_script(code, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sampler", "torch.utils.data.Subset"),
+        ("batch_sampler", "collate_fn that returns samples[0]"),
+        ("num_workers", "worker_per_consumer"),
+        ("generator", "give seed"),
+        ("worker_init_fn", "constructor of dataset_class"),
+        ("persistent_workers", "workers stay"),
+        ("prefetch_factor", "data_queue_size"),
+        ("pin_memory_device", "pin_memory=True"),
+        ("multiprocessing_context", "start_method"),
+        ("num_replicas", "nb_consumer"),
+        ("rank", "loader.start(rank)"),
+        ("device", "loader.start(device=...)"),
+    ],
+)
+def test_an_option_of_torch_is_refused_with_what_to_do_instead(name: str, text: str) -> None:
+    with pytest.raises(TypeError, match=rf"^SwiftLoader has no option '{name}'; ") as caught:
+        options_of(**{name: None})
+    assert text in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_every_option_of_torch_s_loader_is_taken_or_explained() -> None:
+    for name in inspect.signature(torch.utils.data.DataLoader.__init__).parameters:
+        if name not in ("self", *inspect.signature(SwiftLoader.__init__).parameters):
+            with pytest.raises(TypeError, match=rf"no option '{name}'; (?!did you mean|the options are)"):
+                options_of(**{name: None})
+
+
+def test_the_old_spelling_of_seed_is_understood_but_not_beside_the_new_one() -> None:
+    assert seed_of(seed_numer=5) == 5
+    with pytest.raises(TypeError, match="seed and seed_numer"):
+        options_of(seed=1, seed_numer=2)
+
+
+@pytest.mark.parametrize(("rank", "error"), [(-1, ValueError), ("0", TypeError), (True, TypeError)])
+def test_a_rank_that_is_none_is_refused_by_name_and_value(rank: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"consumer_index={rank!r}"):
+        check_rank(rank)
+    assert check_rank(3) == 3
+    assert check_rank(None) is None

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_loader.transport.counters import NUM_BEGUN, UNKNOWN_ADDRESS, CounterReader, CounterWriter
+from tests.support.forked import run_in_fork
+
+FETCH, LEAVE_OUT = "fetch", "leave out"
+
+
+def shared() -> tuple[CounterWriter, CounterReader]:
+    writer = CounterWriter()
+    return writer, CounterReader(writer.share(), os.getpid(), writer.length_address())
+
+
+@given(batches=st.lists(st.lists(st.sampled_from([FETCH, LEAVE_OUT]), max_size=20), max_size=5))
+def test_the_position_counts_fetched_and_left_out_samples(batches: list[list[str]]) -> None:
+    writer, reader = shared()
+    for batch in batches:
+        samples = writer.begin(in_bulk=False)
+        for position, event in enumerate(batch):
+            assert reader.position_in_batch() == position
+            if event == FETCH:
+                samples.append(object())
+            else:
+                writer.leave_out()
+        assert reader.position_in_batch() == len(batch)
+
+
+def test_the_position_is_unknown_while_all_samples_are_fetched_at_once() -> None:
+    writer, reader = shared()
+    samples = writer.begin(in_bulk=True)
+    assert reader.position_in_batch() is None
+    writer.fetch_one_by_one()
+    assert reader.position_in_batch() == 0
+    samples.append(1)
+    assert reader.position_in_batch() == 1
+
+
+def test_the_position_is_unknown_without_an_address_and_without_a_process() -> None:
+    writer = CounterWriter()
+    assert CounterReader(writer.share(), os.getpid(), UNKNOWN_ADDRESS).position_in_batch() is None
+    assert CounterReader(writer.share(), 2**22 + 1, writer.length_address()).position_in_batch() is None
+
+
+def test_all_batches_use_the_same_list() -> None:
+    writer, _ = shared()
+    first = writer.begin(in_bulk=False)
+    first.append(1)
+    assert writer.begin(in_bulk=True) is first == []
+
+
+def test_the_tasks_begun_can_be_read_after_the_workers_death() -> None:
+    writer, reader = shared()
+
+    def work() -> None:
+        writer.words[NUM_BEGUN] += 3
+        os._exit(1)
+
+    assert run_in_fork(work) == 1
+    assert reader.num_begun == 3
+
+
+def test_counters_that_nobody_reads_need_no_page() -> None:
+    writer = CounterWriter()
+    writer.begin(in_bulk=False)
+    writer.leave_out()
+    assert repr(writer) == "<CounterWriter 0 begun, 1 left out>"
+
+
+def test_a_reader_keeps_the_page_after_the_writer_has_gone() -> None:
+    writer, reader = shared()
+    writer.words[NUM_BEGUN] = 7
+    del writer
+    assert repr(reader) == f"<CounterReader of pid {os.getpid()}, 7 begun>"
+
+
+def test_a_page_of_another_size_is_refused() -> None:
+    descriptor = os.memfd_create("short")
+    with pytest.raises(OSError, match="a segment of 0 bytes was announced"):
+        CounterReader(descriptor, 1, UNKNOWN_ADDRESS)

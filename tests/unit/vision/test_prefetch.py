@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from swift_loader import LoaderClosed, StateMismatch, SwiftLoader, SwiftLoaderWarning
+from swift_loader.vision import PrefetchLoader, fast_collate
+from tests.support.pictures import Pictures
+from tests.unit.vision.conftest import assert_same_batches, seed_everything
+
+ERASING: dict[str, Any] = {"re_prob": 0.6, "re_mode": "pixel", "re_count": 2}
+
+
+def make_swift(workers: int = 0, **options: Any) -> SwiftLoader:
+    options = {"collate_fn": fast_collate, "seed": 5, **options}
+    return SwiftLoader(dataset=Pictures(), batch_size=4, worker_per_consumer=workers, **options)
+
+
+def make_torch(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Pictures(), batch_size=4, collate_fn=fast_collate, **options)  # type: ignore[arg-type]
+
+
+def erased_by_timm(timm_data: Any, batches: Any, keys: list[int], **options: Any) -> list[Any]:
+    """Return what timm's PrefetchLoader makes of the batches, each after seeding with its key."""
+    moved = []
+    for batch, key in zip(batches, keys, strict=True):
+        seed_everything(key)
+        moved += timm_data.loader.PrefetchLoader([batch], device=torch.device("cpu"), **options)
+    return moved
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)},
+        {"mean": 0.5, "std": 0.5, "channels": 3},
+        {"img_dtype": torch.bfloat16},
+        {"img_dtype": torch.float16},
+        {"fp16": True, "img_dtype": torch.float32},
+    ],
+    ids=str,
+)
+def test_another_loader_gives_what_timm_makes_of_it(timm_data: Any, options: dict[str, Any]) -> None:
+    theirs = list(timm_data.loader.PrefetchLoader(make_torch(), device=torch.device("cpu"), **options))
+    loader = PrefetchLoader(make_torch(), device="cpu", **options)
+    assert_same_batches(list(loader), theirs)
+    assert_same_batches(list(loader), theirs)  # and so again
+
+
+@pytest.mark.parametrize("re_mode", ["const", "rand", "pixel"])
+@pytest.mark.parametrize(("re_count", "re_num_splits", "img_dtype"), [(1, 0, None), (3, 2, torch.float16)])
+def test_erasing_is_timms_under_the_keys_of_the_batches(
+    timm_data: Any, keys: list[int], re_mode: str, re_count: int, re_num_splits: int, img_dtype: Any
+) -> None:
+    options: dict[str, Any] = {"re_prob": 0.7, "re_mode": re_mode, "re_count": re_count, "img_dtype": img_dtype}
+    options["re_num_splits"] = re_num_splits
+    ours = list(PrefetchLoader(make_torch(), device="cpu", **options))
+    assert len(set(keys)) == len(ours)
+    assert_same_batches(ours, erased_by_timm(timm_data, make_torch(), keys, **options))
+
+
+@pytest.mark.parametrize("kind", ["fresh", "started", "torch"])
+def test_all_kinds_of_loaders_give_the_same_images(kind: str) -> None:
+    expected = list(PrefetchLoader(make_torch(), device="cpu"))
+    source: Any = make_torch() if kind == "torch" else make_swift(shuffle=False)
+    if kind == "started":
+        source.start()
+    with PrefetchLoader(source, device="cpu") as loader:
+        assert len(loader) == len(expected)
+        assert_same_batches(list(loader), expected)
+
+
+def test_workers_build_what_the_loop_gets() -> None:
+    with PrefetchLoader(make_swift(0), device="cpu", **ERASING) as inline:
+        expected = list(inline)
+    with PrefetchLoader(make_swift(1), device="cpu", **ERASING) as loader:
+        assert_same_batches(list(loader), expected)
+        assert loader.report()
+
+
+def test_nothing_starts_before_the_first_batch() -> None:
+    with PrefetchLoader(make_swift(), device="cpu") as loader:
+        batches = iter(loader)
+        assert len(loader) == 5
+        assert "not started" in repr(loader)
+        next(batches)
+        assert "started" in repr(loader)
+        assert "not started" not in repr(loader)
+
+
+def test_start_starts_with_the_stage_behind_it() -> None:
+    with PrefetchLoader(make_swift(), device="cpu") as loader:
+        loader.start()
+        assert next(iter(loader))[0].dtype == torch.float32
+        with pytest.raises(RuntimeError, match="the loader runs already"):
+            loader.start()
+    with pytest.raises(TypeError, match="a DataLoader can't be started; iterate over this loader instead"):
+        PrefetchLoader(make_torch()).start()
+
+
+def test_start_takes_the_consumers_index() -> None:
+    shares = []
+    for index in range(2):
+        with PrefetchLoader(make_swift(nb_consumer=2, shuffle=False), device="cpu") as loader:
+            loader.start(index)
+            shares.append([target for _, targets in loader for target in targets.tolist()])
+    assert sorted(shares[0] + shares[1]) == sorted(index % 5 for index in range(20))
+
+
+def test_a_loader_that_the_user_starts_meanwhile_is_taken_as_it_is() -> None:
+    source = make_swift()
+    with PrefetchLoader(source, device="cpu") as loader:
+        source.start()
+        assert len(list(loader)) == 5
+
+
+def test_a_closed_loader_says_so() -> None:
+    loader = PrefetchLoader(make_swift(), device="cpu")
+    loader.close()
+    loader.close()
+    with pytest.raises(LoaderClosed):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_resumed_loader_goes_on_with_the_same_bits(is_started: bool) -> None:
+    def make() -> PrefetchLoader:
+        source = make_swift()
+        if is_started:
+            source.start()
+        torch.manual_seed(1)  # the base of a prefetcher's keys
+        return PrefetchLoader(source, device="cpu", **ERASING)
+
+    with make() as loader:
+        expected = [*loader, *loader]
+    with make() as loader:
+        batches = iter(loader)
+        begun = [next(batches), next(batches)]
+        state = loader.state_dict()
+    assert_same_batches(begun, expected[:2])
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        going_on = [*loader, *loader]
+    if is_started:  # steps are counted from where a pass begins: the samples are the same, what is erased isn't
+        assert [batch[1].tolist() for batch in going_on] == [batch[1].tolist() for batch in expected[2:]]
+    else:
+        assert_same_batches(going_on, expected[2:])
+
+
+def test_the_epoch_can_be_chosen() -> None:
+    with PrefetchLoader(make_swift(), device="cpu") as loader:
+        epochs = [[targets.tolist() for _, targets in loader] for _ in range(2)]
+        loader.sampler.set_epoch(0)
+        assert [targets.tolist() for _, targets in loader] == epochs[0]
+        loader.set_epoch(1)
+        assert [targets.tolist() for _, targets in loader] == epochs[1]
+
+
+def test_what_training_loops_ask_for_is_the_loaders() -> None:
+    source = make_torch()
+    loader = PrefetchLoader(source, device="cpu")
+    assert loader.loader is source
+    assert loader.dataset is source.dataset
+    assert loader.sampler is source.sampler
+    assert loader.batch_sampler is source.batch_sampler
+    assert (loader.batch_size, loader.collate_fn, loader.mixup_enabled) == (4, fast_collate, False)
+    assert loader.report() == {}
+    swift = PrefetchLoader(make_swift(), device="cpu")
+    assert (swift.batch_size, swift.batch_sampler, swift.collate_fn) == (4, None, fast_collate)
+    assert isinstance(swift.dataset, Pictures)
+    swift.close()
+
+
+def test_a_generator_goes_on_and_has_no_state() -> None:
+    def generate() -> Iterator[Any]:
+        yield from make_torch()
+
+    with PrefetchLoader(generate(), device="cpu") as loader:
+        assert len([next(iter(loader)) for _ in range(2)]) == 2
+        assert len(list(loader)) == 3
+        with pytest.raises(TypeError, match="no len"):
+            len(loader)
+        with pytest.raises(StateMismatch, match="has no load_state_dict"):
+            loader.load_state_dict({"epoch": 1})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_becomes_the_cpu_where_there_is_none_with_one_warning() -> None:
+    with pytest.warns(SwiftLoaderWarning, match=r"torch finds no CUDA device: images stay on the CPU") as caught:
+        loader = PrefetchLoader(make_torch(), device=torch.device("cuda"))
+    images, _ = next(iter(loader))  # a second warning would be an error
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert images.device.type == loader.device.type == "cpu"
+
+
+def make_mixup(timm_data: Any, **options: Any) -> Any:
+    return timm_data.FastCollateMixup(mixup_alpha=1.0, label_smoothing=0.0, num_classes=5, **options)
+
+
+def is_mixed(batch: Any) -> bool:
+    return bool((batch[1].max(dim=1).values < 1).any())
+
+
+@pytest.mark.slow
+def test_switching_mixup_off_reaches_the_workers_and_the_order_goes_on(timm_data: Any) -> None:
+    with PrefetchLoader(make_swift(0, drop_last=True), device="cpu") as plain:
+        orders = [[targets.tolist() for _, targets in plain] for _ in range(3)]
+    with PrefetchLoader(make_swift(1, collate_fn=make_mixup(timm_data)), device="cpu") as loader:
+        assert loader.mixup_enabled
+        assert any(map(is_mixed, list(loader)))
+        first = loader.loader
+        loader.mixup_enabled = True
+        assert loader.loader is first
+        loader.mixup_enabled = False
+        assert not loader.mixup_enabled
+        assert loader.loader is not first
+        for order in orders[1:]:
+            batches = list(loader)
+            assert not any(map(is_mixed, batches))
+            assert [targets.argmax(dim=1).tolist() for _, targets in batches] == order
+
+
+def test_mixup_can_be_switched_in_mid_epoch_also_if_the_user_had_started_the_loader(timm_data: Any) -> None:
+    source = make_swift(collate_fn=make_mixup(timm_data), shuffle=False)
+    source.start()
+    with PrefetchLoader(source, device="cpu") as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        loader.mixup_enabled = False
+        targets = [index for _, soft in loader for index in soft.argmax(dim=1).tolist()]
+        assert targets == [index % 5 for index in range(8, 20)]
+
+
+def test_of_another_loader_the_collate_function_is_told(timm_data: Any) -> None:
+    collate_fn = make_mixup(timm_data)
+    source: DataLoader[Any] = DataLoader(Pictures(), batch_size=4, collate_fn=collate_fn)  # type: ignore[arg-type]
+    loader = PrefetchLoader(source, device="cpu")
+    assert loader.mixup_enabled
+    assert any(map(is_mixed, list(loader)))
+    loader.mixup_enabled = False
+    assert not loader.mixup_enabled
+    assert not any(map(is_mixed, list(loader)))
+
+
+def test_a_collate_function_that_cannot_mix_can_only_be_told_not_to() -> None:
+    loader = PrefetchLoader(make_torch(), device="cpu")
+    loader.mixup_enabled = False
+    with pytest.warns(SwiftLoaderWarning, match="has no effect: the collate_fn can't mix"):
+        loader.mixup_enabled = True

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import SwiftLoaderWarning
+from swift_loader.device.keys import keyed_by
+from swift_loader.vision import ImageStage, RandomErasing
+from tests.unit.vision.conftest import assert_same, seed_everything
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+DTYPES = [None, torch.float32, torch.float16, torch.bfloat16]
+
+
+def make_batch(channels: int = 3, dtype: torch.dtype = torch.uint8) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.randint(0, 256, (4, channels, 16, 12), generator=torch.Generator().manual_seed(1))
+    return values.to(dtype), torch.arange(4)
+
+
+def moved_by_timm(timm_data: Any, batch: Any, key: int = 0, **options: Any) -> Any:
+    seed_everything(key)
+    return next(iter(timm_data.loader.PrefetchLoader([batch], device=CPU, **options)))
+
+
+@pytest.mark.parametrize("img_dtype", DTYPES)
+@pytest.mark.parametrize("source_dtype", [torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16])
+def test_images_are_normalised_to_the_bits_of_timm(
+    timm_data: Any, img_dtype: torch.dtype | None, source_dtype: torch.dtype
+) -> None:
+    images, targets = make_batch(dtype=source_dtype)
+    theirs = moved_by_timm(timm_data, (images.clone(), targets), img_dtype=img_dtype)
+    ours = ImageStage(img_dtype=img_dtype)((images, targets), CPU)
+    assert_same(ours[0], theirs[0])
+    assert_same(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "channels"),
+    [(0.5, 0.25, 3), ((0.1, 0.2), (0.3, 0.4), 2), ((0.1, 0.2, 0.4), 0.3, 3), ([0.3], [0.7], 1), (0.0, 1.0, 4)],
+)
+def test_constants_are_those_of_timm(timm_data: Any, mean: Any, std: Any, channels: int) -> None:
+    batch = make_batch(channels)
+    theirs = moved_by_timm(timm_data, batch, mean=mean, std=std, channels=channels, img_dtype=torch.bfloat16)
+    assert_same(ImageStage(mean, std, channels, torch.bfloat16)(batch, CPU)[0], theirs[0])
+
+
+def test_a_single_value_in_a_list_counts_for_all_channels() -> None:
+    assert ImageStage([0.5], (0.25,)) == ImageStage(0.5, 0.25)
+
+
+def test_another_number_of_values_is_averaged_with_a_warning(timm_data: Any) -> None:
+    batch = make_batch(1)
+    with pytest.warns(SwiftLoaderWarning, match="has 3 values for 1 channels: their average") as caught:
+        stage = ImageStage(channels=1)
+    assert [str(warning.message).split()[0] for warning in caught] == ["mean", "std"]
+    assert_same(stage(batch, CPU)[0], moved_by_timm(timm_data, batch, channels=1)[0])
+
+
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_erasing_is_keyed_by_the_batch(timm_data: Any, mode: str) -> None:
+    batch = make_batch()
+    stage = ImageStage(erasing=RandomErasing(0.8, mode=mode, max_count=2, num_splits=2))
+    with keyed_by(lambda: 77):
+        ours = stage(batch, CPU)
+    theirs = moved_by_timm(timm_data, batch, 77, re_prob=0.8, re_mode=mode, re_count=2, re_num_splits=2)
+    assert_same(ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_batch_on_the_host_is_not_written(dtype: torch.dtype, channels_last: bool) -> None:
+    images, targets = make_batch(dtype=dtype)
+    before = images.clone()
+    ImageStage(channels_last=channels_last, erasing=RandomErasing(1.0))((images, targets), CPU)
+    assert torch.equal(images, before)
+
+
+def test_the_channels_can_lie_side_by_side() -> None:
+    batch = make_batch()
+    (images, _), (plain, _) = ImageStage(channels_last=True)(batch, CPU), ImageStage()(batch, CPU)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, plain)
+
+
+def test_lists_and_arrays_become_a_tuple_of_tensors_and_what_comes_further_is_moved() -> None:
+    images, targets = make_batch()
+    moved = ImageStage()([images.numpy(), targets.numpy(), {"weights": np.ones(4)}, "name"], META)
+    assert isinstance(moved, tuple)
+    assert [moved[0].device, moved[1].device, moved[2]["weights"].device] == [META] * 3
+    assert moved[3] == "name"
+
+
+def test_one_stage_serves_several_devices() -> None:
+    stage = ImageStage()
+    assert stage(make_batch(), META)[0].device == META
+    assert stage(make_batch(), CPU)[0].device == CPU
+
+
+def test_what_an_evaluating_loop_has_moved_a_training_one_can_use() -> None:
+    stage = ImageStage(0.123, 0.456)
+    with torch.inference_mode():
+        stage(make_batch(), CPU)
+    weights = torch.ones(3, 16, 12, requires_grad=True)
+    (stage(make_batch(), CPU)[0] * weights).sum().backward()
+    assert weights.grad is not None
+
+
+def test_it_can_be_pickled() -> None:
+    stage = ImageStage(0.5, 0.5, img_dtype=torch.bfloat16, erasing=RandomErasing(0.5))
+    stage(make_batch(), CPU)
+    assert pickle.loads(pickle.dumps(stage)) == stage
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ({"images": 1}, TypeError, r"the batch is a dict; it must be \(images, targets\)"),
+        ((), TypeError, r"the batch is a tuple; it must be \(images, targets\)"),
+        (("a", 1), TypeError, r"the batch's images are a str; they must be an array or a tensor"),
+        ((torch.ones(3, 8, 8), 1), ValueError, r"images have the shape \(3, 8, 8\); it must be \(B, C, H, W\)"),
+        ((torch.ones(2, 1, 8, 8), 1), ValueError, r"images have 1 channels, but channels=3; pass channels, mean"),
+    ],
+)
+def test_a_batch_of_something_else_is_refused(batch: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ImageStage()(batch, CPU)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"channels": 0}, ValueError, "channels=0 is too small"),
+        ({"img_dtype": torch.uint8}, TypeError, r"img_dtype=torch\.uint8 isn't a floating-point dtype"),
+        ({"img_dtype": "half"}, TypeError, "img_dtype='half' isn't a floating-point dtype"),
+        ({"mean": "grey"}, ValueError, "mean='grey' can't normalise images"),
+        ({"mean": ()}, ValueError, r"mean=\(\) can't"),
+        ({"std": (0.5, float("nan"), 0.5)}, ValueError, "pass one finite number per channel"),
+        ({"std": (0.5, 0.0, 0.5)}, ValueError, r"std=\(0\.5, 0\.0, 0\.5\) has values that aren't positive"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ImageStage(**options)

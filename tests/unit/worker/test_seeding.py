@@ -1,0 +1,323 @@
+"""Random numbers keyed by sample: the builder alone, in this process."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import SwiftLoader, sample_rng
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.messages import Task
+from swift_loader.transport.store import HeapStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng, Seeding, seed_for_construction, seed_for_worker
+from swift_loader.worker.spec import WorkerSpec
+from tests.support.draws import DRAWS
+
+
+class Drawing:
+    """Sample i is what a function gives, for i in `at`, and 0 elsewhere; remembers what was fetched."""
+
+    def __init__(self, draw: Callable[[], Any], at: range = range(100)) -> None:
+        self.draw, self.at = draw, at
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        self.fetched.append(index)
+        return (index, self.draw() if index in self.at else 0)
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class Builder:
+    """Builds batches as a worker does, but gives the samples."""
+
+    def __init__(self, dataset: Any, batch_size: int = 4, rng: Rng = Rng.SAMPLE, seed: int = 1, **options: Any) -> None:
+        order = OrderSettings(seed, shuffle=False, window=0, run_length=1)
+        plan = PlanSettings(order, batch_size, 1, 0, Uneven.PAD, drop_last=False)
+        self.batches: list[Any] = []
+        options.setdefault("collate_fn", as_list)
+        collate_fn = options["collate_fn"]
+
+        def keep(samples: list[Any]) -> list[Any]:
+            self.batches.append(collate_fn(samples))
+            return [0]
+
+        spec = WorkerSpec(replace(SwiftLoader(dataset=dataset)._options.workers, rng=rng, collate_fn=keep), plan)
+        self.builder = BatchBuilder(dataset, len(dataset), spec, Definitions())
+
+    def build(self, step: int, epoch: int = 0) -> Any:
+        with preserved_generators():
+            self.builder.build(HeapStore(), Task(1, 0, epoch, step))
+        return self.batches[-1]
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+@pytest.mark.parametrize("at", [range(100), range(3, 100), range(42, 43)])
+def test_what_a_sample_draws_depends_on_the_sample_alone(draw: Callable[[], Any], at: range) -> None:
+    in_order = Builder(Drawing(draw, at), batch_size=4)
+    expected = [sample for step in range(25) for sample in in_order.build(step)]
+    in_other_batches = Builder(Drawing(draw, at), batch_size=7)
+    backwards = {step: in_other_batches.build(step) for step in reversed(range(15))}
+    assert [sample for step in range(15) for sample in backwards[step]] == expected
+    again = Builder(Drawing(draw, at), batch_size=100)
+    assert again.build(0) == expected
+    assert again.build(0, epoch=1) != expected or len(at) == 1
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+def test_a_batch_that_drew_is_built_again_once_and_the_later_ones_not(draw: Callable[[], Any]) -> None:
+    dataset = Drawing(draw, range(5, 100))
+    builder = Builder(dataset)
+    for step in range(4):
+        builder.build(step)
+    assert dataset.fetched == [0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, *range(8, 16)]
+
+
+def test_samples_that_draw_nothing_are_never_built_again() -> None:
+    dataset = Drawing(lambda: 0)
+    builder = Builder(dataset)
+    for step in range(25):
+        builder.build(step)
+    assert dataset.fetched == list(range(100))
+
+
+def test_samples_and_generators_differ() -> None:
+    samples = Builder(Drawing(lambda: (random.random(), np.random.rand(), float(torch.rand(())))), 100).build(0)
+    drawn = [number for _, numbers in samples for number in numbers]
+    assert len(set(drawn)) == 300
+    assert Builder(Drawing(random.random), 100, seed=2).build(0) != Builder(Drawing(random.random), 100).build(0)
+
+
+def test_a_batch_that_fails_by_what_it_drew_fails_by_what_it_should_draw() -> None:
+    def refuse_some() -> float:
+        drawn = random.random()
+        if drawn < 0.2:
+            raise ValueError(drawn)
+        return drawn
+
+    def outcomes(batch_size: int, steps: list[int]) -> dict[int, list[Any]]:
+        builder = Builder(Drawing(refuse_some), batch_size)
+        found: dict[int, list[Any]] = {}
+        for step in steps:
+            try:
+                found[step] = builder.build(step)
+            except BuildError as error:
+                found[step] = [error.index, str(error.__cause__)]
+        return found
+
+    forwards, backwards = outcomes(4, list(range(25))), outcomes(4, list(reversed(range(25))))
+    assert forwards == backwards
+    assert {len(outcome) for outcome in forwards.values()} == {2, 4}
+
+
+def test_a_collate_that_draws_is_keyed_by_its_batch() -> None:
+    def collate(samples: list[Any]) -> list[Any]:
+        return [samples[0][0], random.random(), np.random.rand(), sample_rng().random()]
+
+    forwards, backwards = (Builder(Drawing(lambda: 0), collate_fn=collate) for _ in "ab")
+    first = [forwards.build(step) for step in range(25)]
+    second = [backwards.build(step) for step in reversed(range(25))]
+    assert first == second[::-1]
+    assert len({number for batch in first for number in batch[1:]}) == 75
+
+
+class Several(Drawing):
+    """Fetches a batch at once, or one sample, as torch's Subset does."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class OnlySeveral:
+    """Fetches a batch at once, and nothing else."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, self.draw()) for index in indices]
+
+
+class OnlySeveralOfTorch(OnlySeveral, torch.utils.data.Dataset[Any]):
+    """Inherits a `__getitem__` that raises."""
+
+
+BULK_DRAWS = pytest.mark.parametrize("draw", [random.random, lambda: sample_rng().random()])
+
+
+@BULK_DRAWS
+def test_samples_that_could_come_in_bulk_are_keyed_by_sample_all_the_same(draw: Callable[[], Any]) -> None:
+    expected = Builder(Drawing(draw), 100).build(0)
+    dataset = Several(draw)
+    builder = Builder(dataset, 7)
+    assert [sample for step in range(15) for sample in builder.build(step)] == expected
+    assert dataset.fetched == [*range(7), *range(100)]
+
+
+@pytest.mark.parametrize("rng", Rng)
+def test_sample_rng_in_bulk_is_keyed_by_sample_whatever_the_mode(rng: Rng) -> None:
+    found = [Builder(Several(lambda: sample_rng().random()), size, rng=rng).build(0)[:4] for size in (4, 9)]
+    assert found[0] == found[1]
+
+
+def test_samples_that_draw_nothing_stay_in_bulk() -> None:
+    class Counted(Several):
+        num_calls = 0
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.num_calls += 1
+            return super().__getitems__(indices)
+
+    dataset = Counted(lambda: 0)
+    builder = Builder(dataset)
+    for step in range(25):
+        builder.build(step)
+    assert dataset.num_calls == 25
+
+
+@BULK_DRAWS
+@pytest.mark.parametrize("kind", [OnlySeveral, OnlySeveralOfTorch])
+def test_what_comes_in_bulk_only_is_keyed_by_its_batch(draw: Callable[[], Any], kind: type[OnlySeveral]) -> None:
+    forwards, backwards = (Builder(kind(draw)) for _ in "ab")
+    first = [forwards.build(step) for step in range(25)]
+    second = [backwards.build(step) for step in reversed(range(25))]
+    assert first == second[::-1]
+    assert len({drawn for batch in first for _, drawn in batch}) == 100
+
+
+def test_draws_that_are_taken_back_can_not_be_seen_but_do_not_depend_on_what_was_built_before() -> None:
+    def draw() -> float:
+        state = random.getstate()
+        drawn = random.random()
+        random.setstate(state)
+        return drawn
+
+    dataset = Drawing(draw)
+    forwards, backwards = Builder(dataset), Builder(Drawing(draw))
+    first = [forwards.build(step) for step in range(25)]
+    assert first == [backwards.build(step) for step in reversed(range(25))][::-1]
+    assert dataset.fetched == list(range(100))
+
+
+def test_sample_rng_is_keyed_by_sample_and_costs_no_second_build() -> None:
+    dataset = Drawing(lambda: sample_rng().random())
+    builder = Builder(dataset, 4)
+    expected = [sample for step in range(25) for sample in builder.build(step)]
+    assert dataset.fetched == list(range(100))
+    assert Builder(Drawing(lambda: sample_rng().random()), 100).build(0) == expected
+    assert len({drawn for _, drawn in expected}) == 100
+
+
+def test_sample_rng_goes_on_within_a_sample() -> None:
+    samples = Builder(Drawing(lambda: (sample_rng().random(), sample_rng().random()))).build(0)
+    assert len({number for _, drawn in samples for number in drawn}) == 8
+
+
+def test_outside_of_a_loader_sample_rng_is_not_keyed() -> None:
+    assert sample_rng().random() != sample_rng().random()
+    Builder(Drawing(lambda: 0)).build(0)
+    assert sample_rng().random() != sample_rng().random()
+
+
+@pytest.mark.parametrize("rng", [Rng.WORKER, Rng.NONE])
+def test_other_modes_leave_the_generators_to_go_on(rng: Rng) -> None:
+    dataset = Drawing(random.random)
+    builder = Builder(dataset, rng=rng)
+    random.seed(3)
+    expected = [random.random() for _ in range(8)]
+    random.seed(3)
+    for step in range(2):
+        builder.builder.build(HeapStore(), Task(1, 0, 0, step))
+    assert [drawn for batch in builder.batches for _, drawn in batch] == expected
+    assert dataset.fetched == list(range(8))
+
+
+def test_workers_that_are_seeded_once_differ() -> None:
+    drawn = set()
+    with preserved_generators():
+        for rank, worker in [(0, 0), (0, 1), (1, 0)]:
+            seed_for_worker(1, rank, worker, Rng.WORKER)
+            drawn |= {random.random(), np.random.rand(), float(torch.rand(()))}
+        assert len(drawn) == 9
+        random.seed(5)
+        seed_for_worker(1, 0, 0, Rng.NONE)
+        seed_for_construction(Rng.NONE)
+        after = random.random()
+        random.seed(5)
+        assert after == random.random()
+
+
+def test_the_users_generators_are_put_back() -> None:
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    expected = (random.random(), np.random.rand(), float(torch.rand(())))
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    Builder(Drawing(random.random)).build(0)
+    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+
+
+@pytest.mark.parametrize("device", ["meta"])
+def test_the_default_device_does_not_matter(device: str) -> None:
+    expected = Builder(Drawing(lambda: float(torch.rand((), device="cpu")))).build(0)
+    torch.set_default_device(device)
+    try:
+        assert Builder(Drawing(lambda: float(torch.rand((), device="cpu")))).build(0) == expected
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_thread_of_the_dataset_finds_the_generator_of_the_sample() -> None:
+    def draw() -> float:
+        found: list[float] = []
+        thread = threading.Thread(target=lambda: found.append(sample_rng().random()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    assert Builder(Drawing(draw), 4).build(0) == Builder(Drawing(lambda: sample_rng().random()), 4).build(0)
+
+
+def test_a_loader_inside_a_sample_leaves_the_sample_its_generator() -> None:
+    def draw() -> float:
+        Builder(Drawing(lambda: sample_rng().random())).build(3)
+        return float(sample_rng().random())
+
+    assert Builder(Drawing(draw)).build(0) == Builder(Drawing(lambda: sample_rng().random())).build(0)
+
+
+def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    seeding = Seeding(Rng.SAMPLE)
+    from swift_loader.worker.seeding import Fetching
+
+    with preserved_generators():
+        monkeypatch.delitem(sys.modules, "torch")
+        seeding.begin(Fetching(1, 0, [0, 1], []))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert seeding.needs_rebuild(), "torch came in the midst of a batch, so nobody had seeded it"
+        seeding.begin(Fetching(1, 0, [0, 1], []))
+        assert not seeding.needs_rebuild()
