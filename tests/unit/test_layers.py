@@ -62,7 +62,6 @@ RULES: dict[str, set[str]] = {
     "next_lock": {"process_owner"},
     "passes": {*FOUNDATION, "checks", "options", "sampling", "scheduler", "next_lock", "lifecycle", "session"},
     "iterator": {*FOUNDATION, "delivery", "session", "passes"},
-    "sampler": {"sampling", "passes"},
     "loader": {
         *FOUNDATION,
         "checks",
@@ -74,7 +73,6 @@ RULES: dict[str, set[str]] = {
         "lifecycle",
         "passes",
         "iterator",
-        "sampler",
     },
     # For users only.
     "testing": {"batch"},

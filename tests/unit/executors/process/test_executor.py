@@ -23,7 +23,7 @@ class ClosedSupervisor:
     """Another thread closes the executor once the dataset is built."""
 
     def __init__(self) -> None:
-        self.setup = SimpleNamespace(plan=PLAN)
+        self.spec = SimpleNamespace(plan=PLAN)
         self.settings = SimpleNamespace(stall_warning_s=None, num_workers=3, thread_per_worker=True, batch_decoder=None)
         self.templates = SimpleNamespace(first=None, definitions=Definitions(), datasets=None)
         self.executor: ProcessExecutor | None = None

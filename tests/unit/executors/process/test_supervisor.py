@@ -25,8 +25,10 @@ def test_no_inbox_listens_to_a_worker_whose_end_is_reported() -> None:
     supervisor = Supervisor(setup, setup)
     inboxes: Any = FakeInboxes()
     supervisor._inboxes = inboxes
-    witness = SimpleNamespace(fileno=lambda: -1, last_traces=str, last_lines=str)
-    process = SimpleNamespace(pid=8, exit_code=0, witness=witness, template=SimpleNamespace(pid=7, is_gone=False))
+    diagnostics = SimpleNamespace(fileno=lambda: -1, last_traces=str, last_lines=str)
+    process = SimpleNamespace(
+        pid=8, exit_code=0, diagnostics=diagnostics, template=SimpleNamespace(pid=7, is_gone=False)
+    )
     worker: Any = SimpleNamespace(serial=3, worker_id=1, process=process, is_at_work=False)
     try:
         supervisor._reap(worker)
