@@ -76,7 +76,8 @@ def test_every_slot_comes_back() -> None:
                 pass
         gc.collect()
         segments = [len(worker.memory._segments) for worker in worker_handles(loader)]
-        assert max(segments) <= 10 + 8, f"segments beyond the bound: {segments}"
+        # Slots that the loop holds don't count as surplus: here the last batch's.
+        assert max(segments) <= 10 + 8 + 1, f"segments beyond the bound: {segments}"
 
 
 def test_beyond_the_budget_batches_are_copied_out(monkeypatch: pytest.MonkeyPatch) -> None:
