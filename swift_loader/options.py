@@ -106,7 +106,7 @@ class DeliveryOptions:
     stall_warning_s: float | None = option("stall_warning", check_seconds)
     """How long a worker may spend on such a batch before there is a warning; None: no warning."""
     max_restarts: int = option("worker_restarts", check_integer, 0)
-    """How many workers in a row may be replaced in one place before one of them builds a batch."""
+    """How many workers in a row with one id may be replaced before one of them builds a batch."""
     max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
     pin_memory: bool = option("pin_memory", check_flag)
 

@@ -37,7 +37,7 @@ from swift_loader.worker.torch_settings import limited_threads
 __all__ = ["InlineExecutor"]
 
 _WORKER = 0
-"""The serial number and the place of the only worker: the calling thread."""
+"""The serial number and the id of the only worker: the calling thread."""
 
 
 class InlineExecutor:

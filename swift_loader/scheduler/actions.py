@@ -47,7 +47,7 @@ class WorkerLost:
     worker_id: int
     decision: Decision
     num_in_a_row: int
-    """How many workers have ended in this place since its last batch."""
+    """How many workers with this id have ended since their last batch."""
     work: Work | None
     """What it was building; None if it had nothing, or a batch that isn't needed any more."""
     is_trial: bool
@@ -96,7 +96,7 @@ class Reap:
 
 @dataclass(slots=True)
 class Replace:
-    """Let go of a worker that is gone, and start another one in its place."""
+    """Let go of a worker that is gone, and start another one with its id."""
 
     worker: int
     worker_id: int

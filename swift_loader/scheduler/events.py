@@ -51,7 +51,7 @@ class Ready:
 
     worker: int
     worker_id: int
-    """Which of the n workers it is, from 0. Its replacement has the same place."""
+    """Which of the n workers it is, from 0. Its replacement has the same id."""
 
 
 @dataclass(slots=True)

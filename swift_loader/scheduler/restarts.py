@@ -1,7 +1,7 @@
 """Decides which deaths of workers the loader survives. Pure bookkeeping, no I/O.
 
-Each worker has a place, 0 to n-1. A worker that died is replaced by another one in the same place. The loader gives up
-when too many workers die in one place with no batch in between, or when one batch has ended two workers.
+Each worker has an id, 0 to n-1. A worker that died is replaced by another one with the same id. The loader gives up
+when too many workers with one id die with no batch in between, or when one batch has ended two workers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import Enum
 __all__ = ["TEMPLATE", "Decision", "Restarts"]
 
 TEMPLATE = -1
-"""The place of the template. A batch from any worker counts as its success."""
+"""Stands for the template. A batch from any worker counts as its success."""
 
 MAX_DEATHS_BY_BATCH = 2
 """The first death may be chance. If the same batch is there at a second one, it is the cause."""
 
 
 class Decision(Enum):
-    """What happens to a place whose worker died."""
+    """What happens after a worker's death."""
 
     REPLACE = "replace"
     BATCH_IS_TO_BLAME = "the batch is to blame"
@@ -27,17 +27,17 @@ class Decision(Enum):
 
 
 class Restarts:
-    """Counts deaths in a row, by place and by batch. Not thread-safe."""
+    """Counts deaths in a row, by worker id and by batch. Not thread-safe."""
 
     def __init__(self, budget: int) -> None:
         """Start without deaths.
 
         Args:
-            budget: How many workers in a row may be replaced in one place before one of them builds a batch.
+            budget: How many workers in a row with one id may be replaced before one of them builds a batch.
         """
         self._budget = budget
         self._in_a_row: dict[int, int] = {}
-        """place -> deaths since its last batch"""
+        """worker id -> deaths since its last batch"""
         self._by_batch: dict[Hashable, int] = {}
         """batch -> workers that died while building it"""
 
@@ -66,7 +66,7 @@ class Restarts:
         return Decision.REPLACE if self._in_a_row[worker_id] <= self._budget else Decision.TOO_MANY
 
     def num_in_a_row(self, worker_id: int) -> int:
-        """Return how many workers died in a place since its last batch."""
+        """Return how many workers with this id died since its last batch."""
         return self._in_a_row.get(worker_id, 0)
 
     def __repr__(self) -> str:

@@ -71,7 +71,7 @@ class SchedulerSettings:
 
     limits: Limits
     max_restarts: int = 0
-    """How many workers in a row may be replaced in one place before one of them builds a batch."""
+    """How many workers in a row with one id may be replaced before one of them builds a batch."""
     stall_warning_s: float | None = None
     """How long a worker may spend on a batch that the loop waits for before there is a warning; None: no warning."""
     timeout_s: float | None = None

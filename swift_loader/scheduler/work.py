@@ -2,7 +2,7 @@
 
     PlannedWork   (epoch, step)               the worker computes the indices, so nothing is sent or kept
     IndexWork     (epoch, step, indices)      a sampler chose the indices; kept until delivered, to rebuild a lost batch
-    StreamWork    (epoch, step, place, turn)  a batch of one worker's shard of a stream; only that worker can build it
+    StreamWork    (epoch, step, worker_id, turn)  a batch of one worker's shard of a stream; only that worker can build it
 
 A source hands out work in the order of delivery.
 """
@@ -48,7 +48,7 @@ class StreamWork(NamedTuple):
     step: int
     """Counts the batches that were handed out. Some of them may lie beyond the end of their shard."""
     worker_id: int
-    """The worker's place: each place has a shard."""
+    """Which worker: each has a shard."""
     turn: int
     """Which batch of the shard, from 0."""
 
@@ -69,7 +69,7 @@ class WorkSource(Protocol):
         ...
 
     def end_shard(self, worker_id: int) -> None:
-        """Hand out no more work of this place's shard. Idempotent. Only called for `StreamWork`."""
+        """Hand out no more work of this worker's shard. Idempotent. Only called for `StreamWork`."""
         ...
 
 

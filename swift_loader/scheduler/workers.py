@@ -65,7 +65,7 @@ class Worker:
     serial: int
     """Unique among all workers. A replacement is another worker."""
     worker_id: int
-    """Which of the n workers it is, from 0. Its replacement has the same place."""
+    """Which of the n workers it is, from 0. Its replacement has the same id."""
     state: WorkerState = WorkerState.STARTING
     sent_s: deque[float] = field(default_factory=deque)
     """When the unanswered tasks were sent."""

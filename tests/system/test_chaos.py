@@ -48,7 +48,7 @@ def test_these_were_a_hundred_kills_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize("in_order", [True, slow(False)])
-def test_an_engine_that_forgets_what_a_dead_worker_had_is_caught(
+def test_a_ledger_that_forgets_what_a_dead_worker_had_is_caught(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Ledger.remove_worker
@@ -64,7 +64,7 @@ def test_an_engine_that_forgets_what_a_dead_worker_had_is_caught(
 
 
 @pytest.mark.slow
-def test_an_engine_that_builds_again_what_is_here_already_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_builds_again_what_is_here_already_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """In completion order; in order the second copy of a batch is never looked at."""
     real = Ledger.remove_worker
 

@@ -126,7 +126,7 @@ def test_a_new_worker_follows_the_plan_that_a_loaded_state_brought(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize("start_method", ["template", slow("spawn")])
-def test_a_place_that_loses_one_worker_after_another_is_given_up(start_method: str, tmp_path: Path) -> None:
+def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: str, tmp_path: Path) -> None:
     class DiesInWorkers(datasets.Counting):
         def __init__(self, num_samples: int) -> None:
             super().__init__(num_samples)

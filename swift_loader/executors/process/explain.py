@@ -34,7 +34,7 @@ class Explainer:
         self._definitions = definitions
 
     def who(self, worker: WorkerHandle) -> str:
-        """Return place, rank and pid of a worker."""
+        """Return id, rank and pid of a worker."""
         return (
             f"worker {worker.worker_id} of {self._settings.num_workers} (rank {self._rank}, pid {worker.process.pid})"
         )

@@ -1,6 +1,6 @@
 """Starts the processes of one loader, learns how they ended, and stops them.
 
-A worker has a place, 0 to n-1, and a serial number. A worker that died is replaced by another in the same place.
+A worker has an id, 0 to n-1, and a serial number. A worker that died is replaced by another one with the same id.
 
 One thread, the supervisor's, starts all processes. It lives as long as they do, because the kernel kills them when it
 ends. It waits for orders, for messages of the templates, and for stderr output of the processes, which it forwards. It
@@ -112,7 +112,7 @@ class Supervisor:
         self._thread.submit(lambda: self._reap(worker))
 
     def replace(self, worker: WorkerHandle) -> list[Segment]:
-        """Close a worker that was reaped, and start another one in its place. Returns at once.
+        """Close a worker that was reaped, and start another one with its id. Returns at once.
 
         Returns:
             The worker's memory, see `WorkerHandle.close`.

@@ -45,7 +45,7 @@ class WorkerHandle:
         self, worker_id: int, serial: int, channel: Channel, process: WorkerProcess, memory: WorkerMemory
     ) -> None:
         self.worker_id = worker_id
-        """Which of the n workers it is, from 0. Its replacement has the same place."""
+        """Which of the n workers it is, from 0. Its replacement has the same id."""
         self.serial = serial
         """Unique among all workers of the loader."""
         self.process = process
@@ -139,7 +139,7 @@ class WorkerHandle:
                 raise
 
     def __repr__(self) -> str:
-        return f"<WorkerHandle {self.serial} in place {self.worker_id}, pid {self.process.pid}, {self.memory!r}>"
+        return f"<WorkerHandle {self.serial} with id {self.worker_id}, pid {self.process.pid}, {self.memory!r}>"
 
 
 def _only(descriptors: list[int], what: str) -> int:

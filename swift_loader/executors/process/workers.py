@@ -1,4 +1,4 @@
-"""The workers of one loader: made from templates, one in each place.
+"""The workers of one loader: made from templates, one for each worker id.
 
 Everything here runs on the supervisor's thread, unless a method says otherwise.
 """
@@ -64,7 +64,7 @@ class Workers:
             self._thread.submit(partial(self._start_other, worker_id + 1))  # after the deaths that came meanwhile
 
     def start(self, worker_id: int) -> None:
-        """Start a worker in this place."""
+        """Start a worker with this id."""
         if self._templates.are_forkable:
             self._fork(self._templates.living(), worker_id)
         else:
@@ -75,10 +75,10 @@ class Workers:
         self.all = {serial: other for serial, other in self.all.items() if other is not worker}
 
     def _turn_all_into_workers(self) -> None:
-        places = range(self._settings.num_workers)
-        while len(self._templates.all) < len(places):  # start all interpreters before waiting for the first one
+        worker_ids = range(self._settings.num_workers)
+        while len(self._templates.all) < len(worker_ids):  # start all interpreters before waiting for the first one
             self._templates.add()
-        for worker_id, template in zip(places, self._templates.all, strict=True):
+        for worker_id, template in zip(worker_ids, self._templates.all, strict=True):
             built = self._templates.wait_built(template)
             if worker_id:
                 self._templates.compare(template, built)

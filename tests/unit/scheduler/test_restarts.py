@@ -10,14 +10,14 @@ def test_without_a_budget_the_first_death_is_one_too_many() -> None:
     assert Restarts(0).note_death(0, (0, 5)) is Decision.TOO_MANY
 
 
-def test_a_place_is_given_up_when_its_budget_is_spent_without_a_batch() -> None:
+def test_a_worker_id_is_given_up_when_its_budget_is_spent_without_a_batch() -> None:
     restarts = Restarts(3)
     assert [restarts.note_death(1, None) for _ in range(4)] == [Decision.REPLACE] * 3 + [Decision.TOO_MANY]
     assert restarts.num_in_a_row(1) == 4
     assert restarts.num_in_a_row(0) == 0
 
 
-def test_a_batch_from_the_place_makes_up_for_its_deaths() -> None:
+def test_a_batch_of_the_same_worker_id_makes_up_for_its_deaths() -> None:
     restarts = Restarts(1)
     for step in range(20):
         assert restarts.note_death(0, (0, step)) is Decision.REPLACE
@@ -47,7 +47,7 @@ def test_a_batch_that_was_built_after_all_was_not_to_blame() -> None:
 
 
 @given(budget=st.integers(0, 4), places=st.lists(st.integers(0, 3), max_size=40))
-def test_a_place_is_replaced_as_often_as_its_budget_says(budget: int, places: list[int]) -> None:
+def test_a_worker_is_replaced_as_often_as_its_budget_says(budget: int, places: list[int]) -> None:
     restarts = Restarts(budget)
     for number, worker_id in enumerate(places):
         expected = places[: number + 1].count(worker_id) <= budget

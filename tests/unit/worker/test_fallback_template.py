@@ -14,7 +14,7 @@ from tests.unit.worker.test_termination import is_gone
 
 
 @pytest.mark.parametrize("exit_code", [0, 5])
-def test_the_spare_takes_over_and_its_exit_code_is_returned(exit_code: int) -> None:
+def test_the_fallback_template_takes_over_and_its_exit_code_is_returned(exit_code: int) -> None:
     def template() -> None:
         fallback = FallbackTemplate.fork()
         if fallback is None:
@@ -24,7 +24,7 @@ def test_the_spare_takes_over_and_its_exit_code_is_returned(exit_code: int) -> N
     assert run_in_fork(template) == 10 + exit_code
 
 
-def test_a_spare_that_a_signal_ends_gives_the_signal() -> None:
+def test_a_fallback_template_that_a_signal_ends_gives_the_signal() -> None:
     def template() -> None:
         fallback = FallbackTemplate.fork()
         if fallback is None:
@@ -35,7 +35,7 @@ def test_a_spare_that_a_signal_ends_gives_the_signal() -> None:
     assert run_in_fork(template) == 0
 
 
-def test_a_spare_that_is_not_needed_leaves_neither_process_nor_descriptor() -> None:
+def test_a_fallback_template_that_is_not_needed_leaves_neither_process_nor_descriptor() -> None:
     def template() -> None:
         before = os.listdir("/proc/self/fd")
         fallback = FallbackTemplate.fork()
@@ -50,7 +50,7 @@ def test_a_spare_that_is_not_needed_leaves_neither_process_nor_descriptor() -> N
     assert run_in_fork(template) == 0
 
 
-def test_a_spare_ends_with_its_template() -> None:
+def test_a_fallback_template_ends_with_its_template() -> None:
     read, write = os.pipe()
 
     def template() -> None:
