@@ -2,7 +2,7 @@
 
     PlannedWork   (epoch, step)               the worker computes the indices, so nothing is sent or kept
     IndexWork     (epoch, step, indices)      a sampler chose the indices; kept until delivered, to rebuild a lost batch
-    StreamWork    (epoch, step, worker_id, turn)  a batch of one worker's shard of a stream; only that worker can build it
+    StreamWork    (epoch, step, worker_id, turn)  a batch of a stream's shard, which only that worker can build
 
 A source hands out work in the order of delivery.
 """

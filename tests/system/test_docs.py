@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -186,3 +187,39 @@ def rows_of(page: Page) -> dict[str, list[str]]:
             for name in re.findall(r"`(\w+)", cells[0]):
                 rows.setdefault(name, cells)
     return rows
+
+
+PLACE = re.compile(r"`([\w/]+\.py):(\d+)` `([\w.]+)`")
+"""A place in the code, as the documentation gives it: file and line, and what is there."""
+
+
+def line_of(file: str, name: str) -> int:
+    """Return the line where a class, function or variable of the package begins."""
+    nodes: list[ast.stmt] = ast.parse((ROOT / "swift_loader" / file).read_text(encoding="utf-8")).body
+    found: list[ast.stmt] = []
+    for part in name.split("."):
+        found = [node for node in nodes if part in _names_of(node)]
+        assert found, f"{file} has no {name}"
+        nodes = getattr(found[0], "body", [])
+    return found[0].lineno
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_places_in_the_code_are_where_a_page_says(page: Page) -> None:
+    wrong = [
+        f"{file}:{line} {name} is at line {line_of(file, name)}"
+        for file, line, name in PLACE.findall(page.path.read_text(encoding="utf-8"))
+        if line_of(file, name) != int(line)
+    ]
+    assert not wrong
+
+
+def test_the_page_about_the_code_gives_places() -> None:
+    assert len(PLACE.findall((ROOT / "docs/code.md").read_text(encoding="utf-8"))) > 40

@@ -10,7 +10,7 @@ import pytest
 from swift_loader.worker.fallback_template import FallbackTemplate
 from tests.support.forked import run_in_fork
 from tests.support.helpers import wait_until
-from tests.unit.worker.test_termination import is_gone
+from tests.unit.worker.test_process_exit import is_gone
 
 
 @pytest.mark.parametrize("exit_code", [0, 5])
