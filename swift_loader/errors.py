@@ -76,7 +76,10 @@ class TooManyErrors(SwiftLoaderError):
 
 
 class ProtocolError(SwiftLoaderError):
-    """A message between the processes failed its checks: magic, kind, length or checksum."""
+    """A process of the loader sent a message that is malformed, or that can't follow what it sent before.
+
+    This is a bug in swift_loader, or something else wrote to its pipe.
+    """
 
 
 class SwiftLoaderWarning(UserWarning):

@@ -1,7 +1,7 @@
 """The options of a loader: four groups, by who reads them.
 
     SamplingOptions   plan: which samples form which batch
-    WorkerOptions     worker processes: how a batch is made (in worker/setup.py, because it is sent to them)
+    WorkerOptions     worker processes: how a batch is made (in worker/spec.py, because it is sent to them)
     DeliveryOptions   trainer: how batches come from the workers to the loop
     ReportOptions     trainer: what is recorded, and how many bad samples are too many
 
