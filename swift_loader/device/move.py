@@ -43,7 +43,7 @@ def to_device(batch: Any, device: torch.device | str | int, dtype: torch.dtype |
 
 
 def move_to(batch: Any, transfer: Transfer, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return what `to_device` returns for the batch, in one walk. Tensors that are on the device already are copied."""
+    """Return what `to_device` returns for the batch, in one traversal. Copy tensors that are on the device already."""
     import torch
 
     def move(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Builds a batch for a task: fetch, collate, encode.
 
-All engines use the same code. A worker process provides slots of shared memory; the inline engine provides heap memory.
+All executors use the same code. A worker process provides slots of shared memory; the inline executor provides heap
+memory.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends, also if this process is busy or stopped.
 
     The kernel sends the signal when the parent's *thread* ends. A template forks on its main thread. The trainer starts
-    templates on the pool's thread, which lives as long as the pool.
+    templates on the supervisor's thread, which lives as long as the processes do.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -12,7 +12,7 @@ So the constructor runs once in each process that builds the dataset. The kernel
 ends, and the workers when the template ends, whatever state they are in.
 
     trainer ──SETUP──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
-                       └─ fork ─► spare                                   └─ fork ─► worker ◄──channel──► trainer
+                       └─ fork ─► fallback                                └─ fork ─► worker ◄──channel──► trainer
 """
 
 from __future__ import annotations

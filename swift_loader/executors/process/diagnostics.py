@@ -1,7 +1,7 @@
 """Collects the last lines of a process's stderr and its Python stacks, for messages.
 
 The process writes its stderr to a pipe, which the trainer forwards to its own stderr at once. The fault handler writes
-stacks to another one. Reading never blocks: the pool's thread calls `forward`, and any thread may ask for stacks.
+stacks to another one. Reading never blocks: the supervisor's thread calls `forward`, and any thread may ask for stacks.
 """
 
 from __future__ import annotations

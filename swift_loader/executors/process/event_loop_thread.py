@@ -48,7 +48,7 @@ class EventLoopThread:
             on_failure: Called on the thread with an error that ended its work.
         """
         self.loop = EventLoop()
-        """Only the thread uses it, except for `poke`."""
+        """Only the thread uses it, except for `wake`."""
         self.lock = threading.RLock()
         """Guards the state. Held while a process starts, so that none is started after `stop`."""
         self._state = _State.OPEN

@@ -1,7 +1,8 @@
 """The trainer's handle on a template process: it starts the template, requests workers and learns how they ended.
 
-Only the pool's thread uses it. That thread also starts the template, because the kernel kills a template when the
-thread that started it ends. `take_in` doesn't block: it reads what the template sent and stores it in the attributes.
+Only the supervisor's thread uses it. That thread also starts the template, because the kernel kills a template when
+the thread that started it ends. `take_in` doesn't block: it reads what the template sent and stores it in the
+attributes.
 `swift_loader.worker.template` is the other side.
 """
 

@@ -1,4 +1,4 @@
-"""Stops processes in three steps, each with a time limit: wait for them to exit, then SIGTERM, then SIGKILL.
+"""Stops processes in three stages, each with a time limit: wait for them to exit, then SIGTERM, then SIGKILL.
 
 Signals go through pidfds. So they can't hit another process that was given the pid of one that ended.
 """
@@ -12,14 +12,14 @@ from collections.abc import Iterable
 
 __all__ = ["stop_processes"]
 
-_RUNGS: tuple[tuple[signal.Signals | None, float], ...] = ((None, 0.7), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
-"""(signal, seconds until the next step). The first step sends nothing: the processes were already told to exit."""
+_STAGES: tuple[tuple[signal.Signals | None, float], ...] = ((None, 0.7), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
+"""(signal, seconds until the next stage). The first stage sends nothing: the processes were already told to exit."""
 
 
 def stop_processes(pidfds: Iterable[int]) -> None:
     """Stop the processes, whose channels were closed before. Returns when all have ended, or after 2.2 s."""
     remaining = set(pidfds)
-    for number, limit_s in _RUNGS:
+    for number, limit_s in _STAGES:
         if number is not None:
             for pidfd in remaining:
                 _send(pidfd, number)

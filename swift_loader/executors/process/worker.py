@@ -65,7 +65,7 @@ class WorkerHandle:
     def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
         """Attach its counters, which show its progress. Return its report on the dataset."""
         ready = Ready.unpack(frame)
-        self._counters = CounterReader(_only(descriptors, "a board"), self.process.pid, ready.length_address)
+        self._counters = CounterReader(_only(descriptors, "a page of counters"), self.process.pid, ready.length_address)
         return ready.report
 
     def ask_to_recheck(self, suspected: Sequence[int]) -> None:
