@@ -142,4 +142,4 @@ class Explainer:
         if not max_restarts:
             return "With worker_restarts=0, no worker is replaced"
         limit = f"(worker_restarts={max_restarts})"
-        return f"{case.num_in_a_row} workers in a row have ended in this place without a batch {limit}"
+        return f"{case.num_in_a_row} workers in a row with this id have ended without a batch {limit}"

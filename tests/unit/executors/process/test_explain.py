@@ -57,7 +57,7 @@ def test_a_worker_that_is_replaced_is_told_of_with_how_and_where_it_ended() -> N
     [
         (0, Decision.TOO_MANY, "With worker_restarts=0, no worker is replaced"),
         (3, Decision.BATCH_IS_TO_BLAME, "The batch has ended two workers, so it isn't tried a third time"),
-        (3, Decision.TOO_MANY, "4 workers in a row have ended in this place without a batch (worker_restarts=3)"),
+        (3, Decision.TOO_MANY, "4 workers in a row with this id have ended without a batch (worker_restarts=3)"),
     ],
 )
 def test_the_error_says_why_nobody_is_replaced_and_what_to_do(restarts: int, decision: Decision, reason: str) -> None:
