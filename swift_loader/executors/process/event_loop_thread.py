@@ -50,14 +50,18 @@ class EventLoopThread:
         self.loop = EventLoop()
         """Only the thread uses it, except for `wake`."""
         self.lock = threading.RLock()
-        """Guards the state. Held while a process starts, so that none is started after `stop`."""
+        """Held while a process starts, so that none is started after `stop`.
+
+        Also guards each write of `_state` and `_thread`, and each append to `_calls`. They are read without it: the
+        state only moves forward, and each move wakes the thread. Only the thread takes out of `_calls`.
+        """
         self._state = _State.OPEN
         self._calls: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
         self._look_after = look_after
         self._on_failure = on_failure
-        self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        """The error that ended the thread's work."""
+        """The error that ended the thread's work. Written once, by the thread, which raises it in all later orders."""
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
@@ -83,9 +87,6 @@ class EventLoopThread:
             except BaseException as error:
                 answer.set_exception(LoaderClosed("the loader was closed") if isinstance(error, Stopped) else error)
 
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="swift_loader-supervisor", daemon=True)
-            self._thread.start()
         if self._failure is not None:
             raise self._failure
         if not self.submit(carry_out):
@@ -97,18 +98,23 @@ class EventLoopThread:
         with self.lock:
             if self._state is not _State.OPEN:
                 return False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="swift_loader-supervisor", daemon=True)
+                self._thread.start()
             self._calls.append(order)
         self.loop.wake()
         return True
 
     def stop(self) -> None:
         """Take no more orders, and wait for none. The caller holds the lock."""
-        self._state = _State.STOPPING
+        if self._state is _State.OPEN:
+            self._state = _State.STOPPING
         self.loop.wake()
 
     def end(self) -> None:
         """End the thread. The processes must have ended."""
-        self._state = _State.STOPPED
+        with self.lock:
+            self._state = _State.STOPPED
         self.loop.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             # With a limit: if a signal handler closes the loader, its thread may hold a lock that this one waits for.
