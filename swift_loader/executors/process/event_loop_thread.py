@@ -1,4 +1,4 @@
-"""A thread that waits for descriptors, and runs orders of other threads in between.
+"""A thread that waits for descriptors, and runs calls of other threads in between.
 
     OPEN ──stop──► STOPPING ──end──► STOPPED
 
@@ -38,7 +38,7 @@ class _State(Enum):
 
 
 class EventLoopThread:
-    """Runs orders one after another. The thread starts with the first order."""
+    """Runs calls one after another. The thread starts with the first call."""
 
     def __init__(self, look_after: Callable[[], None], on_failure: Callable[[BaseException], None]) -> None:
         """Make the thread, without starting it.
@@ -61,17 +61,17 @@ class EventLoopThread:
         self._look_after = look_after
         self._on_failure = on_failure
         self._failure: BaseException | None = None
-        """The error that ended the thread's work. Written once, by the thread, which raises it in all later orders."""
+        """The error that ended the thread's work. Written once, by the thread, which raises it in all later calls."""
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes orders."""
+        """Whether it takes calls."""
         return self._state is _State.OPEN and self._failure is None
 
-    def call(self, task: Callable[[], Result]) -> Future[Result]:
-        """Run a task on the thread. The future holds its result.
+    def call(self, function: Callable[[], Result]) -> Future[Result]:
+        """Call a function on the thread. The future holds its result.
 
         Raises:
             LoaderClosed: The thread is being stopped.
@@ -79,34 +79,34 @@ class EventLoopThread:
         """
         answer: Future[Result] = Future()
 
-        def carry_out() -> None:
+        def run() -> None:
             try:
                 if self._failure is not None:
                     raise self._failure
-                answer.set_result(task())
+                answer.set_result(function())
             except BaseException as error:
                 answer.set_exception(LoaderClosed("the loader was closed") if isinstance(error, Stopped) else error)
 
         if self._failure is not None:
             raise self._failure
-        if not self.submit(carry_out):
+        if not self.submit(run):
             raise LoaderClosed("the loader was closed; make a new one")
         return answer
 
-    def submit(self, order: Callable[[], None]) -> bool:
-        """Queue an order. Return False if the thread is being stopped."""
+    def submit(self, function: Callable[[], None]) -> bool:
+        """Queue a call whose result nobody needs. Return False if the thread is being stopped."""
         with self.lock:
             if self._state is not _State.OPEN:
                 return False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="swift_loader-supervisor", daemon=True)
                 self._thread.start()
-            self._calls.append(order)
+            self._calls.append(function)
         self.loop.wake()
         return True
 
     def stop(self) -> None:
-        """Take no more orders, and wait for none. The caller holds the lock."""
+        """Take no more calls, and wait for none. The caller holds the lock."""
         if self._state is _State.OPEN:
             self._state = _State.STOPPING
         self.loop.wake()
@@ -142,29 +142,29 @@ class EventLoopThread:
             while self._state is _State.OPEN:
                 self._run_calls()
                 self._look_after()
-                if not self._calls:  # orders may have arrived meanwhile
+                if not self._calls:  # some may have arrived meanwhile
                     self.loop.run_once()
         except Stopped:
             pass
         except BaseException as error:
             self._failure = error
             self._on_failure(error)
-            self._give_up_orders()
+            self._give_up_calls()
         while self._state is not _State.STOPPED:
             self.loop.run_once()
             if self._failure is not None:
-                self._give_up_orders()
-        self._give_up_orders()
+                self._give_up_calls()
+        self._give_up_calls()
 
     def _run_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
 
-    def _give_up_orders(self) -> None:
-        """Carry out the orders, so that the threads that wait for them get an error. The others may raise `Stopped`."""
+    def _give_up_calls(self) -> None:
+        """Run the calls, so that the threads that wait for them get an error. The others may raise `Stopped`."""
         while self._calls:
             with contextlib.suppress(Stopped):
                 self._calls.popleft()()
 
     def __repr__(self) -> str:
-        return f"<EventLoopThread {self._state.value}, {len(self._calls)} orders>"
+        return f"<EventLoopThread {self._state.value}, {len(self._calls)} calls>"

@@ -3,7 +3,7 @@
 A worker has an id, 0 to n-1, and a serial number. A worker that died is replaced by another one with the same id.
 
 One thread, the supervisor's, starts all processes. It lives as long as they do, because the kernel kills them when it
-ends. It waits for orders, for messages of the templates, and for stderr output of the processes, which it forwards. It
+ends. It waits for calls, for messages of the templates, and for stderr output of the processes, which it forwards. It
 tells nobody directly what it learns: it posts events to the inboxes.
 """
 
@@ -209,11 +209,11 @@ class Supervisor:
 
 
 def _answer(answer: Future[Result], on_wait: Callable[[], None] | None, patience_s: float | None) -> Result:
-    """Wait for the result of an order. Call `on_wait` once if that takes longer than `patience_s`."""
+    """Wait for the result of a call. Call `on_wait` once if that takes longer than `patience_s`."""
     try:
         return answer.result(patience_s)
     except FutureTimeoutError:
-        if answer.done():  # the task itself raised it
+        if answer.done():  # the function itself raised it
             raise
     if on_wait is not None:
         on_wait()

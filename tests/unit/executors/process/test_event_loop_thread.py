@@ -1,4 +1,4 @@
-"""The thread that runs orders lives until it is ended."""
+"""The thread that runs calls lives until it is ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 
 
-def test_a_thread_that_has_failed_ends_last_even_if_an_order_is_stopped() -> None:
+def test_a_thread_that_has_failed_ends_last_even_if_a_call_is_stopped() -> None:
     failures, is_waiting = list[BaseException](), threading.Event()
 
     def fail() -> None:
