@@ -111,7 +111,7 @@ class CounterReader:
         return self._words[NUM_BEGUN]
 
     def position_in_batch(self) -> int | None:
-        """Return the place, in the batch as planned, of the sample that it is fetching; None if it is unknown.
+        """Return the position, in the batch as planned, of the sample that it is fetching; None if unknown.
 
         After the last sample, it is the number of samples. It is read from the worker's memory, if the kernel allows.
         """

@@ -108,7 +108,7 @@ class WorkerHandle:
         return self._counters is not None and self._counters.num_begun > self._num_answered
 
     def position_in_batch(self) -> int | None:
-        """Return the place of the sample that it is fetching; see `CounterReader`."""
+        """Return the position of the sample that it is fetching; see `CounterReader`."""
         return None if self._counters is None else self._counters.position_in_batch()
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
