@@ -132,7 +132,7 @@ class Killer:
 
     def _await_replacement(self, victims: list[WorkerHandle], *, is_hanging: bool) -> bool:
         """Return whether they were replaced; one that only hangs is let go if nobody waits for it."""
-        deadline_s = time.monotonic() + _PATIENCE_S + (self._supervisor.settings.timeout_s or 0.0)
+        deadline_s = time.monotonic() + _PATIENCE_S + (self._supervisor.options.timeout_s or 0.0)
         while any(victim.serial in self._supervisor.workers.all for victim in victims) or self._num_missing():
             if self._stop.wait(_TICK_S):
                 return False
@@ -142,7 +142,7 @@ class Killer:
         return bool(victims)
 
     def _num_missing(self) -> int:
-        return self._supervisor.settings.num_workers - len(self._supervisor.workers.all)
+        return self._supervisor.options.num_workers - len(self._supervisor.workers.all)
 
     def _continue_stopped(self, except_for: Sequence[WorkerHandle] = ()) -> None:
         for worker in self._supervisor.workers.all.values():
@@ -199,7 +199,7 @@ class Killer:
 
     def _strike_all(self) -> list[WorkerHandle]:
         with self._quiet() as candidates:
-            if len(candidates) < self._supervisor.settings.num_workers:
+            if len(candidates) < self._supervisor.options.num_workers:
                 return []
             for worker in candidates:
                 self._signal(worker, signal.SIGSTOP)

@@ -90,16 +90,16 @@ class ProcessExecutor:
             WorkerDied: A process died.
             Exception: Whatever building the dataset raised.
         """
-        supervisor, settings = self._supervisor, self._supervisor.settings
-        num_samples, build_s = supervisor.start_template(self._warn_of_template, settings.stall_warning_s)
+        supervisor, options = self._supervisor, self._supervisor.options
+        num_samples, build_s = supervisor.start_template(self._warn_of_template, options.stall_warning_s)
         templates = supervisor.templates
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")
         plan = Plan.of(num_samples, supervisor.spec.plan)
-        explainer = Explainer(settings, plan, templates.definitions, build_s)
-        batches = BatchReader(templates.definitions, settings.batch_decoder)
+        explainer = Explainer(options, plan, templates.definitions, build_s)
+        batches = BatchReader(templates.definitions, options.batch_decoder)
         reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment)
-        inboxes = Inboxes(min(settings.num_workers, MAX_RECEIVERS) if settings.thread_per_worker else 1, reader)
+        inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)
         self._running = _Running(plan, explainer, reader, inboxes)
         try:
             supervisor.start_workers(inboxes)
@@ -110,7 +110,7 @@ class ProcessExecutor:
 
     def _warn_of_template(self) -> None:
         warn(
-            f"building the dataset has taken {self._supervisor.settings.stall_warning_s:g} s so far"
+            f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far"
             f"{attached(traces=self._supervisor.templates.ask_for_stacks())}"
         )
 
@@ -195,7 +195,7 @@ class ProcessExecutor:
         if isinstance(about, WorkerLost):
             return explainer.replacement(about, self._worker(about.worker))
         if about.worker is None:
-            return f"{explainer.no_worker(about)}, for {self._supervisor.settings.stall_warning_s:g} s now"
+            return f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
         worker = self._worker(about.worker)
         stacks = attached(traces=worker.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"

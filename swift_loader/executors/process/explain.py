@@ -24,20 +24,18 @@ GRACE_BUILDS = 3
 class Explainer:
     """The words for one executor's workers."""
 
-    def __init__(self, settings: DeliveryOptions, plan: Plan, definitions: Definitions, build_s: float) -> None:
+    def __init__(self, options: DeliveryOptions, plan: Plan, definitions: Definitions, build_s: float) -> None:
         self.current = (0, plan)
         """The generation whose batches are needed, and its plan. Replaced as a whole: several threads read it."""
         self.build_s = build_s
         """Seconds that the first build of the dataset took."""
-        self._settings = settings
+        self._options = options
         self._rank = plan.settings.rank
         self._definitions = definitions
 
     def who(self, worker: WorkerHandle) -> str:
         """Return id, rank and pid of a worker."""
-        return (
-            f"worker {worker.worker_id} of {self._settings.num_workers} (rank {self._rank}, pid {worker.process.pid})"
-        )
+        return f"worker {worker.worker_id} of {self._options.num_workers} (rank {self._rank}, pid {worker.process.pid})"
 
     def indices(self, work: Work) -> list[int]:
         """Return the dataset indices of a batch of the current plan."""
@@ -89,7 +87,7 @@ class Explainer:
 
     def hang(self, stall: Stall, worker: WorkerHandle) -> str:
         """Return why a worker is being killed."""
-        return f"{self.stall(stall, worker)}, longer than timeout={self._settings.timeout_s:g} s, and was killed"
+        return f"{self.stall(stall, worker)}, longer than timeout={self._options.timeout_s:g} s, and was killed"
 
     def no_worker(self, stall: Stall) -> str:
         """Return which batch no worker is ready to build."""
@@ -98,7 +96,7 @@ class Explainer:
     def no_worker_error(self, stall: Stall) -> WorkerStalled:
         """Return the error for a batch that no worker has taken for too long."""
         return WorkerStalled(
-            f"{self.no_worker(stall)}, for longer than timeout={self._settings.timeout_s:g} s plus {GRACE_BUILDS} "
+            f"{self.no_worker(stall)}, for longer than timeout={self._options.timeout_s:g} s plus {GRACE_BUILDS} "
             f"times the {self.build_s:.1f} s that the first build of the dataset took. If workers need longer to "
             f"start, raise timeout; else find out what building the dataset waits for"
         )
@@ -133,12 +131,12 @@ class Explainer:
         return "" if case.work is None else f"; it was building {self.batch(case.work, is_trial=case.is_trial)}"
 
     def _count(self, case: WorkerLost | TemplateLost) -> str:
-        return f"{case.num_in_a_row} of worker_restarts={self._settings.max_restarts} in a row"
+        return f"{case.num_in_a_row} of worker_restarts={self._options.max_restarts} in a row"
 
     def _reason(self, case: WorkerLost) -> str:
         if case.decision is Decision.BATCH_IS_TO_BLAME:
             return "The batch has ended two workers, so it isn't tried a third time: look at its samples"
-        max_restarts = self._settings.max_restarts
+        max_restarts = self._options.max_restarts
         if not max_restarts:
             return "With worker_restarts=0, no worker is replaced"
         limit = f"(worker_restarts={max_restarts})"

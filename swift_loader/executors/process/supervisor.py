@@ -42,14 +42,14 @@ Result = TypeVar("Result")
 class Supervisor:
     """Starts the processes, replaces those that the scheduler wants replaced, and stops them."""
 
-    def __init__(self, spec: WorkerSpec, settings: DeliveryOptions) -> None:
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions) -> None:
         self.spec = spec
         """Sent to the processes when they start."""
-        self.settings = settings
+        self.options = options
         self.owner = ProcessOwner()
         self._thread = EventLoopThread(self._ensure_template, self._note_failure)
         self.templates = Templates(spec, self._thread, self._await_replacement)
-        self.workers = Workers(settings, self._thread, self.templates)
+        self.workers = Workers(options, self._thread, self.templates)
         self._building: Future[tuple[Built, float]] | None = None
         self._inboxes: Inboxes | None = None
         """Where events are posted, once all that fails isn't raised by `start_template` or `start_workers` any more."""

@@ -32,8 +32,8 @@ FORK_LIMIT_S = 30.0
 class Workers:
     """Starts the workers, and knows those that exist."""
 
-    def __init__(self, settings: DeliveryOptions, thread: EventLoopThread, templates: Templates) -> None:
-        self._settings = settings
+    def __init__(self, options: DeliveryOptions, thread: EventLoopThread, templates: Templates) -> None:
+        self._options = options
         self._thread = thread
         self._templates = templates
         self._inboxes: Inboxes | None = None
@@ -45,7 +45,7 @@ class Workers:
     def start_first(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""
         if self._templates.are_forkable:
-            for worker_id in range(min(FIRST_WORKERS, self._settings.num_workers)):
+            for worker_id in range(min(FIRST_WORKERS, self._options.num_workers)):
                 self.start(worker_id)
         else:
             self._turn_all_into_workers()
@@ -59,7 +59,7 @@ class Workers:
             self._thread.submit(partial(self._start_other, FIRST_WORKERS))
 
     def _start_other(self, worker_id: int) -> None:
-        if worker_id < self._settings.num_workers and self._thread.is_open:
+        if worker_id < self._options.num_workers and self._thread.is_open:
             self.start(worker_id)
             self._thread.submit(partial(self._start_other, worker_id + 1))  # after the deaths that came meanwhile
 
@@ -75,7 +75,7 @@ class Workers:
         self.all = {serial: other for serial, other in self.all.items() if other is not worker}
 
     def _turn_all_into_workers(self) -> None:
-        worker_ids = range(self._settings.num_workers)
+        worker_ids = range(self._options.num_workers)
         while len(self._templates.all) < len(worker_ids):  # start all interpreters before waiting for the first one
             self._templates.add()
         for worker_id, template in zip(worker_ids, self._templates.all, strict=True):
@@ -129,7 +129,7 @@ class Workers:
         self._add_worker(worker_id, ours, process)
 
     def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
-        keep = self._settings.limits.max_of_worker(self._settings.num_workers) + SPARE_SEGMENTS
+        keep = self._options.limits.max_of_worker(self._options.num_workers) + SPARE_SEGMENTS
         worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(keep))
         self._num_started += 1
         if process.pid != process.template.pid:

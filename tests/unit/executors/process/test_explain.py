@@ -33,8 +33,8 @@ CASE = WorkerLost(
 def explainer(max_restarts: int = 3) -> Explainer:
     order = OrderSettings.of(seed=0, shuffle=False, window=None, batch_size=2)
     plan = PlanSettings(order=order, batch_size=2, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)
-    settings: Any = SimpleNamespace(num_workers=2, max_restarts=max_restarts, timeout_s=3.0)
-    return Explainer(settings, Plan.of(100, plan), Definitions(), build_s=2.0)
+    options: Any = SimpleNamespace(num_workers=2, max_restarts=max_restarts, timeout_s=3.0)
+    return Explainer(options, Plan.of(100, plan), Definitions(), build_s=2.0)
 
 
 def worker(hang: Hang | None = None, position: int | None = None) -> Any:
