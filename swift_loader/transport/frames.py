@@ -25,7 +25,7 @@ changed kind."""
 class Kind(IntEnum):
     """The kind of a message. The comments name sender, receiver and meaning."""
 
-    SETUP = 1  # trainer -> template: build the dataset described by the attached file
+    PAYLOAD = 1  # trainer -> template: build the dataset described by the attached file
     BUILT = 2  # template -> trainer: the dataset is built
     FORK = 3  # trainer -> template: start a worker on the attached channel
     FORKED = 4  # template -> trainer: the worker has this pid; its pidfd is attached

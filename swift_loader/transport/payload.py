@@ -84,7 +84,7 @@ def _usual_threads() -> set[int]:
 class PayloadLayout(FixedBody):
     """Announces a payload, whose descriptor is attached: the sizes of its parts in bytes, in the order of the file."""
 
-    KIND = Kind.SETUP
+    KIND = Kind.PAYLOAD
     LAYOUT = struct.Struct("<QQQQI")
 
     total_nbytes: int

@@ -11,8 +11,8 @@ It is single-threaded and owns no exclusive resource; that makes forking it safe
 So the constructor runs once in each process that builds the dataset. The kernel kills the template when the trainer
 ends, and the workers when the template ends, whatever state they are in.
 
-    trainer ──SETUP──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
-                       └─ fork ─► fallback                                └─ fork ─► worker ◄──channel──► trainer
+    trainer ──PAYLOAD──► template ──BUILT──► trainer ──FORK + channel──► template ──FORKED + pidfd──► trainer
+                         └─ fork ─► fallback                             └─ fork ─► worker ◄──channel──► trainer
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ def _be_template(channel: Channel, stack_dumper: StackDumper) -> int:
     """Serve the trainer until it hangs up; return the exit code."""
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)
-        return _set_up(channel, stack_dumper)
+        return _receive_payload(channel, stack_dumper)
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the trainer is gone
 
 
-def _set_up(channel: Channel, stack_dumper: StackDumper) -> int:
+def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     """Receive the payload, build the dataset, and serve; return the exit code."""
     received = channel.receive()
     if received is None:
         return 0
     frame = unpack_frame(received.data)
-    if frame.kind is not Kind.SETUP or len(received.descriptors) != 1:
-        raise ProtocolError(f"a template was sent {frame.kind.name} instead of SETUP")
+    if frame.kind is not Kind.PAYLOAD or len(received.descriptors) != 1:
+        raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
     layout = PayloadLayout.unpack(frame)
     segment = Segment.attach(received.descriptors[0], layout.total_nbytes, private=True)
     environment = read_environment(layout, segment)

@@ -115,7 +115,7 @@ class TemplateProcess:
         """Return the descriptor that is readable when the template has sent something."""
         return self._channel.fileno()
 
-    def send_setup(self, layout: PayloadLayout, descriptor: int) -> None:
+    def send_payload(self, layout: PayloadLayout, descriptor: int) -> None:
         """Send the template what to build. It gets its own copy of the descriptor."""
         self._send(layout.pack(), descriptor)
 

@@ -126,7 +126,7 @@ class Templates:
         self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
             self._thread.loop.watch(descriptor, lambda: self._listen_to(template))
-        template.send_setup(*self._payload)
+        template.send_payload(*self._payload)
         return template
 
     def watch(self, diagnostics: Diagnostics) -> None:

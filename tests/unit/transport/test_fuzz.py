@@ -42,7 +42,7 @@ MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 A_PLAN = PlanSettings(OrderSettings.of(seed=1, shuffle=True, window=40, batch_size=8), 8, 1, 0, Uneven.PAD, False)
 FAILURE = Failure(1, 2, Stage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback")
 EXAMPLES: dict[Kind, Any] = {
-    Kind.SETUP: PayloadLayout(4096, 100, 200, 300, 5),
+    Kind.PAYLOAD: PayloadLayout(4096, 100, 200, 300, 5),
     Kind.BUILT: Built(BuildReport(100, 7), forkable=True, reason="because"),
     Kind.FORK: Fork(3, False),
     Kind.FORKED: Forked(3, 1234),
