@@ -44,7 +44,7 @@ class Preparation:
             return
         supervisor = self._make_supervisor(plan)
         try:
-            supervisor.begin()
+            supervisor.start_template()
         except BaseException:
             self.close()
             raise
@@ -57,7 +57,7 @@ class Preparation:
         if supervisor is None or not supervisor.owner.is_here():
             supervisor = self._make_supervisor(plan)
         try:
-            return supervisor.start_template()[0]
+            return supervisor.wait_built()[0]
         except BaseException:
             self.close()
             raise

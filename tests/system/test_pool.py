@@ -20,7 +20,7 @@ def test_a_pool_that_was_closed_before_it_began_keeps_nothing() -> None:
     supervisor = supervisor_of(loader)
     supervisor.close()
     with pytest.raises(LoaderClosed):
-        supervisor.begin()
+        supervisor.start_template()
 
 
 def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,5 +39,5 @@ def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: 
 
 def start_it_often(supervisor: Supervisor) -> None:
     for _ in range(3):
-        supervisor.start_template()
+        supervisor.wait_built()
         supervisor._thread.call(lambda: None).result(10)

@@ -91,7 +91,7 @@ class ProcessExecutor:
             Exception: Whatever building the dataset raised.
         """
         supervisor, options = self._supervisor, self._supervisor.options
-        num_samples, build_s = supervisor.start_template(self._warn_of_template, options.stall_warning_s)
+        num_samples, build_s = supervisor.wait_built(self._warn_of_template, options.stall_warning_s)
         templates = supervisor.templates
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")

@@ -52,13 +52,13 @@ class Supervisor:
         self.workers = Workers(options, self._thread, self.templates)
         self._building: Future[tuple[Built, float]] | None = None
         self._inboxes: Inboxes | None = None
-        """Where events are posted, once all that fails isn't raised by `start_template` or `start_workers` any more."""
+        """Where events are posted, once all that fails isn't raised by `wait_built` or `start_workers` any more."""
         self._replaceable = threading.Semaphore(0)
         """Counts the templates that died and are to be replaced."""
 
     # For whoever starts and stops it; any thread ----------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start_template(self) -> None:
         """Start the first template, unless that was done. Returns while it builds the dataset.
 
         Raises:
@@ -70,7 +70,7 @@ class Supervisor:
             self.templates.prepare()
             self._building = self._thread.call(self.templates.build_first)
 
-    def start_template(
+    def wait_built(
         self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
     ) -> tuple[int, float]:
         """Start the first template, unless that was done. Wait until it built the dataset.
@@ -84,9 +84,9 @@ class Supervisor:
 
         Raises:
             WorkerDied: The template died.
-            Exception: Whatever `begin` or building the dataset raised.
+            Exception: Whatever `start_template` or building the dataset raised.
         """
-        self.begin()
+        self.start_template()
         assert self._building is not None
         self.templates.first, build_s = _answer(self._building, on_wait, patience_s)
         return self.templates.first.report.num_samples, build_s

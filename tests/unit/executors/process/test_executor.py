@@ -28,7 +28,7 @@ class ClosedSupervisor:
         self.templates = SimpleNamespace(first=None, definitions=Definitions(), datasets=None)
         self.executor: ProcessExecutor | None = None
 
-    def start_template(self, *_: object) -> tuple[int, float]:
+    def wait_built(self, *_: object) -> tuple[int, float]:
         assert self.executor is not None
         self.executor.close()
         return 10, 0.1
