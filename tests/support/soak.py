@@ -102,11 +102,11 @@ class Soak:
         reference = Reference(lambda: make_loader(Checked, workers=0, **journey.options()))
         self.counts["journeys"] += 1
         state: dict[str, int] | None = None
-        place = (0, 0)
+        position = (0, 0)
         for _ in range(rng.randint(1, 4)):
             leg = self._draw_leg()
             before = Measured.steady()
-            state, place = self._run_leg(journey, leg, reference, state, place)
+            state, position = self._run_leg(journey, leg, reference, state, position)
             self.figures.note_closed(before)
             if time.monotonic() > deadline_s:
                 return
@@ -124,7 +124,7 @@ class Soak:
         )
 
     def _run_leg(
-        self, journey: Journey, leg: Leg, reference: Reference, state: dict[str, int] | None, worker_id: tuple[int, int]
+        self, journey: Journey, leg: Leg, reference: Reference, state: dict[str, int] | None, position: tuple[int, int]
     ) -> tuple[dict[str, int], tuple[int, int]]:
         """Return the state at the end, and the (epoch, batch) that it stands for."""
         loader = make_loader(
@@ -140,22 +140,22 @@ class Soak:
         with loader:
             if state is not None:
                 loader.load_state_dict(state)
-                self.counts["resumes, in mid-epoch" if worker_id[1] else "resumes"] += 1
+                self.counts["resumes, in mid-epoch" if position[1] else "resumes"] += 1
             loader.start(0, leg.device)
             fresh = Measured.steady()
             for number in range(leg.num_passes):
                 is_last = number == leg.num_passes - 1
-                end = self._run_pass(loader, leg, reference, worker_id, may_break=leg.in_order or not is_last)
+                end = self._run_pass(loader, leg, reference, position, may_break=leg.in_order or not is_last)
                 # A new pass after `break` is the next epoch's; a state goes on where the loop stopped.
-                worker_id = end if is_last or not end[1] else (end[0] + 1, 0)
+                position = end if is_last or not end[1] else (end[0] + 1, 0)
                 self.figures.note_pass(leg.workers, f"{leg.start_method}, big batch: {journey.has_big_batch}", fresh)
-            return loader.state_dict(), worker_id
+            return loader.state_dict(), position
 
     def _run_pass(
-        self, loader: SwiftLoader, leg: Leg, reference: Reference, worker_id: tuple[int, int], *, may_break: bool
+        self, loader: SwiftLoader, leg: Leg, reference: Reference, position: tuple[int, int], *, may_break: bool
     ) -> tuple[int, int]:
         """Return the (epoch, batch) that comes next; batch 0 at an epoch's end."""
-        epoch, begin = worker_id
+        epoch, begin = position
         num_left = len(reference.epoch(epoch)) - begin
         limit = self.rng.randrange(1, num_left) if may_break and num_left > 1 and self.rng.random() < 0.3 else None
         got: list[bytes] = []

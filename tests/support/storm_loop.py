@@ -75,11 +75,11 @@ class Loop:
         self._surroundings = surroundings
         self._epochs = make_reference(self._case, surroundings.folder)
         state: dict[str, int] | None = None
-        place = (0, 0)
+        position = (0, 0)
         for leg in self._case.legs:
             surroundings.put_back()
             self._leg, self._leg_deeds, self._agreement = leg, Counter(), Agreement(self._case)
-            state, place = self._run_leg(leg, surroundings.folder, state, place)
+            state, position = self._run_leg(leg, surroundings.folder, state, position)
             self._check_kept()
 
     def let_go(self) -> None:
@@ -103,7 +103,7 @@ class Loop:
     # Loaders ----------------------------------------------------------------------------------------------------------
 
     def _run_leg(
-        self, leg: Leg, folder: str, state: dict[str, int] | None, worker_id: tuple[int, int]
+        self, leg: Leg, folder: str, state: dict[str, int] | None, position: tuple[int, int]
     ) -> tuple[dict[str, int] | None, tuple[int, int]]:
         """Return the state at the end, if there can be one, and the (epoch, batch) that comes next."""
         loader = storm_loader(
@@ -124,8 +124,8 @@ class Loop:
             if state is not None:
                 loader.load_state_dict(state)
             else:
-                worker_id = (worker_id[0], 0)
-                loader.set_epoch(worker_id[0])
+                position = (position[0], 0)
+                loader.set_epoch(position[0])
             if not leg.starts_by_itself or self._case.num_consumers > 1:
                 try:
                     loader.start(self._case.seed % self._case.num_consumers)
@@ -133,18 +133,18 @@ class Loop:
                     if not self._trial_fails(leg):
                         raise
                     self.has_met_planted = True
-                    return state, worker_id
-            reached = worker_id
-            finished = state["epoch"] if state is not None and worker_id == (state["epoch"] + 1, 0) else None
+                    return state, position
+            reached = position
+            finished = state["epoch"] if state is not None and position == (state["epoch"] + 1, 0) else None
             for number, one in enumerate(leg.passes):
                 closes = leg.closes_in_midst and number == len(leg.passes) - 1
-                reached, worker_id = self._run_pass(loader, leg, one, worker_id, finished, closes=closes)
+                reached, position = self._run_pass(loader, leg, one, position, finished, closes=closes)
                 finished = None
             self._check_restarts(loader)
         self._finish_holders()
         is_in_midst = reached[1] > 0
         if is_in_midst and not leg.in_order:
-            return None, worker_id
+            return None, position
         return loader.state_dict(), reached
 
     def _trial_fails(self, leg: Leg) -> bool:
@@ -157,7 +157,7 @@ class Loop:
         loader: SwiftLoader,
         leg: Leg,
         one: Pass,
-        worker_id: tuple[int, int],
+        position: tuple[int, int],
         finished: int | None,
         *,
         closes: bool,
@@ -166,7 +166,7 @@ class Loop:
 
         Of the epoch `finished`, whose end the loaded state was saved at, nothing is left if it is chosen.
         """
-        epoch, begin = worker_id
+        epoch, begin = position
         chosen = one.epoch if one.epoch is not None or epoch < NUM_EPOCHS else 0
         if chosen is not None:
             loader.set_epoch(chosen)
@@ -196,7 +196,7 @@ class Loop:
                 raise
             self.has_met_planted = True
             if is_of_trial:
-                return worker_id, worker_id
+                return position, position
             ending = type(error).__name__
         # In completion order, the batch that fails may come before or after others: what is beyond it isn't known here.
         is_cut_short = not leg.in_order and bool(due_ending)

@@ -159,7 +159,7 @@ def test_each_pass_comes_after_what_the_loop_had_queued(monkeypatch: pytest.Monk
     prefetcher, device, _ = late_prefetcher(monkeypatch, arrays())
     list(prefetcher)
     list(prefetcher)
-    first, second = (worker_id for worker_id, entry in enumerate(device.log) if entry == "catch up")
+    first, second = (number for number, entry in enumerate(device.log) if entry == "catch up")
     first_after = next(entry for entry in device.log[second:] if entry.startswith("copy"))
     assert (first, first_after) == (0, f"copy {NUM_BATCHES}")
 

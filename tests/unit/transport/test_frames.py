@@ -34,8 +34,8 @@ def test_the_body_is_a_view_of_the_message() -> None:
 @settings(max_examples=300, deadline=None)
 def test_a_corrupted_byte_is_refused(kind: Kind, body: bytes, generation: int, flip: int, data: st.DataObject) -> None:
     message = bytearray(pack_frame(kind, body, generation))
-    places = [worker_id for worker_id in range(len(message)) if worker_id not in PADDING_BYTES]
-    message[data.draw(st.sampled_from(places))] ^= flip
+    offsets = [offset for offset in range(len(message)) if offset not in PADDING_BYTES]
+    message[data.draw(st.sampled_from(offsets))] ^= flip
     with pytest.raises(ProtocolError):
         unpack_frame(memoryview(message))
 

@@ -164,7 +164,7 @@ def test_skipped_samples_are_missing_and_all_others_are_as_ever(kind: Any, draw:
     good = [index for index in planned if index not in bad]
     assert built.indices == good
     if good:
-        assert built.failures == [(worker_id, index, None) for worker_id, index in enumerate(planned) if index in bad]
+        assert built.failures == [(position, index, None) for position, index in enumerate(planned) if index in bad]
         assert built.error is None
     else:
         assert isinstance(built.error, TooManyErrors)
@@ -196,7 +196,7 @@ def test_replacements_follow_from_the_index_and_are_as_they_are_elsewhere(kind: 
     expected = [others.get(index, index) for index in planned]
     assert built.indices == expected
     assert built.failures == [
-        (worker_id, index, others[index]) for worker_id, index in enumerate(planned) if index in others
+        (position, index, others[index]) for position, index in enumerate(planned) if index in others
     ]
     if kind is not BulkOnly:
         alone = [
