@@ -37,7 +37,7 @@ TEMPLATE = -1
 class Setting:
     """What a run is about."""
 
-    num_places: int
+    num_workers: int
     in_order: bool
     max_in_flight: int
     max_ready: int
@@ -223,7 +223,7 @@ class Judge:
             return [PlannedWork(epoch + (step + i) // NUM_BATCHES, (step + i) % NUM_BATCHES) for i in range(num)]
         if self.setting.kind == "index":
             return [IndexWork(epoch, one, [one, 2 * one]) for one in range(step, NUM_BATCHES)][:num]
-        lengths = self.setting.lengths[: self.setting.num_places]
+        lengths = self.setting.lengths[: self.setting.num_workers]
         return [
             StreamWork(epoch, 0, worker_id, turn)
             for turn in range(max(lengths, default=0))

@@ -66,7 +66,7 @@ class World:
         self.is_told = False
         """Whether the loop has met it, after all that was ready."""
         self.wait_began_s: float | None = None
-        for worker_id in range(setting.num_places):
+        for worker_id in range(setting.num_workers):
             self.start(worker_id)
         if setting.trial != "none":
             self.scheduler.try_out(self.source(0, 0).next() or PlannedWork(0, 0))
@@ -259,7 +259,7 @@ class World:
             return PlannedSource(epoch, step, lambda _: NUM_BATCHES)
         if self.setting.kind == "index":
             return IndexSource(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
-        return StreamSource(epoch, self.setting.num_places)
+        return StreamSource(epoch, self.setting.num_workers)
 
     def take(self) -> None:
         """Take a batch, if it is there; else wait."""

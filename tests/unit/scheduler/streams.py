@@ -12,24 +12,24 @@ __all__ = ["StreamSource"]
 class StreamSource:
     """One epoch: a batch of each shard in turn."""
 
-    def __init__(self, epoch: int, num_places: int) -> None:
+    def __init__(self, epoch: int, num_workers: int) -> None:
         self._epoch, self._step = epoch, 0
-        self._places = deque(range(num_places))
+        self._open = deque(range(num_workers))
         """Those whose shards haven't ended. The next one is first."""
-        self._turns = [0] * num_places
+        self._turns = [0] * num_workers
 
     def next(self) -> StreamWork | None:
         """Return the next work; None once all shards have ended."""
-        if not self._places:
+        if not self._open:
             return None
-        worker_id = self._places[0]
-        self._places.rotate(-1)
+        worker_id = self._open[0]
+        self._open.rotate(-1)
         work = StreamWork(self._epoch, self._step, worker_id, self._turns[worker_id])
         self._turns[worker_id] += 1
         self._step += 1
         return work
 
     def end_shard(self, worker_id: int) -> None:
-        """Leave out this place from now on."""
-        if worker_id in self._places:
-            self._places.remove(worker_id)
+        """Leave out this worker from now on."""
+        if worker_id in self._open:
+            self._open.remove(worker_id)

@@ -46,11 +46,11 @@ def test_a_batch_that_was_built_after_all_was_not_to_blame() -> None:
     assert restarts.note_death(0, (2, 7)) is Decision.REPLACE
 
 
-@given(budget=st.integers(0, 4), places=st.lists(st.integers(0, 3), max_size=40))
-def test_a_worker_is_replaced_as_often_as_its_budget_says(budget: int, places: list[int]) -> None:
+@given(budget=st.integers(0, 4), worker_ids=st.lists(st.integers(0, 3), max_size=40))
+def test_a_worker_is_replaced_as_often_as_its_budget_says(budget: int, worker_ids: list[int]) -> None:
     restarts = Restarts(budget)
-    for number, worker_id in enumerate(places):
-        expected = places[: number + 1].count(worker_id) <= budget
+    for number, worker_id in enumerate(worker_ids):
+        expected = worker_ids[: number + 1].count(worker_id) <= budget
         assert (restarts.note_death(worker_id, None) is Decision.REPLACE) is expected
 
 
@@ -69,7 +69,7 @@ def test_a_batch_that_means_another_one_now_is_not_to_blame() -> None:
 
 @given(budget=st.integers(0, 3), events=st.lists(st.tuples(st.booleans(), st.integers(-1, 2), st.integers(0, 3))))
 def test_deaths_count_only_until_a_batch_forgives_them(budget: int, events: list[tuple[bool, int, int]]) -> None:
-    """Compares with the rules, read off the history: each event is a batch or a death, a place and a batch."""
+    """Compares with the rules, read off the history: each event is a batch or a death, a worker id and a batch."""
     restarts = Restarts(budget)
     for number, (is_batch, worker_id, batch) in enumerate(events):
         if is_batch:

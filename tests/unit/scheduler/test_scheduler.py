@@ -27,7 +27,7 @@ from tests.unit.scheduler.model import World
 
 SETTINGS = st.builds(
     Setting,
-    num_places=st.integers(1, 4),
+    num_workers=st.integers(1, 4),
     in_order=st.booleans(),
     max_in_flight=st.integers(1, 12),
     max_ready=st.integers(1, 4),
@@ -44,7 +44,7 @@ LOST: Batch[object] = Batch(0, PlannedWork(0, 0), BatchState.LOST)
 
 def random_case(rng: random.Random) -> tuple[Setting, bytes]:
     setting = Setting(
-        num_places=rng.randint(1, 4),
+        num_workers=rng.randint(1, 4),
         in_order=rng.random() < 0.5,
         max_in_flight=rng.randint(1, 12),
         max_ready=rng.randint(1, 4),
@@ -199,7 +199,7 @@ def survive_one_death_less(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_forgive_a_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Restarts, "note_batch", lambda self, place, batch: None)
+    patch.setattr(Restarts, "note_batch", lambda self, worker_id, batch: None)
 
 
 def blame_a_batch_that_means_another_one_now(patch: pytest.MonkeyPatch) -> None:
