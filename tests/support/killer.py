@@ -1,8 +1,8 @@
 """A thread in the trainer that kills workers and templates where it hurts, and only as often as is survived.
 
-Two deaths at the same batch, and too many of one place with no batch in between, end the loop by design. What the
-engine holds against batches and places is read under its locks, and nobody is killed who might be the one too many.
-While the dispatch lock is held, no worker is given a task; while the engine's is held, no answer counts.
+Two deaths at the same batch, and too many of one worker id with no batch in between, end the loop by design. The killer
+reads the counts of deaths under the driver's locks, and kills no worker that might be the one too many. While the
+dispatch lock is held, no worker is given a task; while the driver's lock is held, no answer counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATIENCE_S = 1.0
 """For an opportunity of one kind; then the next is tried."""
 
 _OPPORTUNITY_S = 0.02
-"""For one to come while the engine is held up."""
+"""For one to come while the driver's locks are held."""
 
 _SENDING: tuple[str, ...] = {"x86_64": ("44 ", "46 "), "aarch64": ("206 ", "211 ")}.get(os.uname().machine, ("none",))
 """Numbers of sendto(2) and sendmsg(2), as /proc/<pid>/syscall shows them."""

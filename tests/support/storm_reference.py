@@ -187,7 +187,7 @@ def make_reference(case: Case, folder: str) -> list[Epoch]:
         os.waitpid(pid, 0)
     result = pickle.loads(told) if told else "its process died"
     if isinstance(result, str):
-        raise Deviation(f"the inline engine failed: {result}")
+        raise Deviation(f"the inline executor failed: {result}")
     epochs: list[Epoch] = result
     return epochs
 

@@ -32,7 +32,7 @@ _MAX_SHOWN = 6000
 class Verdict(Enum):
     """What became of a case."""
 
-    EQUAL = "equal to the inline engine's"
+    EQUAL = "equal to the inline executor's"
     EQUAL_TO_ERROR = "equal, up to the planted samples' errors"
     REFUSED = "equal up to a typed error, for which there was a reason"
     DEVIATION = "deviations"

@@ -174,7 +174,7 @@ def test_segments_that_batches_have_outgrown_are_given_up_on_both_sides() -> Non
         assert most <= 10 + 8 + 2
         for worker in worker_handles(loader):  # which may not have read its last task yet
             pid, segments = worker.process.pid, worker.memory._segments
-            wait_until(lambda: num_mapped(pid)[0] <= len(segments) + 4, "only these, board and payload are mapped")  # noqa: B023
+            wait_until(lambda: num_mapped(pid)[0] <= len(segments) + 4, "only these, counters and payload are mapped")  # noqa: B023
 
 
 def test_segments_that_are_far_too_large_are_given_up_on_both_sides() -> None:

@@ -1,4 +1,4 @@
-"""All at once, at random: equal to the inline engine, or a typed error. See storm.py for longer runs."""
+"""All at once, at random: equal to the inline executor, or a typed error. See storm.py for longer runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from swift_loader.device.transfer import Transfer
 from swift_loader.errors import LoaderClosed
 
 
-class Engine:
+class FakeSource:
     """Gives the numbers from 0 on, without end; a moved number is negative."""
 
     def __init__(self, *outcomes: BaseException | None) -> None:
@@ -39,8 +39,8 @@ class Engine:
         return -delivery.batch
 
 
-def source_of(engine: Engine, depth: int = 1, num_batches: int = 6) -> PrefetchQueue:
-    return PrefetchQueue(engine, CopiesInFlight(NoStream()), depth, num_batches)
+def source_of(fake: FakeSource, depth: int = 1, num_batches: int = 6) -> PrefetchQueue:
+    return PrefetchQueue(fake, CopiesInFlight(NoStream()), depth, num_batches)
 
 
 def take_all(source: PrefetchQueue, count: int) -> list[Any]:
@@ -56,29 +56,29 @@ def take_all(source: PrefetchQueue, count: int) -> list[Any]:
 @pytest.mark.parametrize("depth", [1, 2, 9])
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_all_batches_come_moved_in_order_and_no_more_are_pulled(depth: int, is_ready: bool) -> None:
-    engine = Engine()
-    engine.has_more = is_ready
-    assert take_all(source_of(engine, depth=depth), 6) == [0, -1, -2, -3, -4, -5]
-    assert engine.num_pulled == 6
+    fake = FakeSource()
+    fake.has_more = is_ready
+    assert take_all(source_of(fake, depth=depth), 6) == [0, -1, -2, -3, -4, -5]
+    assert fake.num_pulled == 6
 
 
 def test_batches_are_moved_ahead_only_when_they_are_ready() -> None:
-    engine = Engine()
-    source = source_of(engine, depth=2)
+    fake = FakeSource()
+    source = source_of(fake, depth=2)
     source.take()
-    assert engine.num_pulled == 3
-    engine.has_more = False
+    assert fake.num_pulled == 3
+    fake.has_more = False
     source.take()
-    assert engine.num_pulled == 3
+    assert fake.num_pulled == 3
 
 
 @pytest.mark.parametrize("at", range(6))
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing(at: int, depth: int) -> None:
-    engine = Engine(*[None] * at, KeyboardInterrupt())
-    found = take_all(source_of(engine, depth), 7)
+    fake = FakeSource(*[None] * at, KeyboardInterrupt())
+    found = take_all(source_of(fake, depth), 7)
     assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
-    assert engine.num_pulled == 6
+    assert fake.num_pulled == 6
 
 
 def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
@@ -90,15 +90,15 @@ def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing() -> None:
             if self.num_tries % 3 == 2:
                 raise KeyboardInterrupt
 
-    engine = Engine()
-    source = PrefetchQueue(engine, CopiesInFlight(Interrupted()), 2, 6)
+    fake = FakeSource()
+    source = PrefetchQueue(fake, CopiesInFlight(Interrupted()), 2, 6)
     found = take_all(source, 9)
     assert [batch for batch in found if batch != "interrupted"] == [0, -1, -2, -3, -4, -5]
-    assert engine.num_pulled == 6
+    assert fake.num_pulled == 6
 
 
 def test_an_error_comes_where_its_batch_would_have_come() -> None:
-    source = source_of(Engine(None, None, ValueError("too large")), depth=3)
+    source = source_of(FakeSource(None, None, ValueError("too large")), depth=3)
     assert take_all(source, 2) == [0, -1]
     for _ in range(2):
         assert str(source.take().error) == "too large"
@@ -108,7 +108,7 @@ def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         raise ValueError("of the handler")
 
-    class Interrupted(Engine):
+    class Interrupted(FakeSource):
         def move(self, delivery: Delivery, transfer: Transfer) -> Any:
             if delivery.batch == 2 and len(moved) == 2:
                 moved.append("interrupted")
@@ -129,7 +129,7 @@ def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
 
 
 def test_why_there_is_no_batch_comes_where_the_batch_would_have_come_and_is_not_moved() -> None:
-    class Closed(Engine):
+    class Closed(FakeSource):
         def pull(self) -> Delivery:
             return Delivery(None, 0, 2, error=stop) if self.num_pulled == 2 else super().pull()
 
@@ -140,8 +140,8 @@ def test_why_there_is_no_batch_comes_where_the_batch_would_have_come_and_is_not_
 
 
 def test_an_abandoned_queue_drops_its_batches_and_pulls_no_more() -> None:
-    engine, gone = Engine(None, KeyboardInterrupt()), RuntimeError("gone")
-    source = source_of(engine, depth=3)
+    fake, gone = FakeSource(None, KeyboardInterrupt()), RuntimeError("gone")
+    source = source_of(fake, depth=3)
     with pytest.raises(KeyboardInterrupt):
         source.take()
     were_over = [source.is_over]
@@ -149,7 +149,7 @@ def test_an_abandoned_queue_drops_its_batches_and_pulls_no_more() -> None:
     were_over.append(source.is_over)
     assert were_over == [False, True]
     assert [source.take().error for _ in range(2)] == [gone, gone]
-    assert engine.num_pulled == 2
+    assert fake.num_pulled == 2
 
 
 def test_a_pass_begins_with_the_first_next_and_again_if_that_fails() -> None:

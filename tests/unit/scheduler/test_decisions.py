@@ -67,7 +67,7 @@ def end(scheduler: Scheduler, worker: int, death: Death = DEATH, worker_id: int 
     scheduler.handle(Ended(worker, worker if worker_id is None else worker_id, death), 0.0)
 
 
-def casualty(
+def lost_worker(
     task: Send, decision: Decision = Decision.REPLACE, *, num_in_a_row: int = 1, num_lost: int = 2
 ) -> WorkerLost:
     return WorkerLost(
@@ -224,7 +224,7 @@ def test_a_trial_batch_is_sent_to_another_worker_if_the_first_one_dies_and_is_bl
     (first,) = scheduler.decide(0.0)
     assert isinstance(first, Send)
     end(scheduler, 0)
-    assert scheduler.decide(0.0) == [Warn(casualty(first, num_lost=1)), Replace(0, 0)]
+    assert scheduler.decide(0.0) == [Warn(lost_worker(first, num_lost=1)), Replace(0, 0)]
     scheduler.handle(Ready(1, 0), 0.0)
     assert scheduler.decide(0.0) == [Send(1, 0, 0, PlannedWork(0, 0))]
     end(scheduler, 1, worker_id=0)
@@ -249,7 +249,7 @@ def test_a_worker_that_dies_is_replaced_and_its_batches_go_to_others_after_the_w
     assert all(action.worker == 1 for action in scheduler.decide(0.0) if isinstance(action, Send))
     scheduler.handle(Ended(0, 0, DEATH), 0.0)
     warning, replacement, *sends = scheduler.decide(0.0)
-    assert (warning, replacement) == (Warn(casualty(mine[0], num_lost=len(mine))), Replace(0, 0))
+    assert (warning, replacement) == (Warn(lost_worker(mine[0], num_lost=len(mine))), Replace(0, 0))
     assert [send.work for send in sends if isinstance(send, Send)] == [task.work for task in mine]
 
 
@@ -278,7 +278,7 @@ def test_without_a_budget_the_first_death_is_the_end() -> None:
     scheduler = scheduler_with(1, max_restarts=0)
     first, _ = begin(scheduler)
     end(scheduler, 0)
-    assert scheduler.decide(0.0) == [Fail(casualty(first, Decision.TOO_MANY))]
+    assert scheduler.decide(0.0) == [Fail(lost_worker(first, Decision.TOO_MANY))]
 
 
 def test_a_batch_that_was_not_begun_or_that_means_another_one_now_is_not_to_blame() -> None:

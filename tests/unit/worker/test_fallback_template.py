@@ -1,4 +1,4 @@
-"""The spare forks the process it is used in, so each test has a process of its own."""
+"""The fallback template forks the process it is used in, so each test has a process of its own."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ def test_a_fallback_template_ends_with_its_template() -> None:
     pid = int(os.read(read, 20))
     os.close(read)
     os.close(write)
-    wait_until(lambda: is_gone(pid), "the spare has ended with its template")
+    wait_until(lambda: is_gone(pid), "the fallback template has ended with its template")

@@ -15,7 +15,7 @@ def supervisor_of(loader: SwiftLoader) -> Supervisor:
     return preparation._make_supervisor(loader._lifecycle.plan_settings())
 
 
-def test_a_pool_that_was_closed_before_it_began_keeps_nothing() -> None:
+def test_a_supervisor_that_was_closed_before_it_began_keeps_nothing() -> None:
     loader = make_loader(datasets.Counting)
     supervisor = supervisor_of(loader)
     supervisor.close()
@@ -23,7 +23,7 @@ def test_a_pool_that_was_closed_before_it_began_keeps_nothing() -> None:
         supervisor.start_template()
 
 
-def test_a_pool_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Supervisor) -> None:
         raise ZeroDivisionError("planted")
 
