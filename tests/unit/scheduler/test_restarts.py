@@ -60,6 +60,18 @@ def test_the_state_can_be_read() -> None:
     assert repr(restarts) == "<Restarts 1 in a row, budget 3>"
 
 
+def test_deaths_are_counted_until_all_are_made_up_for() -> None:
+    restarts = Restarts(3)
+    assert not restarts.is_counting
+    restarts.note_death(0, (2, 7))
+    restarts.note_death(TEMPLATE, None)
+    assert restarts.is_counting
+    restarts.note_batch(0, (2, 6))
+    assert restarts.is_counting  # for batch 7
+    restarts.note_batch(1, (2, 7))
+    assert not restarts.is_counting
+
+
 def test_a_batch_that_means_another_one_now_is_not_to_blame() -> None:
     restarts = Restarts(3)
     restarts.note_death(0, (2, 7))
