@@ -18,9 +18,9 @@ from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, St
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
-from tests.support.setups import setup_of
+from tests.support.specs import spec_of
 
-SETUP = setup_of()
+SETUP = spec_of()
 
 
 class Store:

@@ -20,7 +20,7 @@ from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 from tests.support.forked import run_in_fork
-from tests.support.setups import setup_of
+from tests.support.specs import spec_of
 
 
 class Squares:
@@ -43,7 +43,7 @@ class Broken:
 
 def check(source: dict[str, Any], examine: Callable[[DatasetBuilder], object], **environment: Any) -> None:
     """Let a fork examine the content that another process would have received."""
-    spec: WorkerSpec = setup_of(**source)
+    spec: WorkerSpec = spec_of(**source)
     layout, descriptor, _ = write_payload(spec, Environment(["train.py"], **environment))
     segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
     dataset_builder = DatasetBuilder(layout, segment, read_environment(layout, segment))

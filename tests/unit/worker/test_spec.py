@@ -10,7 +10,7 @@ from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import length_of
 from tests.support import datasets
-from tests.support.setups import setup_of
+from tests.support.specs import spec_of
 
 
 def drawn() -> float:
@@ -19,18 +19,18 @@ def drawn() -> float:
 
 def test_an_instance_is_given_as_it_is() -> None:
     instance = [1, 2]
-    assert setup_of(dataset=instance).options.make_dataset() is instance
+    assert spec_of(dataset=instance).options.make_dataset() is instance
 
 
 def test_a_factory_gets_its_arguments() -> None:
-    assert setup_of(dataset_class=dict, dataset_kwargs={"a": 1}).options.make_dataset() == {"a": 1}
-    assert setup_of(dataset_class=dict).options.make_dataset() == {}
+    assert spec_of(dataset_class=dict, dataset_kwargs={"a": 1}).options.make_dataset() == {"a": 1}
+    assert spec_of(dataset_class=dict).options.make_dataset() == {}
 
 
 @pytest.mark.parametrize(("rng", "is_same"), [(Rng.SAMPLE, True), (Rng.WORKER, True), (Rng.NONE, False)])
 def test_a_factory_draws_the_same_each_time_unless_nothing_is_seeded(rng: Rng, is_same: bool) -> None:
     with preserved_generators():
-        first, second = (setup_of(dataset_class=drawn, rng=rng.value).options.make_dataset() for _ in range(2))
+        first, second = (spec_of(dataset_class=drawn, rng=rng.value).options.make_dataset() for _ in range(2))
     assert (first == second) is is_same
 
 
@@ -38,11 +38,11 @@ def test_the_modules_are_those_that_can_be_imported() -> None:
     def local(batch: Any) -> bytes:
         return bytes(batch)
 
-    spec = setup_of(
+    spec = spec_of(
         dataset_class=datasets.Counting, collate_fn=default_collate, batch_encoder=local, batch_decoder=local
     )
     assert spec.modules == ("tests.support.datasets", "swift_loader.batch.collate")
-    assert setup_of(dataset=datasets.Counting()).modules == ("tests.support.datasets",)
+    assert spec_of(dataset=datasets.Counting()).modules == ("tests.support.datasets",)
 
 
 class NoLength:

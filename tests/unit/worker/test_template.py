@@ -19,7 +19,7 @@ from swift_loader.transport.payload import Environment, write_payload
 from swift_loader.worker.spec import WorkerSpec
 from tests.support import datasets
 from tests.support.helpers import ROOT
-from tests.support.setups import setup_of
+from tests.support.specs import spec_of
 
 PROGRAM = "from swift_loader.worker.template import main; main()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -41,7 +41,7 @@ class Template:
         )
         theirs.close()
         other.close()
-        spec: WorkerSpec = setup_of(**source, **options)
+        spec: WorkerSpec = spec_of(**source, **options)
         layout, descriptor, _ = write_payload(spec, Environment(["train.py"]))
         self.send(layout.pack(), descriptor)
 
