@@ -62,14 +62,15 @@ def test_the_state_can_be_read() -> None:
 
 def test_deaths_are_counted_until_all_are_made_up_for() -> None:
     restarts = Restarts(3)
-    assert not restarts.is_counting
+    was_counting = [restarts.is_counting]
     restarts.note_death(0, (2, 7))
     restarts.note_death(TEMPLATE, None)
-    assert restarts.is_counting
+    was_counting.append(restarts.is_counting)
     restarts.note_batch(0, (2, 6))
-    assert restarts.is_counting  # for batch 7
+    was_counting.append(restarts.is_counting)  # the death at batch 7
     restarts.note_batch(1, (2, 7))
-    assert not restarts.is_counting
+    was_counting.append(restarts.is_counting)
+    assert was_counting == [False, True, True, False]
 
 
 def test_a_batch_that_means_another_one_now_is_not_to_blame() -> None:
