@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_loader.errors import ProtocolError
+from swift_loader.scheduler.queues import MAX_TASKS, Limits, Queues
+from swift_loader.scheduler.work import PlannedWork, StreamWork
+
+LIMITS = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
+WORK = PlannedWork(0, 0)
+
+
+def queues_of(num_workers: int, limits: Limits = LIMITS) -> Queues:
+    """Return queues of workers 0, 1, ...; the id of worker i is i."""
+    queues = Queues(limits)
+    for serial in range(num_workers):
+        queues.add(serial, worker_id=serial)
+    return queues
+
+
+def num_given(queues: Queues, limit: int = 200) -> int:
+    """Return how many tasks the workers get until none has room."""
+    for number in range(limit):
+        serial = queues.pick(WORK, 100)
+        if serial is None:
+            return number
+        queues.push(serial, (0, number))
+    return limit
+
+
+@given(num_workers=st.integers(1, 4), max_in_flight=st.integers(1, 12))
+def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_workers: int, max_in_flight: int) -> None:
+    limits = replace(LIMITS, max_in_flight=max_in_flight)
+    queues = queues_of(num_workers, limits)
+    counts = [0] * num_workers
+    while (serial := queues.pick(WORK, 100)) is not None:
+        assert counts[serial] == min(counts)
+        queues.push(serial, (0, sum(counts)))
+        counts[serial] += 1
+        assert max(counts) <= limits.share(num_workers)
+    assert set(counts) == {min(2, limits.share(num_workers))}
+
+
+@pytest.mark.parametrize(
+    ("build_s", "in_order", "num_tasks"),
+    [
+        ([], True, 2),
+        ([1.0], True, 2),
+        ([0.0001], True, 11),
+        ([0.0], True, MAX_TASKS),
+        ([0.1, 0.5], True, 1),
+        ([0.1, 0.5], False, 2),
+        ([0.1, 0.1, 0.1], True, 2),
+    ],
+)
+def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary(
+    build_s: list[float], in_order: bool, num_tasks: int
+) -> None:
+    queues = queues_of(1, replace(LIMITS, in_order=in_order))
+    for number, seconds in enumerate(build_s):
+        queues.push(0, (0, number))
+        queue = queues.pop(0, (0, number))
+        queue.num_current -= 1
+        queues.note_build(queue, seconds)
+    assert num_given(queues) == num_tasks
+
+
+def test_the_users_limit_of_tasks_holds() -> None:
+    queues = queues_of(1, replace(LIMITS, max_tasks=3))
+    queues.push(0, (0, 0))
+    queue = queues.pop(0, (0, 0))
+    queue.num_current -= 1
+    queues.note_build(queue, 0.0)
+    assert num_given(queues) == 3
+
+
+def test_a_worker_with_many_ready_batches_gets_no_task() -> None:
+    queues = queues_of(2)
+    queues.push(0, (0, 0))
+    queues.pop(0, (0, 0)).num_ready = 3
+    assert queues.pick(WORK, 4) == 1
+    queues.retire(1)
+    assert queues.pick(WORK, 4) == 0
+    assert queues.pick(WORK, 3) is None
+
+
+def test_only_the_worker_of_a_shard_builds_its_batches() -> None:
+    queues = queues_of(3)
+    queues.push(2, (0, 0))
+    assert [queues.pick(StreamWork(0, 1, worker_id, 0), 100) for worker_id in (0, 1, 2, 3)] == [0, 1, 2, None]
+
+
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_a_worker_answers_its_tasks_in_order(answers: list[int]) -> None:
+    queues = queues_of(1)
+    for number in range(4):
+        queues.push(0, (7, number))
+    first = 0
+    for number in answers:
+        assert queues.first(0) == ((7, first) if first < 4 else None)
+        if number == first < 4:
+            queues.pop(0, (7, number))
+            first += 1
+        else:
+            with pytest.raises(ProtocolError, match=rf"worker 0 answered task \(7, {number}\), but its next task is"):
+                queues.pop(0, (7, number))
+    assert queues.remove(0) == [(7, number) for number in range(first, 4)]
+
+
+def test_a_worker_that_is_gone_answers_nothing_and_is_forgotten_once() -> None:
+    queues = queues_of(1)
+    queues.push(0, (7, 1))
+    assert queues.remove(0) == [(7, 1)]
+    assert queues.remove(0) == []
+    assert (queues.first(0), queues.pick(WORK, 100), repr(queues)) == (None, None, "none")
+    with pytest.raises(ProtocolError, match=r"worker 0 answered task \(7, 1\), but its next task is None"):
+        queues.pop(0, (7, 1))
+
+
+def test_a_retired_worker_gets_no_task_and_still_answers() -> None:
+    queues = queues_of(2)
+    queues.push(0, (0, 1))
+    queues.retire(0)
+    queues.retire(0)
+    assert [queues.pick(StreamWork(0, 0, worker_id, 0), 100) for worker_id in (0, 1)] == [None, 1]
+    queues.pop(0, (0, 1))
+    assert queues.first(0) is None
+
+
+def test_tasks_of_earlier_generations_stay_but_are_not_counted() -> None:
+    queues = queues_of(2)
+    queues.push(1, (0, 0))
+    assert queues.busy() == [1]
+    queues.begin()
+    assert queues.busy() == []
+    assert queues.first(1) == (0, 0)
+    assert repr(queues) == "worker 0: 0, worker 1: 1"
+
+
+@given(limits=st.builds(Limits, st.integers(1, 50), st.integers(1, 9), st.integers(1, 9), st.booleans()))
+def test_the_batches_of_one_worker_are_limited_by_those_of_all(limits: Limits) -> None:
+    for num_workers in range(5):
+        assert 1 <= limits.share(num_workers) <= limits.max_in_flight
+        assert limits.share(num_workers) * max(1, num_workers) <= max(limits.max_in_flight, num_workers)
+        assert 1 <= limits.max_of_worker(num_workers) <= limits.max_in_flight
+    assert limits.max_of_worker(1) == min(
+        limits.max_in_flight, limits.max_ready_per_worker + min(limits.max_tasks, limits.max_in_flight)
+    )
