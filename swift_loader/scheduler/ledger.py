@@ -55,15 +55,25 @@ class BatchMove(str, Enum):
     PASS = "pass"  # noqa: S105 - not a password
 
 
-BATCH_STATES: dict[tuple[BatchState, BatchMove], BatchState] = {
-    (BatchState.PLANNED, BatchMove.ASSIGN): BatchState.SENT,
-    (BatchState.LOST, BatchMove.ASSIGN): BatchState.SENT,
-    (BatchState.SENT, BatchMove.COMPLETE): BatchState.READY,
-    (BatchState.SENT, BatchMove.END): BatchState.VOID,
-    (BatchState.SENT, BatchMove.LOSE): BatchState.LOST,
-    (BatchState.READY, BatchMove.DELIVER): BatchState.GONE,
-    (BatchState.VOID, BatchMove.PASS): BatchState.GONE,
-}
+class _BatchStates(dict[tuple[BatchState, BatchMove], BatchState]):
+    """The state after each legal move. Only a lookup of an illegal one calls a method."""
+
+    def __missing__(self, key: tuple[BatchState, BatchMove]) -> BatchState:
+        state, move = key
+        raise ProtocolError(f"a batch is {state.value}, which {move.value} can't follow")
+
+
+BATCH_STATES = _BatchStates(
+    {
+        (BatchState.PLANNED, BatchMove.ASSIGN): BatchState.SENT,
+        (BatchState.LOST, BatchMove.ASSIGN): BatchState.SENT,
+        (BatchState.SENT, BatchMove.COMPLETE): BatchState.READY,
+        (BatchState.SENT, BatchMove.END): BatchState.VOID,
+        (BatchState.SENT, BatchMove.LOSE): BatchState.LOST,
+        (BatchState.READY, BatchMove.DELIVER): BatchState.GONE,
+        (BatchState.VOID, BatchMove.PASS): BatchState.GONE,
+    }
+)
 
 
 @dataclass(slots=True)

@@ -458,6 +458,11 @@ def test_every_state_of_a_batch_can_be_reached_and_every_move_is_used() -> None:
     assert not any(state is BatchState.GONE for state, _ in BATCH_STATES)
 
 
+def test_a_move_that_the_table_lacks_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="a batch is gone, which complete can't follow"):
+        BATCH_STATES[BatchState.GONE, BatchMove.COMPLETE]
+
+
 def test_a_samplers_indices_are_sent_again_when_a_batch_is_lost() -> None:
     ledger = ledger_with(1)
     ledger.begin(IndexSource(0, 0, iter([[5, 3], [1, 2]])), reuses_trial=False)
