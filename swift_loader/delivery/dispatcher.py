@@ -74,15 +74,17 @@ class Dispatcher:
         self._driver = Driver(executor, scheduler, on_restart)
         self._executor = executor
         self._scheduler = scheduler
-        """Guarded by the driver's lock."""
+        """Guarded by the driver's lock, apart from the watchdog and the number of ready batches for the metrics."""
         self._in_order = in_order
         self._metrics = metrics
         self._loop_lock = threading.RLock()
         """Held by the thread that waits for a batch. Reentrant, like the driver's locks."""
         self._cursor: Cursor | None = None
-        """None until the first `seek`. Guarded by the driver's lock."""
+        """None until the first `seek`. Only the loop's thread uses it."""
         self._receivers: Receivers | None = None
+        """None until `start`. Guarded by `_loop_lock`."""
         self._phase = _Phase.WAITING
+        """Only the loop's thread uses it."""
 
     @property
     def num_samples(self) -> int:
@@ -111,7 +113,8 @@ class Dispatcher:
             with explaining_limits():
                 self._executor.start()
                 with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
-                    self._driver.check_open()
+                    with self._driver.lock:
+                        self._driver.check_open()
                     self._begin(tries_out=tries_out, keeps_trial=keeps_trial)
         except BaseException:
             self.close()
@@ -125,7 +128,8 @@ class Dispatcher:
         trial_epoch = self._executor.plan.trial_epoch
         if tries_out and trial_epoch is not None:
             self._try_out(receivers.take(), PlannedWork(trial_epoch, 0), keeps_trial=keeps_trial)
-        self._driver.check_open()
+        with self._driver.lock:
+            self._driver.check_open()
         receivers.hand_over()
 
     def _try_out(self, inbox: Inbox, work: PlannedWork, *, keeps_trial: bool) -> None:

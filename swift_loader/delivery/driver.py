@@ -44,19 +44,23 @@ class Driver:
         self._on_restart = on_restart
         # Both locks are reentrant: a signal handler or finaliser may close the loader on a thread that holds them.
         self.lock = threading.RLock()
-        """Guards the scheduler and the error. Nothing of the user's runs under it."""
+        """Guards the scheduler, apart from its watchdog, which only the loop's thread uses. Guards writes of the error.
+        Nothing of the user's runs under it."""
         self.dispatch_lock = threading.RLock()
         """Held while actions are carried out, so that each worker gets its tasks in the order of the decisions. Taken
         before the other lock."""
         self.error: BaseException | None = None
-        """Why there are no more batches than those that are ready."""
+        """Why there are no more batches than those that are ready. It never becomes None again, so a thread may read it
+        without the lock: at worst it sees the error one step later."""
         self._to_do: deque[Action] = deque()
         """Decided, but not carried out yet: an interrupt may come in between. Guarded by `dispatch_lock`."""
-        self._stalled: list[str | BaseException] = []
-        """Warnings of workers that hang, for the loop's thread, and the error that ends its wait."""
+        self._stall_notices: list[str] = []
+        """Warnings of workers that hang, for the loop's thread. Guarded by `dispatch_lock`."""
+        self._wait_error: BaseException | None = None
+        """Ends the wait of the loop's thread. Guarded by `dispatch_lock`."""
 
     def check_open(self) -> None:
-        """Raise `LoaderClosed` if the scheduler was closed."""
+        """Raise `LoaderClosed` if the scheduler was closed. The caller holds `lock`."""
         if self.scheduler.state is SchedulerState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")
 
@@ -127,9 +131,9 @@ class Driver:
             with self.lock:
                 self.error = error
         elif isinstance(action, GiveUp):
-            self._stalled.append(self.executor.error_of(action.stall))
+            self._wait_error = self.executor.error_of(action.stall)
         elif isinstance(action, Warn):
-            note = self._stalled.append if isinstance(action.about, Stall) else self._on_restart
+            note = self._stall_notices.append if isinstance(action.about, Stall) else self._on_restart
             note(self.executor.notice_of(action.about))
         else:
             return self.executor.carry_out(action)
@@ -165,13 +169,20 @@ class Driver:
         """Warn of the workers that the loop waits for, if they take too long, or have them killed."""
         with self.lock:
             self.scheduler.tick(time.monotonic())
-        self._stalled.clear()  # an interrupt may have left those of an earlier wait
+        self._take_stalls()  # an interrupt may have left those of an earlier wait
         self.act()
-        stalled, self._stalled = self._stalled, []
-        for stall in stalled:
-            if isinstance(stall, BaseException):
-                raise stall
-            warn(stall)
+        notices, error = self._take_stalls()
+        for notice in notices:
+            warn(notice)
+        if error is not None:
+            raise error
+
+    def _take_stalls(self) -> tuple[list[str], BaseException | None]:
+        """Remove and return the warnings, and the error that ends the wait."""
+        with self.dispatch_lock:
+            taken = self._stall_notices, self._wait_error
+            self._stall_notices, self._wait_error = [], None
+        return taken
 
     def __repr__(self) -> str:
         return f"<Driver of {self.scheduler!r} and {self.executor!r}>"

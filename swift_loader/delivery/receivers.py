@@ -32,7 +32,10 @@ class _Leader(Enum):
 
 
 class Receivers:
-    """Hands the receiving back and forth between the loop's thread and the receiver threads of one dispatcher."""
+    """Hands the receiving back and forth between the loop's thread and the receiver threads of one dispatcher.
+
+    The dispatcher's loop lock guards it. Only `stop` may run without the lock: it uses no state but the threads.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,9 @@ class Receivers:
         self._threads = [_ReceiverThread(inbox, receive, on_failure) for inbox in inboxes[1:]]
         self._leader = _Leader.LOOP
         self._left_ns = 0
+        """When the loop last got a batch."""
         self._absence_ns = float(SHORT_ABSENCE_NS)
+        """Smoothed time between two calls of the loop."""
 
     @property
     def loop_leads(self) -> bool:

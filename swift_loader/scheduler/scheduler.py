@@ -102,7 +102,8 @@ class Scheduler:
         self.ledger: Ledger[Built | Failed] = Ledger(settings.limits)
         """The batches in flight. The caller only reads it."""
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s)
-        """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`."""
+        """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`. One thread
+        uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
         self._workers: dict[int, Worker] = {}
         """By serial number; all but those that are GONE."""
