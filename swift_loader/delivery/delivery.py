@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_loader.executors.process.lease import Lease
+from swift_loader.executors.base import Lease
 from swift_loader.scheduler.sample_errors import SampleFailure
 
 __all__ = ["Delivery"]

@@ -9,18 +9,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
-from swift_loader.executors.process.lease import Lease
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Event
 
-__all__ = ["Executor", "Inbox", "Outcome", "ToDo"]
+__all__ = ["Executor", "Inbox", "Lease", "LeaseState", "Outcome", "ToDo"]
 
 ToDo = Send | Kill | Reap | Replace | ReplaceTemplate
 """The actions that an executor carries out."""
+
+
+class LeaseState(Enum):
+    """READY ─► TAKEN ─► KEPT; it may end in any of them."""
+
+    READY = "ready"
+    """Waits for the loop."""
+    TAKEN = "taken"
+    """A copy to a device reads it."""
+    KEPT = "kept"
+    """Nobody but the user keeps it."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A slot that a batch is in. Doesn't keep it."""
+
+    nbytes: int
+    num_wasted: int
+    """How many of them the batch doesn't fill."""
+    state: LeaseState = LeaseState.READY
+
+    def take(self) -> None:
+        """Note that the batch is on its way to the loop."""
+        self.state = LeaseState.TAKEN
+
+    def keep(self) -> None:
+        """Note that it is the user's alone."""
+        self.state = LeaseState.KEPT
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,16 @@ reference. So its end takes no lock: it only removes from a dict and appends to 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.executors.base import Lease, LeaseState
 from swift_loader.executors.process.forks import FORKS, Forks
 from swift_loader.transport.segments import Segment
 
-__all__ = ["Lease", "LeaseBook", "LeaseState"]
+__all__ = ["LeaseBook"]
 
 MAX_HELD_BYTES = 1 << 30
 """What the user may keep of one worker's slots, in bytes. Beyond it, further batches are copied out. Batches that are
@@ -30,35 +29,6 @@ MAX_WASTED_BYTES = 1 << 28
 
 MAX_HELD_SLOTS = 512
 """The same limit as a count. Each slot is one mapping, and a process may have 65,530 mappings."""
-
-
-class LeaseState(Enum):
-    """READY ─► TAKEN ─► KEPT; it may end in any of them."""
-
-    READY = "ready"
-    """Waits for the loop."""
-    TAKEN = "taken"
-    """A copy to a device reads it."""
-    KEPT = "kept"
-    """Nobody but the user keeps it."""
-
-
-@dataclass(slots=True)
-class Lease:
-    """A slot that a batch is in. Doesn't keep it."""
-
-    nbytes: int
-    num_wasted: int
-    """How many of them the batch doesn't fill."""
-    state: LeaseState = LeaseState.READY
-
-    def take(self) -> None:
-        """Note that the batch is on its way to the loop."""
-        self.state = LeaseState.TAKEN
-
-    def keep(self) -> None:
-        """Note that it is the user's alone."""
-        self.state = LeaseState.KEPT
 
 
 class _LeasedMemory(np.ndarray[Any, np.dtype[np.uint8]]):
