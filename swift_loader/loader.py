@@ -249,7 +249,7 @@ class SwiftLoader:
         try:
             self._lifecycle.close()
         finally:
-            self._passes.sample_errors.warn()
+            self._passes.warn_of_failures()
 
     def with_collate_fn(self, collate_fn: Callable[..., Any] | None) -> SwiftLoader:
         """Close this loader and return a new one with another `collate_fn`.

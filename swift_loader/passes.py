@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.checks import check_integer
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.next_lock import NextLock
+from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
 from swift_loader.sampling.run import Run
@@ -62,7 +63,7 @@ class Passes:
             LoaderClosed: The loader was closed.
             Exception: Whatever starting the session raised.
         """
-        self.sample_errors.warn()
+        self.warn_of_failures()
         session = self._lifecycle.started_session()
         self.supersede()
         self._current = weakref.ref(iterator)
@@ -80,7 +81,16 @@ class Passes:
         """Record that the loop reached the end of the epoch. Issue the warnings of the pass."""
         self._run.progress.end()
         self._lifecycle.issue_warnings()
-        self.sample_errors.warn()
+        self.warn_of_failures()
+
+    def warn_of_failures(self) -> None:
+        """Warn once about the failed samples of the pass, if there are any.
+
+        Raises:
+            SwiftLoaderWarning: The user's warning filter turns warnings into errors.
+        """
+        if (summary := self.sample_errors.take_summary()) is not None:
+            warn(summary)
 
     # For the loader ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ __all__ = ["Cursor"]
 
 
 class Cursor:
-    """A place in a plan: an epoch, and how many of its batches are behind the loop."""
+    """A position in a plan: an epoch, and how many of its batches are behind the loop."""
 
     def __init__(self, plan: Plan, epoch: int, step: int, *, in_order: bool) -> None:
         """Begin at a step of an epoch, with all earlier steps behind the loop."""

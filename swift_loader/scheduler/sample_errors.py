@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from swift_loader.errors import TooManyErrors
-from swift_loader.notices import warn
 from swift_loader.sampling.plan import BatchPlan
 
 __all__ = ["MAX_KEPT_FAILURES", "SampleErrors", "SampleFailure", "delivered_batch"]
@@ -43,7 +42,7 @@ class SampleFailure:
     replaced_by: int | None
     """The dataset index of the replacement; None if the sample was left out."""
     position: int
-    """The sample's place in the batch as planned, from 0."""
+    """The sample's position in the batch as planned, from 0."""
 
 
 def delivered_batch(planned: BatchPlan, failures: Sequence[SampleFailure]) -> BatchPlan:
@@ -108,7 +107,7 @@ class SampleErrors:
         allowed = int(limit * self._num_samples) if isinstance(limit, float) else limit
         if num_failed <= allowed:
             return
-        self.begin(self._epoch, self._num_samples)  # the error is the summary, so `warn` has nothing to add
+        self.begin(self._epoch, self._num_samples)  # the error is the summary, so `take_summary` has nothing to add
         last = failures[-1]
         raise TooManyErrors(
             f"{num_failed:,} of the {self._num_samples:,} samples of epoch {self._epoch} have failed, and "
@@ -116,15 +115,11 @@ class SampleErrors:
             f"samples in loader.failures, or raise max_errors"
         ) from last.exception
 
-    def warn(self) -> None:
-        """Warn once about the failures of the pass, if there are any.
-
-        Raises:
-            SwiftLoaderWarning: The user's warning filter turns warnings into errors.
-        """
+    def take_summary(self) -> str | None:
+        """Return a warning about the failures of the pass, once; None if there are none."""
         first = self._first
         if first is None:
-            return
+            return None
         what = "replaced by others" if first.replaced_by is not None else "left out"
         kinds = ", ".join(f"{name} {count:,}" for name, count in self._by_type.most_common())
         reason = " ".join(first.reason.split())[:_MAX_SHOWN_TEXT]
@@ -133,4 +128,4 @@ class SampleErrors:
             f"{kinds}; the first: dataset index {first.index} ({reason}); see loader.failures"
         )
         self.begin(self._epoch, self._num_samples)
-        warn(text)
+        return text

@@ -83,7 +83,6 @@ RULES: dict[str, set[str]] = {
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("scheduler.sample_errors", "notices"): "warns at the user's line, for which it looks at the stack",
     ("device.prefetch", "delivery.delivery"): "a batch with its place in the epoch, which is what it moves",
     ("device.prefetcher", "delivery.delivery"): "the same, made of what the user's iterable gives",
 }
