@@ -79,6 +79,8 @@ class Session:
         self._options = options
         self._target = target
         self._settings = plan
+        self.plan: Plan
+        """The plan of the current pass. Known after `start`."""
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.report.benchmark)
@@ -110,13 +112,7 @@ class Session:
             settings = SchedulerSettings(
                 delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
             )
-        return Dispatcher(
-            executor,
-            Scheduler(settings),
-            in_order=delivery.in_order,
-            metrics=self.metrics,
-            on_restart=self._note_restart,
-        )
+        return Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
 
     def _note_restart(self, notice: str) -> None:
         """Record that a process is replaced. Any thread."""

@@ -58,7 +58,6 @@ class Dispatcher:
         executor: Executor,
         scheduler: Scheduler,
         *,
-        in_order: bool,
         metrics: Metrics,
         on_restart: Callable[[str], None],
     ) -> None:
@@ -67,7 +66,6 @@ class Dispatcher:
         Args:
             executor: The dispatcher owns it.
             scheduler: The dispatcher owns it.
-            in_order: As in the scheduler's limits.
             metrics: Counts the waits.
             on_restart: Gets the warning about a process that is replaced. Any thread calls it.
         """
@@ -75,7 +73,6 @@ class Dispatcher:
         self._executor = executor
         self._scheduler = scheduler
         """Guarded by the driver's lock, apart from the watchdog and the number of ready batches for the metrics."""
-        self._in_order = in_order
         self._metrics = metrics
         self._loop_lock = threading.RLock()
         """Held by the thread that waits for a batch. Reentrant, like the driver's locks."""
@@ -83,6 +80,8 @@ class Dispatcher:
         """None until the first `seek`. Only the loop's thread uses it."""
         self._receivers: Receivers | None = None
         """None until `start`. Guarded by `_loop_lock`."""
+        self._grace_s = 0.0
+        """Seconds that replacing a worker may take. Set by `start`."""
         self._phase = _Phase.WAITING
         """Only the loop's thread uses it."""
 
@@ -122,7 +121,7 @@ class Dispatcher:
 
     def _begin(self, *, tries_out: bool, keeps_trial: bool) -> None:
         """Begin to receive, once the executor has started."""
-        self._scheduler.watchdog.grace_s = self._executor.grace_s
+        self._grace_s = self._executor.grace_s
         receivers = self._receivers = Receivers(self._executor.inboxes, self._driver.receive_and_act, self._driver.fail)
         receivers.begin()
         trial_epoch = self._executor.plan.trial_epoch
@@ -135,7 +134,7 @@ class Dispatcher:
     def _try_out(self, inbox: Inbox, work: PlannedWork, *, keeps_trial: bool) -> None:
         with self._driver.lock:
             self._scheduler.try_out(work)
-            self._scheduler.watchdog.begin(time.monotonic())
+            self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
         while True:
             with self._driver.lock:
                 self._driver.check_open()
@@ -180,7 +179,7 @@ class Dispatcher:
             plan = plan if is_same_plan else Plan.of(self.num_samples, settings)
             dropped = self._scheduler.begin(PlannedSource(epoch, step, plan.num_batches), keeps_meaning=is_same_plan)
             self._executor.begin(self._scheduler.ledger.generation, plan)
-            self._cursor = Cursor(plan, epoch, step, in_order=self._in_order)
+            self._cursor = Cursor(plan, epoch, step, in_order=self._scheduler.limits.in_order)
         return dropped
 
     def next_batch(self) -> Delivery:
@@ -222,7 +221,7 @@ class Dispatcher:
         did_lead = self._receivers.loop_leads
         inbox = self._receivers.take()
         with self._driver.lock:
-            self._scheduler.watchdog.begin(time.monotonic())
+            self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
         delivery = None if did_lead else self._take()  # the threads may have received it until now
         while delivery is None:
             self._phase = _Phase.WAITING

@@ -97,7 +97,8 @@ class Scheduler:
     """Schedules the batches of one loader."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self._limits = settings.limits
+        self.limits = settings.limits
+        """Never change."""
         self.state = SchedulerState.NEW
         self.ledger: Ledger[Built | Failed] = Ledger(settings.limits)
         """The batches in flight. The caller only reads it."""
@@ -171,7 +172,7 @@ class Scheduler:
         self.state = SchedulerState.CLOSED
         dropped = [_outcome(batch) for batch in self.ledger.ready()] + self._failures.take_all() + self._actions
         # The workers stay: a signal handler may close the loader while this thread handles an event of one.
-        self.ledger, self._actions = Ledger(self._limits), []
+        self.ledger, self._actions = Ledger(self.limits), []
         return dropped
 
     # The executor's side

@@ -35,8 +35,7 @@ class Watchdog:
         self._stall_warning_s = math.inf if stall_warning_s is None else stall_warning_s
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._period_s = min(self._stall_warning_s, self._timeout_s)
-        self.grace_s = 0.0
-        """How much longer than `timeout_s` the loop waits if no worker has the batch: replacing one takes time."""
+        self._grace_s = 0.0
         self.began_s = math.inf
         """When the wait began; later if the process was stopped or a worker was given up."""
         self.deadline_s = math.inf
@@ -46,8 +45,15 @@ class Watchdog:
         """When the loop last blocked, and when it should run again."""
         self._num_stops = 0
 
-    def begin(self, now_s: float) -> None:
-        """Begin to watch a wait."""
+    def begin(self, now_s: float, grace_s: float) -> None:
+        """Begin to watch a wait.
+
+        Args:
+            now_s: When it begins.
+            grace_s: How much longer than `timeout_s` the loop waits if no worker has the batch, because replacing one
+                takes time.
+        """
+        self._grace_s = grace_s
         self.began_s, self.deadline_s = now_s, now_s + self._period_s
         self._warned = ()
         self._left_s, self._expected_s = now_s, math.inf
@@ -65,7 +71,7 @@ class Watchdog:
     def judge_itself(self, now_s: float) -> Judgement:
         """Return what to do when no worker has the batch."""
         judgement = self.judge(self.began_s, now_s)
-        is_early = now_s < self.began_s + self._timeout_s + self.grace_s
+        is_early = now_s < self.began_s + self._timeout_s + self._grace_s
         return Judgement.NOTHING if judgement is Judgement.GIVE_UP and is_early else judgement
 
     def rest(self, now_s: float, until_s: float) -> None:
@@ -98,7 +104,7 @@ class Watchdog:
         for start_s in since_s or [self.began_s]:
             due += [start_s + self._stall_warning_s, max(start_s, self.began_s) + self._timeout_s]
         if not since_s:
-            due.append(self.began_s + self._timeout_s + self.grace_s)
+            due.append(self.began_s + self._timeout_s + self._grace_s)
         self.deadline_s = min(time_s for time_s in due if time_s > now_s)
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ class DecodingInbox:
 
 def dispatcher_of(executor: Any) -> Dispatcher:
     scheduler = Scheduler(SchedulerSettings(Limits(4, 4, 10, in_order=True)))
-    return Dispatcher(executor, scheduler, in_order=True, metrics=Metrics(enabled=False), on_restart=lambda _: None)
+    return Dispatcher(executor, scheduler, metrics=Metrics(enabled=False), on_restart=lambda _: None)
 
 
 def in_another_thread(function: Callable[[], None]) -> None:

@@ -79,7 +79,7 @@ def running_driver(**settings: Any) -> tuple[Driver, Any]:
 
 
 def wait_in_vain(driver: Driver) -> None:
-    driver.scheduler.watchdog.begin(-1e6)  # a long time ago
+    driver.scheduler.watchdog.begin(-1e6, 0.0)  # a long time ago
     driver.receive_or_judge(FakeInbox())
 
 

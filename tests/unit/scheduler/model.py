@@ -296,7 +296,7 @@ class World:
     def wait(self) -> None:
         """Wait from now on, if the loop isn't waiting yet."""
         if self.wait_began_s is None:
-            self.scheduler.watchdog.begin(self.now_s)
+            self.scheduler.watchdog.begin(self.now_s, 0.0)
             self.wait_began_s = self.now_s
 
     def pass_time(self, seconds: float) -> None:

@@ -316,7 +316,7 @@ def test_a_worker_that_died_with_the_template_is_replaced_without_a_word() -> No
 def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no_effect() -> None:
     scheduler = scheduler_with(1, warning_s=4.0)
     first, _ = begin(scheduler)
-    scheduler.watchdog.begin(1.0)
+    scheduler.watchdog.begin(1.0, 0.0)
     decided = {}
     for now in range(1, 25):
         if now >= scheduler.watchdog.deadline_s:
@@ -340,14 +340,14 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
 def test_a_killed_worker_may_still_answer_but_gets_no_more_tasks() -> None:
     scheduler = scheduler_with(1)
     first, second = begin(scheduler)
-    scheduler.watchdog.begin(0.0)
+    scheduler.watchdog.begin(0.0, 0.0)
     scheduler.tick(10.0)
     assert [type(action) for action in scheduler.decide(10.0)] == [Kill]
     build(scheduler, first, 11.0)
     build(scheduler, second, 11.0)
     assert scheduler.decide(11.0) == []
     assert [scheduler.take() is not None for _ in range(3)] == [True, True, False]
-    scheduler.watchdog.begin(12.0)
+    scheduler.watchdog.begin(12.0, 0.0)
     scheduler.tick(22.0)
     assert scheduler.decide(22.0) == [Reap(0)], "it neither ends nor builds anything"
 
@@ -356,7 +356,7 @@ def test_a_stall_at_a_batch_that_is_not_needed_any_more_is_told_as_such() -> Non
     scheduler = scheduler_with(1)
     begin(scheduler)
     begin(scheduler, 3)
-    scheduler.watchdog.begin(0.0)
+    scheduler.watchdog.begin(0.0, 0.0)
     scheduler.tick(10.0)
     assert scheduler.decide(10.0) == [Kill(0, Stall(0, None, 10.0, False))]
 
@@ -364,7 +364,7 @@ def test_a_stall_at_a_batch_that_is_not_needed_any_more_is_told_as_such() -> Non
 def test_out_of_order_only_one_worker_is_given_up_at_a_time() -> None:
     scheduler = scheduler_with(2, in_order=False)
     begin(scheduler)
-    scheduler.watchdog.begin(0.0)
+    scheduler.watchdog.begin(0.0, 0.0)
     scheduler.tick(10.0)
     assert [type(action) for action in scheduler.decide(10.0)] == [Kill]
 
@@ -372,8 +372,7 @@ def test_out_of_order_only_one_worker_is_given_up_at_a_time() -> None:
 def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
     scheduler = scheduler_with(0, warning_s=3.0)
     begin(scheduler)
-    scheduler.watchdog.grace_s = 5.0
-    scheduler.watchdog.begin(0.0)
+    scheduler.watchdog.begin(0.0, 5.0)
     decided = {}
     for now in range(20):
         if now >= scheduler.watchdog.deadline_s:
@@ -389,7 +388,7 @@ def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
 def test_while_the_trainer_is_stopped_no_worker_is_to_blame() -> None:
     scheduler = scheduler_with(1)
     begin(scheduler)
-    scheduler.watchdog.begin(0.0)
+    scheduler.watchdog.begin(0.0, 0.0)
     scheduler.watchdog.rest(1.0, 10.0)
     scheduler.wake(1000.0)
     scheduler.tick(1000.0)

@@ -12,8 +12,7 @@ LIMITS = st.none() | st.floats(0.1, 100)
 
 def watching(warn_after_s: float | None, limit_s: float | None, now_s: float, grace_s: float = 0.0) -> Watchdog:
     watchdog = Watchdog(warn_after_s, limit_s)
-    watchdog.grace_s = grace_s
-    watchdog.begin(now_s)
+    watchdog.begin(now_s, grace_s)
     return watchdog
 
 
@@ -40,7 +39,7 @@ def test_after_a_worker_was_given_up_the_wait_begins_anew() -> None:
 def test_each_wait_is_judged_by_its_own_begin_and_warns_again() -> None:
     watchdog = watching(2.0, 5.0, now_s=0.0)
     assert watchdog.judge(0.0, 2.0) is Judgement.WARN
-    watchdog.begin(4.0)
+    watchdog.begin(4.0, 0.0)
     assert watchdog.deadline_s == 6.0
     assert watchdog.judge(0.0, 6.0) is Judgement.WARN
     assert watchdog.judge(0.0, 8.9) is Judgement.NOTHING
