@@ -178,7 +178,7 @@ class Dispatcher:
                 return []
             plan = plan if is_same_plan else Plan.of(self.num_samples, settings)
             dropped = self._scheduler.begin(PlannedSource(epoch, step, plan.num_batches), keeps_meaning=is_same_plan)
-            self._executor.begin(self._scheduler.ledger.generation, plan)
+            self._executor.use_plan(self._scheduler.ledger.generation, plan)
             self._cursor = Cursor(plan, epoch, step, in_order=self._scheduler.limits.in_order)
         return dropped
 

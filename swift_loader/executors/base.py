@@ -88,7 +88,10 @@ class Inbox(Protocol):
 
 
 class Executor(Protocol):
-    """A place where batches are built. The dispatcher's thread calls it, unless a method says otherwise."""
+    """A place where batches are built.
+
+    The thread that holds the dispatch lock calls its methods, unless one says otherwise. Any thread reads its properties.
+    """
 
     @property
     def owner(self) -> ProcessOwner | None:
@@ -116,7 +119,7 @@ class Executor(Protocol):
         ...
 
     def start(self) -> None:
-        """Get ready to build batches. Blocks until the dataset is built.
+        """Get ready to build batches. Blocks until the dataset is built. The caller holds no lock.
 
         Raises:
             WorkerDied: A process died.
@@ -124,7 +127,7 @@ class Executor(Protocol):
         """
         ...
 
-    def begin(self, generation: int, plan: Plan) -> None:
+    def use_plan(self, generation: int, plan: Plan) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         ...
 

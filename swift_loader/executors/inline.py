@@ -61,6 +61,7 @@ class InlineExecutor:
         self._reader = BatchReader(self._definitions, batch_decoder)
         self._dataset = dataset
         self._builder: BatchBuilder | None = None
+        self._first_plan: Plan | None = None
         self._current: tuple[int, Plan | None] = (0, None)
         """The generation whose batches are needed, and its plan."""
         self._events: list[Event] = []
@@ -70,21 +71,21 @@ class InlineExecutor:
 
     @property
     def plan(self) -> Plan:
-        """The current plan. Known after `start`."""
-        _, plan = self._current
-        assert plan is not None, "the executor hasn't started"
-        return plan
+        """The plan that it starts with. Known after `start`."""
+        assert self._first_plan is not None, "the executor hasn't started"
+        return self._first_plan
 
     def start(self) -> None:
         """Measure the dataset and make the builder."""
         num_samples = length_of(self._dataset)
-        self._current = (0, Plan.of(num_samples, self._spec.plan))
+        self._first_plan = Plan.of(num_samples, self._spec.plan)
+        self._current = (0, self._first_plan)
         self._builder = BatchBuilder(
             self._dataset, num_samples, self._spec, self._definitions, is_interrupt=is_interrupt
         )
         self._events.append(Ready(_WORKER, _WORKER))
 
-    def begin(self, generation: int, plan: Plan) -> None:
+    def use_plan(self, generation: int, plan: Plan) -> None:
         """Use this plan from this generation on."""
         _, before = self._current
         if self._builder is not None and before is not None and plan.settings != before.settings:

@@ -149,7 +149,7 @@ class ProcessExecutor:
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
-    def begin(self, generation: int, plan: Plan) -> None:
+    def use_plan(self, generation: int, plan: Plan) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.running.explainer.current = (generation, plan)
         if plan.settings != self._plan[1]:
