@@ -55,8 +55,6 @@ class WorkerLost:
     num_lost: int
     """How many batches it was assigned."""
     death: Death
-    is_stalled: bool
-    """Whether it was killed for a stall."""
 
 
 @dataclass(slots=True)

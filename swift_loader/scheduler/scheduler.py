@@ -270,7 +270,6 @@ class Scheduler:
                 is_trial=work is not None and worker.is_trial,
                 num_lost=num_lost,
                 death=event.death,
-                is_stalled=worker.killed_s is not None,
             )
             if decision is not Decision.REPLACE:
                 self.fail(worker_lost)

@@ -79,7 +79,6 @@ def lost_worker(
         is_trial=task.generation == 0,
         num_lost=num_lost,
         death=DEATH,
-        is_stalled=False,
     )
 
 
@@ -334,7 +333,7 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
     warning, _ = scheduler.decide(22.0)
     assert isinstance(warning, Warn)
     assert isinstance(warning.about, WorkerLost)
-    assert (warning.about.is_stalled, warning.about.work) == (True, first.work)
+    assert warning.about.work == first.work
 
 
 def test_a_killed_worker_may_still_answer_but_gets_no_more_tasks() -> None:

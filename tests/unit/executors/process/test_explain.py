@@ -26,7 +26,6 @@ CASE = WorkerLost(
     is_trial=False,
     num_lost=2,
     death=Death(exit_code=-9),
-    is_stalled=False,
 )
 
 
@@ -93,7 +92,7 @@ def test_a_worker_that_hangs_is_told_of_with_the_sample(position: int | None, wh
 
 def test_a_worker_that_hung_is_a_stall_with_its_stack() -> None:
     hang = Hang("has been at batch 5 for 3.0 s, longer than timeout=3 s, and was killed", "File x")
-    error = explainer(0).death(replace(CASE, decision=Decision.TOO_MANY, is_stalled=True), worker(hang))
+    error = explainer(0).death(replace(CASE, decision=Decision.TOO_MANY), worker(hang))
     assert isinstance(error, WorkerStalled)
     assert "longer than timeout=3 s" in str(error)
     assert str(error).endswith("Its Python stack:\n    File x")
