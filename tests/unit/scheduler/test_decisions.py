@@ -257,7 +257,7 @@ def test_a_worker_may_die_before_it_is_ready() -> None:
     end(scheduler, 7, Death(1), worker_id=2)
     warning, replacement = scheduler.decide(0.0)
     assert replacement == Replace(7, 2)
-    assert warning == Warn(WorkerLost(7, 2, Decision.REPLACE, 1, None, False, 0, Death(1), False))
+    assert warning == Warn(WorkerLost(7, 2, Decision.REPLACE, 1, None, False, 0, Death(1)))
 
 
 def test_one_death_more_than_the_budget_in_a_row_is_too_many() -> None:
