@@ -56,8 +56,7 @@ def option(
 
 def checked(group: type[_Group], given: Mapping[str, Any]) -> _Group:
     """Return a group of options. `given` has the arguments of the user by public name, and maybe others."""
-    declared = [one for one in fields(group) if one.init]
-    return group(**{one.name: one.metadata["check"](given[one.metadata["option"]]) for one in declared})
+    return group(**{one.name: one.metadata["check"](given[one.metadata["option"]]) for one in fields(group)})
 
 
 def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BITS - 1) -> int:
