@@ -184,13 +184,10 @@ class Ledger(Generic[Answer]):
         Raises:
             ProtocolError: The worker answers another task.
         """
-        queue = self.queues.pop(serial, (generation, sequence))
-        if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
-            self.queues.note_build(queue, build_s)
-        if generation != self.generation:
+        is_current = generation == self.generation
+        self.queues.complete(serial, (generation, sequence), build_s, is_current=is_current)
+        if not is_current:
             return False
-        queue.num_current -= 1
-        queue.num_ready += 1
         batch = self._batches[sequence]
         batch.state = BATCH_STATES[batch.state, BatchMove.COMPLETE]
         batch.answer = answer
@@ -203,10 +200,10 @@ class Ledger(Generic[Answer]):
         Raises:
             ProtocolError: The worker answers another task, or one that isn't of a stream.
         """
-        queue = self.queues.pop(serial, (generation, sequence))
-        if generation != self.generation:
+        is_current = generation == self.generation
+        self.queues.pop(serial, (generation, sequence), is_current=is_current)
+        if not is_current:
             return
-        queue.num_current -= 1
         batch = self._batches[sequence]
         if not isinstance(batch.work, StreamWork) or self._source is None:
             raise ProtocolError(f"worker {serial} told the end of a stream for {batch.work}")
@@ -225,7 +222,7 @@ class Ledger(Generic[Answer]):
         task = self.queues.first(serial)
         if task is None or task[0] != generation or generation == self.generation:
             raise ProtocolError(f"worker {serial} skipped a task of generation {generation}, which it had to do")
-        self.queues.pop(serial, task)
+        self.queues.pop(serial, task, is_current=False)
 
     # Delivery
 

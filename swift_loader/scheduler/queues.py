@@ -17,7 +17,7 @@ __all__ = ["MAX_TASKS", "Limits", "Queue", "Queues"]
 Task = tuple[int, int]
 """(generation, sequence)."""
 
-LOOKAHEAD_S = 0.001
+QUEUED_S = 0.001
 """Work that should wait in a worker's pipe, so that the worker isn't idle while the trainer's thread wakes up."""
 
 MIN_TASKS = 2
@@ -114,8 +114,13 @@ class Queues:
         queue.tasks.append(task)
         queue.num_current += 1
 
-    def pop(self, serial: int, task: Task) -> Queue:
+    def pop(self, serial: int, task: Task, *, is_current: bool) -> Queue:
         """Remove the oldest task of a worker, which has answered it. Return its other tasks.
+
+        Args:
+            serial: The worker's serial number.
+            task: The task that it answers.
+            is_current: Whether the task belongs to the current generation.
 
         Raises:
             ProtocolError: The worker answers another task.
@@ -124,12 +129,28 @@ class Queues:
         if queue is None or not queue.tasks or queue.tasks[0] != task:
             raise ProtocolError(f"worker {serial} answered task {task}, but its next task is {self.first(serial)}")
         queue.tasks.popleft()
+        if is_current:
+            queue.num_current -= 1
         return queue
 
-    def note_build(self, queue: Queue, build_s: float) -> None:
-        """Record how long a worker took for a batch."""
-        queue.note_build(build_s)
-        queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
+    def complete(self, serial: int, task: Task, build_s: float | None, *, is_current: bool) -> None:
+        """Remove the oldest task of a worker, as `pop` does. Its batch is READY now if it is needed.
+
+        Args:
+            serial: As in `pop`.
+            task: As in `pop`.
+            build_s: How long the worker took; None if it has built no batch.
+            is_current: As in `pop`.
+
+        Raises:
+            ProtocolError: The worker answers another task.
+        """
+        queue = self.pop(serial, task, is_current=is_current)
+        if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
+            queue.note_build(build_s)
+            queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
+        if is_current:
+            queue.num_ready += 1
 
     def note_ready(self, serial: int, change: int) -> None:
         """Count a READY batch of a worker (1), or one less (-1). The worker may be gone."""
@@ -168,8 +189,8 @@ class Queues:
     def _task_limit(self, build_s: float, deviation_s: float) -> int:
         if self.limits.in_order and deviation_s > STEADY_S:
             return 1
-        lookahead = 1 + math.ceil(LOOKAHEAD_S / build_s) if build_s > 0 else MAX_TASKS
-        return min(max(MIN_TASKS, lookahead), self.limits.max_tasks, MAX_TASKS)
+        num_tasks = 1 + math.ceil(QUEUED_S / build_s) if build_s > 0 else MAX_TASKS
+        return min(max(MIN_TASKS, num_tasks), self.limits.max_tasks, MAX_TASKS)
 
     def __repr__(self) -> str:
         return ", ".join(f"worker {serial}: {len(queue.tasks)}" for serial, queue in self._queues.items()) or "none"
