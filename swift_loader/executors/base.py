@@ -90,7 +90,8 @@ class Inbox(Protocol):
 class Executor(Protocol):
     """A place where batches are built.
 
-    The thread that holds the dispatch lock calls its methods, unless one says otherwise. Any thread reads its properties.
+    The thread that holds the dispatch lock calls its methods, unless one says otherwise. Any thread reads its
+    properties.
     """
 
     @property

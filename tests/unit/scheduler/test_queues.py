@@ -63,25 +63,24 @@ def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary(
     queues = queues_of(1, replace(LIMITS, in_order=in_order))
     for number, seconds in enumerate(build_s):
         queues.push(0, (0, number))
-        queue = queues.pop(0, (0, number))
-        queue.num_current -= 1
-        queues.note_build(queue, seconds)
+        queues.complete(0, (0, number), seconds, is_current=True)
+        queues.note_ready(0, -1)
     assert num_given(queues) == num_tasks
 
 
 def test_the_users_limit_of_tasks_holds() -> None:
     queues = queues_of(1, replace(LIMITS, max_tasks=3))
     queues.push(0, (0, 0))
-    queue = queues.pop(0, (0, 0))
-    queue.num_current -= 1
-    queues.note_build(queue, 0.0)
+    queues.complete(0, (0, 0), 0.0, is_current=True)
+    queues.note_ready(0, -1)
     assert num_given(queues) == 3
 
 
 def test_a_worker_with_many_ready_batches_gets_no_task() -> None:
     queues = queues_of(2)
     queues.push(0, (0, 0))
-    queues.pop(0, (0, 0)).num_ready = 3
+    queues.pop(0, (0, 0), is_current=True)
+    queues.note_ready(0, 3)
     assert queues.pick(WORK, 4) == 1
     queues.retire(1)
     assert queues.pick(WORK, 4) == 0
@@ -103,11 +102,11 @@ def test_a_worker_answers_its_tasks_in_order(answers: list[int]) -> None:
     for number in answers:
         assert queues.first(0) == ((7, first) if first < 4 else None)
         if number == first < 4:
-            queues.pop(0, (7, number))
+            queues.pop(0, (7, number), is_current=True)
             first += 1
         else:
             with pytest.raises(ProtocolError, match=rf"worker 0 answered task \(7, {number}\), but its next task is"):
-                queues.pop(0, (7, number))
+                queues.pop(0, (7, number), is_current=True)
     assert queues.remove(0) == [(7, number) for number in range(first, 4)]
 
 
@@ -118,7 +117,7 @@ def test_a_worker_that_is_gone_answers_nothing_and_is_forgotten_once() -> None:
     assert queues.remove(0) == []
     assert (queues.first(0), queues.pick(WORK, 100), repr(queues)) == (None, None, "none")
     with pytest.raises(ProtocolError, match=r"worker 0 answered task \(7, 1\), but its next task is None"):
-        queues.pop(0, (7, 1))
+        queues.pop(0, (7, 1), is_current=True)
 
 
 def test_a_retired_worker_gets_no_task_and_still_answers() -> None:
@@ -127,7 +126,7 @@ def test_a_retired_worker_gets_no_task_and_still_answers() -> None:
     queues.retire(0)
     queues.retire(0)
     assert [queues.pick(StreamWork(0, 0, worker_id, 0), 100) for worker_id in (0, 1)] == [None, 1]
-    queues.pop(0, (0, 1))
+    queues.pop(0, (0, 1), is_current=True)
     assert queues.first(0) is None
 
 
