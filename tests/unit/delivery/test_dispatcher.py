@@ -117,6 +117,9 @@ def test_a_signal_handler_may_close_while_its_thread_carries_out_actions() -> No
             dispatcher.close()
 
     in_another_thread(close)
+    assert dispatcher._receivers is not None
+    for receiver in dispatcher._receivers._threads:  # it ends once it gets the lock
+        receiver._thread.join(20)
 
 
 def test_a_signal_handler_may_close_while_its_thread_takes_a_batch() -> None:
