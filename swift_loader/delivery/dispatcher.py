@@ -4,7 +4,7 @@
                                      │
     next_batch ◄──────────── take ───┘                              on the loop's thread
 
-The thread that leads is the loop's while it waits for a batch, else receiver threads; see `receivers`.
+See `receivers` for the thread that leads.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Dispatcher:
         with self._loop_lock:
             before, self._phase = self._phase, _Phase.WAITING
             try:
-                is_ready = self._has_deliverable() or self._receive_what_is_here()
+                is_ready = self._driver.has_deliverable() or self._receive_what_is_here()
                 self._phase = before
                 return is_ready
             except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
@@ -283,10 +283,6 @@ class Dispatcher:
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
-
-    def _has_deliverable(self) -> bool:
-        with self._driver.lock:
-            return self._scheduler.ledger.next_deliverable() is not None
 
     def _receive_what_is_here(self) -> bool:
         """Receive until the next batch is here, or nothing more is. Return whether it is."""
@@ -297,7 +293,7 @@ class Dispatcher:
             self._phase = _Phase.TAKING
             self._driver.act()
             self._phase = _Phase.WAITING
-            if self._has_deliverable():
+            if self._driver.has_deliverable():
                 return True
         return False
 

@@ -64,6 +64,11 @@ class Driver:
         if self.scheduler.state is SchedulerState.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")
 
+    def has_deliverable(self) -> bool:
+        """Return whether a batch is ready for the loop."""
+        with self.lock:
+            return self.scheduler.ledger.next_deliverable() is not None
+
     def fail(self, error: BaseException) -> None:
         """Deliver what is ready, then this error. Any thread."""
         with self.lock:
