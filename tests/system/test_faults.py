@@ -148,7 +148,7 @@ def test_an_exception_that_cannot_be_rebuilt_is_shown_as_text(where: str) -> Non
         loader = make_loader(datasets.Counting, collate_fn=collate)
     else:
         loader = make_loader(datasets.Misbehaving, kwargs={"deed": "unbuildable"})
-    with loader, pytest.raises(WorkerError, match=r"tests\.datasets\.UnbuildableError: 1 and 2") as caught:
+    with loader, pytest.raises(WorkerError, match=r"tests\.support\.datasets\.UnbuildableError: 1 and 2") as caught:
         list(loader)
     assert "Traceback (most recent call last)" in str(caught.value.__cause__)
 
