@@ -155,6 +155,7 @@ def test_a_batch_that_changes_while_it_is_kept_is_caught(monkeypatch: pytest.Mon
     assert "changed while it was kept" in result.text
 
 
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")  # the storm has killed the workers by then
 def test_a_loader_that_isnt_closed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storm_trainer, "_SETTLE_S", 0.5)
     loaders: list[SwiftLoader] = []
