@@ -1,0 +1,134 @@
+"""Notices that a dataset or a function was changed since the workers got their copies.
+
+torch's workers are new in each epoch, so they have what the trainer's objects are then. Workers that stay must be
+replaced when something has changed. A fingerprint looks at attributes, at any depth, up to a number of objects that
+takes a few milliseconds. Of long lists and large arrays it looks at a sample, so a change inside one may go unnoticed.
+An attribute that is set to another array or list is noticed.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["fingerprint"]
+
+MAX_OBJECTS = 5000
+"""How many objects are looked at. It takes 1 us each."""
+
+MAX_SAMPLED = 256
+"""How many elements of a container are looked at."""
+
+MAX_BYTES = 1 << 16
+"""Smaller arrays are looked at as a whole, larger ones at as many bytes in 64 places."""
+
+_NUM_PLACES = 64
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def fingerprint(*things: Any) -> int:
+    """Return a number that is most likely another one after a change. Valid in this process only."""
+    return hash(tuple(_Walk().visit_all(things)))
+
+
+class _Walk:
+    """One look at the objects that are reached."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        """Number of each object by its id, in the order in which they were met."""
+
+    def visit_all(self, things: Iterable[Any]) -> Iterator[int]:
+        for thing in things:
+            yield self.visit(thing)
+
+    def visit(self, thing: Any) -> int:
+        kind = type(thing)
+        if kind in _PLAIN:
+            return hash((kind, thing))
+        known = self._seen.get(id(thing))
+        if known is not None:
+            return hash(("again", known))
+        self._seen[id(thing)] = len(self._seen)
+        if len(self._seen) > MAX_OBJECTS:
+            return hash((kind, id(thing)))
+        return hash((id(kind), *self._content(thing)))
+
+    def _content(self, thing: Any) -> Iterator[int]:
+        torch = sys.modules.get("torch")
+        if isinstance(thing, np.ndarray):
+            yield _array(thing)
+        elif torch is not None and isinstance(thing, torch.Tensor):
+            yield _tensor(thing)
+        elif isinstance(thing, (list, tuple)):
+            yield len(thing)
+            yield from self.visit_all(_sampled(thing))
+        elif isinstance(thing, (set, frozenset)):
+            yield len(thing)
+            yield id(thing)
+        elif isinstance(thing, dict):
+            yield len(thing)
+            for key, value in islice(thing.items(), MAX_SAMPLED):
+                yield self.visit(key)
+                yield self.visit(value)
+        yield from self._attributes(thing)
+
+    def _attributes(self, thing: Any) -> Iterator[int]:
+        if isinstance(thing, FunctionType):
+            yield id(thing.__code__)
+            yield from self.visit_all(cell.cell_contents for cell in thing.__closure__ or () if cell != CellType())
+            return
+        if isinstance(thing, partial):
+            yield from self.visit_all((thing.func, thing.args, thing.keywords))
+            return
+        if isinstance(thing, (type, ModuleType)):
+            yield id(thing)
+            return
+        attributes = getattr(thing, "__dict__", None)
+        slots = [name for base in type(thing).__mro__ for name in getattr(base, "__slots__", ()) if name != "__dict__"]
+        if attributes is None and not slots:
+            yield 0 if isinstance(thing, (list, tuple, dict, np.ndarray)) else id(thing)
+            return
+        for name, value in (attributes or {}).items():
+            yield hash(name)
+            yield self.visit(value)
+        for name in slots:
+            yield self.visit(getattr(thing, name, None))
+
+
+def _sampled(things: list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+    """Return all elements, or evenly spaced ones."""
+    return things if len(things) <= MAX_SAMPLED else things[:: -(-len(things) // MAX_SAMPLED)]
+
+
+def _array(array: np.ndarray[Any, Any]) -> int:
+    if array.dtype.hasobject:
+        return hash((id(array), array.shape))
+    return hash((array.ctypes.data, array.shape, array.strides, array.dtype.str, _checksum(array)))
+
+
+def _checksum(array: np.ndarray[Any, Any]) -> int:
+    if array.nbytes <= MAX_BYTES:
+        return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).ravel().tobytes()) if array.size else 0
+    if not array.flags.c_contiguous:
+        return 0
+    flat = array.reshape(-1).view(np.uint8)
+    length, distance = MAX_BYTES // _NUM_PLACES, len(flat) // _NUM_PLACES
+    return zlib.crc32(b"".join(flat[n * distance : n * distance + length].tobytes() for n in range(_NUM_PLACES)))
+
+
+def _tensor(tensor: Any) -> int:
+    version = None if tensor.is_inference() else tensor._version  # noqa: SLF001 - counts changes in place
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError:  # sparse and the like
+        pointer = id(tensor)
+    return hash((pointer, tuple(tensor.shape), str(tensor.dtype), version))

@@ -1,0 +1,214 @@
+"""Draws the indices of an epoch from a loader's sampler, as torch does, and remembers how to draw them again.
+
+Runs on the loop's thread, as the sampler is the user's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from swift_loader.dataloader.generators import GlobalStates, generators_of, pack_generators, unpack_generators
+
+__all__ = ["Drawn", "Draws", "DrawsState", "is_stateful"]
+
+NO_STATES = GlobalStates(None, None, None)
+
+
+class Drawn(NamedTuple):
+    """What a batch is made of."""
+
+    step: int
+    """Which batch of the epoch, from 0."""
+    indices: Any
+    """A list of indices; a single one with `batch_size=None`."""
+    sampler_state: tuple[Any, Any] | None
+    """States of the sampler and its iterator after the draw. None if neither has a `state_dict`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawsState:
+    """How to draw the rest of an epoch again."""
+
+    base_seed: int
+    epoch: int
+    num_drawn: int
+    sampler_state: tuple[Any, Any] | None
+    generators: list[str]
+    """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
+    global_states: dict[str, Any]
+    """States of the global generators when the epoch began, of those that the sampler has drawn from."""
+    draws_seed: bool
+    """Whether the base seed was drawn when the epoch began."""
+    is_over: bool
+    """Whether the epoch is over, so that the next one begins."""
+
+
+def is_stateful(thing: Any) -> bool:
+    """Return whether an object has `state_dict` and `load_state_dict`."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+class Draws:
+    """The draws of one epoch."""
+
+    def __init__(
+        self, loader: DataLoader[Any], epoch: int = 0, state: DrawsState | None = None, *, base_seed: int | None = None
+    ) -> None:
+        """Begin an epoch, or continue one.
+
+        Draws the base seed where torch draws it, so the generators are used in the same order.
+
+        Args:
+            loader: Whose sampler to draw from.
+            epoch: Which epoch of this loader it is, from 0.
+            state: Where to continue.
+            base_seed: The base seed, if workers keep that of an earlier epoch. None: draw it.
+        """
+        self._loader = loader
+        self._source = _SamplerSource(loader)
+        self._own = generators_of(loader, loader.sampler, loader.batch_sampler, self._source.sampler)
+        self._own_at_begin: list[str] = []
+        self._used = NO_STATES
+        """What the global generators were when the epoch began, of those that the sampler has drawn from."""
+        self._untold: tuple[GlobalStates, GlobalStates] | None = None
+        """The global generators when the epoch began and before the first draw, until that tells which ones matter."""
+        self._iterator: Iterator[Any] = iter(())
+        self.num_drawn = 0
+        self.epoch = epoch
+        self._draws_seed = base_seed is None
+        self.base_seed = 0 if base_seed is None else base_seed
+        if state is not None and state.is_over:
+            self._pass_end(state)
+            state = None
+        if state is None:
+            self._begin()
+        else:
+            self._continue(state)
+
+    def _begin(self) -> None:
+        """Begin afresh, with the same draws as torch."""
+        self._own_at_begin = pack_generators(self._own)
+        before = GlobalStates.now() if self._source.may_draw else None
+        self._iterator = self._source.iterate()
+        if before is not None:
+            self._used = before.where_changed(before, GlobalStates.now())
+        if self._draws_seed:
+            self.base_seed = self._draw_base_seed()
+        if before is not None:
+            self._untold = before, GlobalStates.now()
+
+    def _draw_base_seed(self) -> int:
+        seed = torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+        return int(seed.item())
+
+    def _continue(self, state: DrawsState) -> None:
+        """Draw again what was drawn. The global generators stay as they are."""
+        self.epoch, self.base_seed, self._draws_seed = state.epoch, state.base_seed, state.draws_seed
+        self._own_at_begin = state.generators
+        self._load_own(state)
+        self._used = GlobalStates.unpack(state.global_states)
+        with self._used.applied():
+            if state.sampler_state is None:
+                self._iterator = self._source.iterate()
+            else:
+                self._iterator = self._source.load(state.sampler_state)
+            if state.draws_seed:
+                self._draw_base_seed()
+            num_again = state.num_drawn if state.sampler_state is None and not self._source.is_stream else 0
+            for _ in islice(self._iterator, num_again):
+                pass
+        self.num_drawn = state.num_drawn
+
+    def _load_own(self, state: DrawsState) -> None:
+        """Set the samplers' own generators to their saved states."""
+        if len(state.generators) == len(self._own):
+            unpack_generators(self._own, state.generators)
+
+    def _pass_end(self, state: DrawsState) -> None:
+        """Leave the sampler as it was at the end of an epoch."""
+        self.epoch = state.epoch + 1
+        self._load_own(state)
+        if state.sampler_state is not None:
+            self._source.load(state.sampler_state)
+
+    def next(self) -> Drawn | None:
+        """Return the next draw; None at the end. What the sampler raises, this raises."""
+        for indices in self._iterator:
+            if self._untold is not None:
+                (began, seeded), self._untold = self._untold, None
+                self._used = self._used.merged(began.where_changed(seeded, GlobalStates.now()))
+            drawn = Drawn(self.num_drawn, indices, self._source.state())
+            self.num_drawn += 1
+            return drawn
+        return None
+
+    def state_at(self, num_drawn: int, sampler_state: tuple[Any, Any] | None, *, is_over: bool) -> DrawsState:
+        """Return how to continue after so many draws.
+
+        Args:
+            num_drawn: How many batches the loop got.
+            sampler_state: As in the last one's `Drawn`.
+            is_over: Whether the loop has met the end of the epoch.
+        """
+        own = pack_generators(self._own) if is_over else self._own_at_begin
+        used = self._used if self._untold is None else self._untold[0]
+        packed = {} if is_over or sampler_state is not None else used.pack()
+        return DrawsState(self.base_seed, self.epoch, num_drawn, sampler_state, own, packed, self._draws_seed, is_over)
+
+
+class _SamplerSource:
+    """A loader's sampler. Looks through torch's own `BatchSampler`, which has no state."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        batches = loader.batch_sampler
+        self._batches = batches if type(batches) is BatchSampler else None
+        self.sampler: Any = loader.sampler if batches is None else batches
+        if self._batches is not None:
+            self.sampler = self._batches.sampler
+        self._iterator: Any = None
+        self.is_stream = isinstance(loader.dataset, IterableDataset)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether iterating may draw from the global generators, and nothing else tells how to repeat that."""
+        return not (self.is_stream or type(self.sampler) is SequentialSampler or is_stateful(self.sampler))
+
+    def iterate(self) -> Iterator[Any]:
+        """Return an iterator over the indices of the batches."""
+        self._iterator = iter(self.sampler)
+        if self._batches is None:
+            return iter(self._iterator)
+        return _batched(iter(self._iterator), self._batches.batch_size, drop_last=self._batches.drop_last)
+
+    def load(self, state: tuple[Any, Any]) -> Iterator[Any]:
+        """Return an iterator that continues at a state."""
+        of_sampler, of_iterator = state
+        if of_sampler is not None:
+            self.sampler.load_state_dict(of_sampler)
+        iterator = self.iterate()
+        if of_iterator is not None:
+            self._iterator.load_state_dict(of_iterator)
+        return iterator
+
+    def state(self) -> tuple[Any, Any] | None:
+        """Return copies of the present states of the sampler and its iterator."""
+        of_sampler = deepcopy(self.sampler.state_dict()) if is_stateful(self.sampler) else None
+        of_iterator = None
+        if self._iterator is not self.sampler and is_stateful(self._iterator):
+            of_iterator = deepcopy(self._iterator.state_dict())
+        return None if of_sampler is None and of_iterator is None else (of_sampler, of_iterator)
+
+
+def _batched(indices: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    """Yield what torch's `BatchSampler` yields."""
+    while batch := list(islice(indices, batch_size)):
+        if len(batch) < batch_size and drop_last:
+            return
+        yield batch

@@ -1,0 +1,106 @@
+"""Builds the batches of an epoch in the loop's thread, with torch's own fetchers: `num_workers=0`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+# Private, but the only implementation of torch's fetching, and the same in all its versions.
+from torch.utils.data.dataloader import _DatasetKind
+
+from swift_loader.dataloader.draws import Draws, is_stateful
+from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+
+__all__ = ["InlineEpoch"]
+
+
+class InlineEpoch:
+    """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""
+
+    def __init__(self, loader: DataLoader[Any], epoch: int, resume: LoaderPosition | None) -> None:
+        """Begin.
+
+        Args:
+            loader: What to load. Its `collate_fn` may change between epochs.
+            epoch: Which epoch of this loader it is, if it resumes nothing.
+            resume: Where to continue.
+        """
+        self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # type: ignore[attr-defined] # noqa: SLF001
+        self._num_yielded = 0
+        self._sampler_state: tuple[Any, Any] | None = None
+        self._is_over = False
+        saved = resume.workers[0] if resume is not None and resume.workers else WorkerSnapshot()
+        if saved.dataset_state is not None and is_stateful(loader.dataset):
+            loader.dataset.load_state_dict(saved.dataset_state)  # first: it may set the global generators
+        self._draws = Draws(loader, epoch, None if resume is None else resume.draws)
+        kind, batches = loader._dataset_kind, loader._auto_collation  # type: ignore[attr-defined] # noqa: SLF001
+        self._fetcher = _DatasetKind.create_fetcher(kind, loader.dataset, batches, loader.collate_fn, loader.drop_last)
+        if resume is not None and not resume.draws.is_over:
+            self._continue(resume, saved)
+
+    def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
+        """Go to a position in the middle of an epoch."""
+        self._num_yielded, self._sampler_state = resume.num_yielded, resume.draws.sampler_state
+        if not self._is_stream:
+            return
+        if saved.iterator_state is not None:
+            self._fetcher.dataset_iter.load_state_dict(saved.iterator_state)
+        num_to_skip = saved.num_since if saved.has_state else resume.num_yielded
+        for _ in range(num_to_skip):
+            drawn = self._draws.next()
+            assert drawn is not None, "a stream's sampler is endless"
+            self._fetcher.fetch(drawn.indices)
+        self._fetcher.ended = saved.has_ended
+
+    def next(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: There is none.
+            Exception: Whatever the dataset, the sampler or `collate_fn` raised.
+        """
+        drawn = self._draws.next()
+        if drawn is None:
+            self._is_over = True
+            raise StopIteration
+        try:
+            batch = self._fetcher.fetch(drawn.indices)
+        except StopIteration:
+            self._is_over = True
+            raise
+        self._num_yielded += 1
+        self._sampler_state = drawn.sampler_state
+        return batch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        return self._is_over
+
+    def position(self, length_called: int | None) -> LoaderPosition:
+        """Return where the loop is. `length_called` is as in `LoaderPosition`."""
+        draws = self._draws.state_at(self._num_yielded, self._sampler_state, is_over=self._is_over)
+        return LoaderPosition(
+            num_workers=0,
+            is_stream=self._is_stream,
+            num_yielded=self._num_yielded,
+            draws=draws,
+            workers=(self._snapshot(),),
+            length_called=length_called,
+        )
+
+    def _snapshot(self) -> WorkerSnapshot:
+        dataset = self._fetcher.dataset
+        if not self._is_stream:
+            return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
+        iterator = self._fetcher.dataset_iter
+        is_one = iterator is dataset
+        return WorkerSnapshot(
+            dataset.state_dict() if is_stateful(dataset) and not is_one else None,
+            iterator.state_dict() if is_stateful(iterator) else None,
+            self._fetcher.ended,
+        )
+
+    def close(self) -> None:
+        """Do nothing: nothing runs."""

@@ -1,0 +1,98 @@
+"""The iterator over one epoch of a DataLoader."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from swift_loader.dataloader.state import LoaderPosition
+
+__all__ = ["Epoch", "LoaderIterator"]
+
+
+class Epoch(Protocol):
+    """Where the batches of an epoch come from."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        ...
+
+    def next(self) -> Any:
+        """Return the next batch. Raises StopIteration at the end, and what the user's code raises."""
+        ...
+
+    def position(self, length_called: int | None) -> LoaderPosition:
+        """Return where the loop is."""
+        ...
+
+    def close(self) -> None:
+        """Leave the workers to the next epoch."""
+        ...
+
+
+class LoaderIterator:
+    """Yields the batches of one epoch.
+
+    An error of the user's code takes the place of its batch: the next call continues with the batch after it.
+    """
+
+    def __init__(self, loader: DataLoader[Any], epoch: Epoch, *, pin_device: str | None) -> None:
+        self._epoch = epoch
+        self._index_sampler = loader._index_sampler  # type: ignore[attr-defined] # noqa: SLF001 - for `len`, as torch
+        self._dataset_name = str(type(loader.dataset).__name__)
+        self._length_called: int | None = loader._IterableDataset_len_called  # type: ignore[attr-defined] # noqa: SLF001
+        self._has_workers = bool(loader.num_workers)
+        self._pin_device = pin_device
+        self._num_yielded = 0
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001 - a profile name costs 5 us
+            with torch.autograd.profiler.record_function(self._profile_name):
+                return self._next()
+        return self._next()
+
+    def _next(self) -> Any:
+        batch = self._epoch.next()
+        self._num_yielded += 1
+        if self._length_called is not None and self._num_yielded > self._length_called:
+            self._warn_of_length(self._length_called)
+        if self._pin_device is not None:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            batch = pin_memory(batch, self._pin_device)
+        return batch
+
+    def _warn_of_length(self, length: int) -> None:
+        advice = (
+            " Each worker has a copy of the dataset: let it give only its share, see torch.utils.data.get_worker_info."
+            if self._has_workers
+            else ""
+        )
+        warnings.warn(
+            f"Length of IterableDataset {self._dataset_name} was reported to be {length} (when accessing "
+            f"len(dataloader)), but {self._num_yielded} samples have been fetched.{advice}",
+            stacklevel=4,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        return self._epoch.is_over
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
+        return self._epoch.position(self._length_called)
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} can't be pickled; pickle the loader")

@@ -1,0 +1,52 @@
+"""What is known of each worker's dataset: where it was when the loop got the last batch from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.delivery.delivery import Delivery
+from swift_loader.scheduler.work import StreamWork
+from swift_loader.worker.torch_mode import Resume, Snapshot
+
+__all__ = ["Shards"]
+
+
+class Shards:
+    """The datasets of the workers of one epoch, as far as the loop has seen their batches."""
+
+    def __init__(self, loader: DataLoader[Any], resume: LoaderPosition | None) -> None:
+        """Begin with fresh datasets, or where `resume` says."""
+        saved = () if resume is None else resume.workers
+        self._is_resumed = resume is not None
+        self._begins_epoch = resume is None or resume.draws.is_over
+        self._snapshots = list(saved) or [WorkerSnapshot() for _ in range(loader.num_workers)]
+        self._packed: dict[int, bytes] = {}
+        """The last state of each worker, as it came. Unpacked when somebody asks."""
+
+    def resume(self) -> dict[int, bytes] | None:
+        """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
+        if not self._is_resumed:
+            return None
+        return {number: self._resume_of(one) for number, one in enumerate(self._snapshots)}
+
+    def _resume_of(self, saved: WorkerSnapshot) -> bytes:
+        snapshot = Snapshot(
+            num_batches=0 if self._begins_epoch else saved.num_batches - saved.num_since,
+            has_ended=False if self._begins_epoch else saved.has_ended,
+            iterator=None if self._begins_epoch else saved.iterator_state,
+            dataset=saved.dataset_state,
+        )
+        has_state = snapshot.iterator is not None or snapshot.dataset is not None
+        if self._begins_epoch:
+            return Resume(snapshot.pack() if has_state else None).pack()
+        return Resume(snapshot.pack() if has_state else None, saved.num_since if has_state else saved.num_batches).pack()
+
+    def note(self, delivery: Delivery) -> None:
+        """Count a batch or an error that the loop gets."""
+        work = delivery.work
+        worker = work.worker_id if isinstance(work, StreamWork) else delivery.worker_id
+        ...

@@ -1,0 +1,58 @@
+"""The work of a DataLoader's epoch: drawn from a sampler, or turns of a stream's shards. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from swift_loader.scheduler.work import IndexWork, StreamWork
+
+__all__ = ["IndexQueue", "StreamRounds"]
+
+
+class IndexQueue:
+    """Work that the loop's thread has drawn. A sampler is the user's code, so no other thread may run it."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._drawn: deque[IndexWork] = deque()
+
+    def put(self, step: int, indices: Any) -> None:
+        """Add the next batch."""
+        self._drawn.append(IndexWork(self._epoch, step, indices))
+
+    def next(self) -> IndexWork | None:
+        """Return the next work; None if nothing more is drawn yet."""
+        return self._drawn.popleft() if self._drawn else None
+
+    def end_shard(self, worker_id: int) -> None:
+        """Do nothing: a sampler has no shards."""
+
+
+class StreamRounds:
+    """One batch of each shard in turn, as torch does, until all shards are over."""
+
+    def __init__(self, epoch: int, num_workers: int, *, first_step: int = 0, last_worker: int = -1) -> None:
+        """Begin after the batch of `last_worker`; -1: with worker 0."""
+        self._epoch, self._step = epoch, first_step
+        self._turns = [0] * num_workers
+        """How many batches of each shard were handed out."""
+        self._left = set(range(num_workers))
+        """The workers whose shards aren't known to be over."""
+        self._last_worker = last_worker
+
+    def next(self) -> StreamWork | None:
+        """Return the next work; None if all shards are over."""
+        if not self._left:
+            return None
+        num_workers = len(self._turns)
+        following = (number % num_workers for number in range(self._last_worker + 1, self._last_worker + 1 + num_workers))
+        self._last_worker = worker_id = next(number for number in following if number in self._left)
+        work = StreamWork(self._epoch, self._step, worker_id, self._turns[worker_id])
+        self._turns[worker_id] += 1
+        self._step += 1
+        return work
+
+    def end_shard(self, worker_id: int) -> None:
+        """Hand out no more work of this worker's shard. Idempotent."""
+        self._left.discard(worker_id)

@@ -1,0 +1,171 @@
+"""The content of a DataLoader's `state_dict()`.
+
+The fields have the names that torchdata's `StatefulDataLoader` gives to the same things. Fields of our own have no
+underscore in front.
+
+    version                     of these fields
+    _steps_since_snapshot       always 0: the position is exact
+    _iterator_finished          whether the loop has met the end of the epoch
+    _snapshot
+        _snapshot_step              batches that the loop got in this epoch
+        _last_yielded_worker_id     which worker's shard gave the last one; streams only
+        _main_snapshot              the draws, see `DrawsState`
+        _worker_snapshots           by worker: the state of its dataset or of the iterator over it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift_loader.dataloader.draws import DrawsState
+from swift_loader.errors import StateMismatch
+
+__all__ = ["LoaderPosition", "WorkerSnapshot"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """The state of a worker's dataset at some batch, and how many batches the loop got from it since."""
+
+    dataset_state: Any = None
+    """What the dataset's `state_dict()` returned; None if it has none, or if it is its own iterator."""
+    iterator_state: Any = None
+    """What the `state_dict()` of the iterator over a stream returned; None if it has none."""
+    has_ended: bool = False
+    """Whether its shard of the stream is over."""
+    num_since: int = 0
+    """How many batches the loop got from it after the state was taken. They are skipped."""
+    num_batches: int = 0
+    """How many batches of its shard the loop got in this epoch."""
+
+    def pack(self, *, is_stream: bool) -> dict[str, Any]:
+        """Return it as it is in the state."""
+        fetcher = {"dataset_iter_state": self.iterator_state, "fetcher_ended": self.has_ended} if is_stream else None
+        return {
+            "fetcher_state": fetcher,
+            "dataset_state": self.dataset_state,
+            "steps_since_snapshot": self.num_since,
+            "num_batches": self.num_batches,
+        }
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> WorkerSnapshot:
+        """Return what `pack` was called on."""
+        fetcher = packed["fetcher_state"] or {}
+        return cls(
+            packed["dataset_state"],
+            fetcher.get("dataset_iter_state"),
+            bool(fetcher.get("fetcher_ended", False)),
+            packed.get("steps_since_snapshot", 0),
+            packed.get("num_batches", 0),
+        )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it can be restored without skipping all batches."""
+        return self.dataset_state is not None or self.iterator_state is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPosition:
+    """Where a DataLoader is in its epoch."""
+
+    num_workers: int
+    is_stream: bool
+    num_yielded: int
+    """Batches that the loop got in this epoch."""
+    draws: DrawsState
+    last_worker: int = -1
+    """The worker whose shard gave the last batch; -1 before the first. Only for streams."""
+    ahead: tuple[int, ...] = ()
+    """Steps that the loop got before earlier ones, with `in_order=False`."""
+    workers: tuple[WorkerSnapshot, ...] = field(default=())
+    """By worker id. One, with `num_workers=0`."""
+    length_called: int | None = None
+    """What `len` of the stream returned, if the user has asked the loader for its length."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state. Nothing in it changes later."""
+        draws, sampler_state = self.draws, self.draws.sampler_state or (None, None)
+        main = {
+            "_num_workers": self.num_workers,
+            "_index_sampler_state": sampler_state[0],
+            "_sampler_iter_state": sampler_state[1],
+            "_sampler_iter_yielded": draws.num_drawn,
+            "_base_seed": draws.base_seed,
+            "_IterableDataset_len_called": self.length_called,
+            "epoch": draws.epoch,
+            "generators": draws.generators,
+            "global_states": draws.global_states,
+            "draws_seed": draws.draws_seed,
+            "ahead": list(self.ahead),
+        }
+        snapshots = [one.pack(is_stream=self.is_stream) for one in self.workers]
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "_snapshot": {
+                "_snapshot_step": self.num_yielded,
+                "_last_yielded_worker_id": self.last_worker,
+                "_main_snapshot": main,
+                "_worker_snapshots": {f"worker_{number}": one for number, one in enumerate(snapshots)},
+            },
+            "_steps_since_snapshot": 0,
+            "_iterator_finished": draws.is_over,
+        }
+        if not self.num_workers:
+            state |= {name: snapshots[0][name] for name in ("fetcher_state", "dataset_state")}
+        return deepcopy(state)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> LoaderPosition:
+        """Return the position that a state describes.
+
+        Raises:
+            TypeError: The state isn't a mapping.
+            StateMismatch: A field is missing or has another form. The message names it.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
+        if state.get("version") != VERSION:
+            raise StateMismatch(
+                f"the state's version is {state.get('version')!r}, but this loader can only resume version {VERSION}; "
+                f"pass the dict that the state_dict() of a swift_loader.DataLoader returned"
+            )
+        try:
+            return _unpacked(deepcopy(dict(state)))
+        except KeyError as error:
+            raise StateMismatch(
+                f"the state has no field {error}; pass the dict that state_dict() returned, unchanged"
+            ) from None
+
+
+def _unpacked(state: dict[str, Any]) -> LoaderPosition:
+    snapshot = state["_snapshot"]
+    main, workers = snapshot["_main_snapshot"], snapshot["_worker_snapshots"]
+    sampler_state = main["_index_sampler_state"], main["_sampler_iter_state"]
+    draws = DrawsState(
+        base_seed=main["_base_seed"],
+        epoch=main["epoch"],
+        num_drawn=main["_sampler_iter_yielded"],
+        sampler_state=None if sampler_state == (None, None) else sampler_state,
+        generators=main["generators"],
+        global_states=main["global_states"],
+        draws_seed=main["draws_seed"],
+        is_over=state["_iterator_finished"],
+    )
+    snapshots = [WorkerSnapshot.unpack(workers[f"worker_{number}"]) for number in range(len(workers))]
+    return LoaderPosition(
+        num_workers=main["_num_workers"],
+        is_stream=any(workers[name]["fetcher_state"] is not None for name in workers),
+        num_yielded=snapshot["_snapshot_step"],
+        draws=draws,
+        last_worker=snapshot["_last_yielded_worker_id"],
+        ahead=tuple(main["ahead"]),
+        workers=tuple(snapshots),
+        length_called=main["_IterableDataset_len_called"],
+    )

@@ -1,0 +1,209 @@
+"""Builds the batches of an epoch in worker processes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from swift_loader.dataloader.draws import Drawn, Draws
+from swift_loader.dataloader.shards import Shards
+from swift_loader.dataloader.sources import IndexQueue, StreamRounds
+from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.dataloader.workers import LoaderWorkers, WorkerShelf
+from swift_loader.delivery.delivery import Delivery
+from swift_loader.scheduler.work import IndexWork, StreamWork
+
+__all__ = ["IndexEpoch", "StreamEpoch"]
+
+
+class _WorkersInUse:
+    """The workers of an epoch. They go back to the shelf at its end, or when nobody refers to the epoch any more."""
+
+    def __init__(self, epoch: object, workers: LoaderWorkers, shelf: WorkerShelf) -> None:
+        self._workers: LoaderWorkers | None = workers
+        self._give_back = weakref.finalize(epoch, shelf.put, workers)
+
+    def next(self) -> Delivery:
+        assert self._workers is not None, "the epoch is over"
+        return self._workers.next()
+
+    def give_back(self) -> None:
+        """Idempotent."""
+        self._workers = None
+        self._give_back()
+
+
+class IndexEpoch:
+    """One epoch of a sampler's batches."""
+
+    def __init__(
+        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, shelf: WorkerShelf, resume: LoaderPosition | None
+    ) -> None:
+        """Begin to build ahead of the loop.
+
+        Args:
+            loader: What to load.
+            draws: The epoch's indices.
+            workers: Which build the batches.
+            shelf: Gets the workers back.
+            resume: Where to continue.
+        """
+        self._num_workers = loader.num_workers
+        self._draws = draws
+        self._in_use = _WorkersInUse(self, workers, shelf)
+        self._queue = IndexQueue(draws.epoch)
+        self._max_ahead = workers.max_in_flight
+        self._num_in_flight = 0
+        self._sampler_error: Exception | None = None
+        self._has_drawn_all = False
+        self._is_over = False
+        resume = None if resume is None or resume.draws.is_over else resume
+        self._num_done = draws.num_drawn
+        """All steps before this one are behind the loop."""
+        self._done_ahead: set[int] = set() if resume is None else set(resume.ahead)
+        """Later steps that are behind the loop, too, because they came out of order."""
+        self._num_yielded = 0 if resume is None else resume.num_yielded
+        self._state_at_done = None if resume is None else resume.draws.sampler_state
+        self._states: dict[int, tuple[Any, Any] | None] = {}
+        """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
+        self._shards = Shards(loader, resume)
+        workers.begin(self._queue, draws.base_seed, self._shards.resume())
+        self._draw_ahead()
+        workers.act()
+
+    def _draw_ahead(self) -> None:
+        """Draw as far ahead as the workers may work."""
+        while self._num_in_flight < self._max_ahead and not self._has_drawn_all:
+            try:
+                drawn = self._draws.next()
+            except Exception as error:  # the sampler's: it comes after the batches that were drawn
+                self._sampler_error, drawn = error, None
+            if drawn is None:
+                self._has_drawn_all = True
+            else:
+                self._put(drawn)
+
+    def _put(self, drawn: Drawn) -> None:
+        self._states[drawn.step] = drawn.sampler_state
+        if drawn.step not in self._done_ahead:
+            self._queue.put(drawn.step, drawn.indices)
+            self._num_in_flight += 1
+
+    def next(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: There is none.
+            Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
+        """
+        if self._num_in_flight == 0:
+            self._end()
+        delivery = self._in_use.next()
+        work = delivery.work
+        if isinstance(work, IndexWork):
+            self._note(work.step)
+            self._shards.note(delivery)
+            self._draw_ahead()
+        if delivery.error is not None:
+            raise delivery.error
+        self._num_yielded += 1
+        return delivery.batch
+
+    def _end(self) -> None:
+        if self._sampler_error is not None:
+            error, self._sampler_error = self._sampler_error, None
+            raise error
+        self._is_over = True
+        self.close()
+        raise StopIteration
+
+    def _note(self, step: int) -> None:
+        """Count a step that is behind the loop."""
+        self._num_in_flight -= 1
+        self._done_ahead.add(step)
+        while self._num_done in self._done_ahead:
+            self._done_ahead.remove(self._num_done)
+            self._state_at_done = self._states.pop(self._num_done)
+            self._num_done += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        return self._is_over
+
+    def position(self, length_called: int | None) -> LoaderPosition:
+        """Return where the loop is. `length_called` is as in `LoaderPosition`."""
+        return LoaderPosition(
+            num_workers=self._num_workers,
+            is_stream=False,
+            num_yielded=self._num_yielded,
+            draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self._is_over),
+            ahead=tuple(sorted(self._done_ahead)),
+            workers=self._shards.snapshots(),
+            length_called=length_called,
+        )
+
+    def close(self) -> None:
+        """Leave the workers to the next epoch. Idempotent."""
+        self._in_use.give_back()
+
+
+class StreamEpoch:
+    """One epoch of a stream's shards."""
+
+    def __init__(
+        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, shelf: WorkerShelf, resume: LoaderPosition | None
+    ) -> None:
+        """Begin to build ahead of the loop. The arguments are those of `IndexEpoch`."""
+        self._num_workers = loader.num_workers
+        self._draws = draws
+        self._in_use = _WorkersInUse(self, workers, shelf)
+        self._is_over = False
+        resumed = None if resume is None or resume.draws.is_over else resume
+        self._num_yielded = 0 if resumed is None else resumed.num_yielded
+        self._last_worker = -1 if resumed is None else resumed.last_worker
+        self._shards = Shards(loader, resume)
+        rounds = StreamRounds(
+            draws.epoch, loader.num_workers, first_step=self._num_yielded, last_worker=self._last_worker
+        )
+        workers.begin(rounds, draws.base_seed, self._shards.resume())
+
+    def next(self) -> Any:
+        """Return the next batch. Raises as that of `IndexEpoch` does."""
+        if self._is_over:
+            raise StopIteration
+        delivery = self._in_use.next()
+        if delivery.is_end:
+            self._is_over = True
+            self.close()
+            raise StopIteration
+        if isinstance(delivery.work, StreamWork):
+            self._shards.note(delivery)
+            self._last_worker = delivery.work.worker_id
+        if delivery.error is not None:
+            raise delivery.error
+        self._num_yielded += 1
+        return delivery.batch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        return self._is_over
+
+    def position(self, length_called: int | None) -> LoaderPosition:
+        """Return where the loop is. `length_called` is as in `LoaderPosition`."""
+        return LoaderPosition(
+            num_workers=self._num_workers,
+            is_stream=True,
+            num_yielded=self._num_yielded,
+            draws=self._draws.state_at(self._num_yielded, None, is_over=self._is_over),
+            last_worker=self._last_worker,
+            workers=self._shards.snapshots(),
+            length_called=length_called,
+        )
+
+    def close(self) -> None:
+        """Leave the workers to the next epoch. Idempotent."""
+        self._in_use.give_back()

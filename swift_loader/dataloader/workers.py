@@ -1,0 +1,188 @@
+"""The worker processes of a DataLoader. They stay from epoch to epoch where that gives what torch's new ones would."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from loguru import logger
+from torch.utils.data import DataLoader, default_collate
+
+from swift_loader.batch.torch_collate import torch_collate
+from swift_loader.delivery.delivery import Delivery
+from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.errors import EncodeError
+from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
+from swift_loader.options import DeliveryOptions
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.work import WorkSource
+from swift_loader.worker.fetch import OnError
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
+from swift_loader.worker.torch_mode import TorchMode
+
+__all__ = ["LoaderWorkers", "WorkerShelf"]
+
+STALL_WARNING_S = 60.0
+"""How long a worker may spend on a batch that the loop waits for before there is a warning."""
+
+DEFAULT_PREFETCH = 2
+"""torch's default, with which this loader chooses how many batches are in flight."""
+
+
+class LoaderWorkers:
+    """The workers of one DataLoader, from their start to `close`. Not thread-safe, apart from `close`."""
+
+    def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int) -> None:
+        """Start the processes, and wait until the template has the dataset."""
+        self.base_seed = base_seed
+        """What the workers' generators were seeded with when they started."""
+        self.has_failed = False
+        """Whether they give no more batches."""
+        self.owner = ProcessOwner()
+        self._notices: deque[str] = deque()
+        supervisor = Supervisor(WorkerSpec(worker_options, _settings(base_seed)), delivery)
+        metrics = Metrics(enabled=False)
+        executor = ProcessExecutor(supervisor, metrics, logger.debug)
+        settings = SchedulerSettings(
+            delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
+        )
+        self._dispatcher = Dispatcher(
+            executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append
+        )
+        self.close = weakref.finalize(self, self._dispatcher.close)
+        """Ends all processes. Idempotent and thread-safe."""
+        self._dispatcher.start(tries_out=False, keeps_trial=False)
+
+    def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
+        """Begin an epoch. What is left of an earlier one is dropped."""
+        self._dispatcher.begin(source, _settings(base_seed), resume)
+
+    def next(self) -> Delivery:
+        """Return the next batch, its error, or the end of all shards. Blocks."""
+        delivery = self._dispatcher.next_batch()
+        self._issue_warnings()
+        if delivery.error is not None and delivery.work is None:
+            self.has_failed = True
+        delivery.keep()
+        return delivery
+
+    def _issue_warnings(self) -> None:
+        while self._notices:
+            warn(self._notices.popleft())
+
+    def __repr__(self) -> str:
+        return f"<LoaderWorkers {self._dispatcher!r}>"
+
+
+def _settings(base_seed: int) -> PlanSettings:
+    """Return a plan that carries the base seed, and nothing else that matters."""
+    order = OrderSettings.of(seed=base_seed, shuffle=False, window=None, batch_size=1)
+    return PlanSettings(order=order, batch_size=1, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What workers are started with."""
+
+    worker_options: WorkerOptions
+    delivery: DeliveryOptions
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any], is_stream: bool, rng: Rng, snapshot_every: int) -> _Start:
+        mode = TorchMode(
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+            is_stream=is_stream,
+            auto_collation=loader._auto_collation,  # type: ignore[attr-defined] # noqa: SLF001
+            batch_size=loader.batch_size or 1,
+            drop_last=loader.drop_last,
+            snapshot_every=snapshot_every,
+        )
+        workers = WorkerOptions(
+            dataset_class=None,
+            dataset_kwargs=None,
+            dataset=loader.dataset,
+            collate_fn=torch_collate if loader.collate_fn is default_collate else loader.collate_fn,
+            batch_encoder=None,
+            rng=rng,
+            on_error=OnError.RAISE,
+            validate=False,
+            start_method=StartMethod.TEMPLATE,
+            dataset_per_worker=False,
+            torch=mode,
+        )
+        prefetch: int | None = loader.prefetch_factor
+        chosen = None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers)
+        delivery = DeliveryOptions(
+            num_workers=loader.num_workers,
+            in_order=loader.in_order,
+            max_in_flight=chosen,
+            max_ready_per_worker=None,
+            max_tasks=10,
+            thread_per_worker=True,
+            batch_decoder=None,
+            timeout_s=loader.timeout or None,
+            stall_warning_s=STALL_WARNING_S,
+            max_restarts=3,
+            max_on_device=1,
+            pin_memory=False,
+        )
+        return cls(workers, delivery)
+
+    def workers(self, base_seed: int) -> LoaderWorkers:
+        """Start them. A dataset that can't be sent is shared by forking this process, as torch does."""
+        try:
+            return LoaderWorkers(self.worker_options, self.delivery, base_seed)
+        except EncodeError as error:
+            logger.info(f"swift_loader forks this process to start workers, because the dataset can't be sent: {error}")
+            options = replace(self.worker_options, start_method=StartMethod.FORK)
+            return LoaderWorkers(options, self.delivery, base_seed)
+
+
+class WorkerShelf:
+    """Keeps the workers of a DataLoader between two epochs."""
+
+    def __init__(self) -> None:
+        self._idle: LoaderWorkers | None = None
+        self._is_open = True
+
+    def take(self) -> LoaderWorkers | None:
+        """Return workers that wait for an epoch; None if there are none."""
+        idle, self._idle = self._idle, None
+        if idle is not None and not idle.owner.is_here():  # this process is a fork: they are the parent's
+            return None
+        return idle
+
+    @property
+    def kept_seed(self) -> int | None:
+        """What the generators of the workers that wait were seeded with; None if there are none."""
+        return None if self._idle is None else self._idle.base_seed
+
+    def put(self, workers: LoaderWorkers) -> None:
+        """Keep workers for the next epoch, or close them. Any thread."""
+        if self._is_open and self._idle is None and not workers.has_failed:
+            self._idle = workers
+        else:
+            workers.close()
+
+    def close(self) -> None:
+        """Close the workers that wait, and later those that are in use now. Idempotent."""
+        self._is_open = False
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()
+
+
+def start_workers(loader: DataLoader[Any], base_seed: int, *, is_stream: bool, rng: Rng, snapshot_every: int) -> LoaderWorkers:
+    """Start workers for the loader as it is now."""
+    return _Start.of(loader, is_stream, rng, snapshot_every).workers(base_seed)
