@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_rank
 from swift_loader.device.target import Target, find_target
-from swift_loader.distributed.agreement import agree_on_length, agree_on_run, report_failure
-from swift_loader.distributed.ranks import Ranks, expected_ranks, find_ranks
 from swift_loader.errors import LoaderClosed
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.preparation import Preparation
+from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure
+from swift_loader.ranks.ranks import Ranks, expected_ranks, find_ranks
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.sampling.run import Run
 from swift_loader.session import Session

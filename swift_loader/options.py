@@ -29,9 +29,9 @@ from swift_loader.checks import (
     checked,
     option,
 )
-from swift_loader.distributed.ranks import Ranks
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.ranks.ranks import Ranks
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.in_flight_limit import InFlightLimit

@@ -23,8 +23,8 @@ from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import copy_stream
 from swift_loader.device.target import Move, default_device, device_of, mover
 from swift_loader.device.transfer import Transfer
-from swift_loader.distributed.ranks import expected_ranks
 from swift_loader.errors import StateMismatch
+from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.sampling.permutation import Purpose, derive_key
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ RULES: dict[str, set[str]] = {
     "checks": {"integers", "sampling"},
     # Pure: which samples, where a run is; which rank this is, and do the ranks agree.
     "sampling": {"errors", "integers"},
-    "distributed": {"errors", "notices", "sampling"},
+    "ranks": {"errors", "notices", "sampling"},
     # How samples become a batch, what lies between the processes, and what runs in a worker.
     "batch": {"errors"},
     "transport": {"errors", "failpoints", "batch"},
@@ -48,17 +48,17 @@ RULES: dict[str, set[str]] = {
     # Decides, and touches nothing.
     "scheduler": {"errors", "sampling"},
     # Options are said once, so all that they are about is below them.
-    "options": {"process_owner", "checks", "log", "distributed", "sampling", "scheduler", "worker"},
+    "options": {"process_owner", "checks", "log", "ranks", "sampling", "scheduler", "worker"},
     # Act, and decide nothing; they know neither who delivers nor who asks.
     "executors": {*FOUNDATION, "options", "sampling", "batch", "transport", "worker", "scheduler"},
     # Runs a scheduler over an executor, for the loop.
     "delivery": {*FOUNDATION, "sampling", "transport", "scheduler", "executors"},
     # Moves batches, from wherever they come.
-    "device": {*FOUNDATION, "checks", "distributed", "sampling", "batch", "transport.segments"},
+    "device": {*FOUNDATION, "checks", "ranks", "sampling", "batch", "transport.segments"},
     # One rank, from start to close.
     "session": {*FOUNDATION, "options", "sampling", "worker", "scheduler", "executors", "delivery", "device"},
     "preparation": {*FOUNDATION, "options", "sampling", "worker", "executors"},
-    "lifecycle": {*FOUNDATION, "checks", "options", "distributed", "sampling", "device", "preparation", "session"},
+    "lifecycle": {*FOUNDATION, "checks", "options", "ranks", "sampling", "device", "preparation", "session"},
     # The loader: a signature and its passes, no machinery.
     "next_lock": {"process_owner"},
     "passes": {*FOUNDATION, "checks", "options", "sampling", "scheduler", "next_lock", "lifecycle", "session"},

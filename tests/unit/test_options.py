@@ -16,8 +16,8 @@ import torch
 
 from swift_loader import SwiftLoader
 from swift_loader.checks import check_rank
-from swift_loader.distributed.ranks import Ranks
 from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
+from swift_loader.ranks.ranks import Ranks
 from swift_loader.sampling.plan import Uneven
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions

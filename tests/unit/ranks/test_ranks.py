@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.distributed.ranks import expected_ranks, find_ranks
+from swift_loader.ranks.ranks import expected_ranks, find_ranks
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4"}
 

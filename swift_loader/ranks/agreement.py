@@ -6,9 +6,9 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 
 from __future__ import annotations
 
-from swift_loader.distributed.ranks import Ranks, expected_ranks, torch_distributed
-from swift_loader.distributed.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.notices import warn
+from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
+from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
 
 __all__ = ["agree_on_length", "agree_on_run", "report_failure"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from swift_loader.distributed.rendezvous import Rendezvous
+from swift_loader.ranks.rendezvous import Rendezvous
 
 
 class OldStore:
