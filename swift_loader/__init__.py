@@ -62,6 +62,10 @@ if TYPE_CHECKING:
         WorkerStalled,
     )
     from swift_loader.loader import SwiftLoader
+    from swift_loader.samplers.length_bucket import LengthBucketBatchSampler
+    from swift_loader.samplers.sharded import distributed
+    from swift_loader.samplers.shuffle import ShuffleBatchSampler, ShuffleSampler
+    from swift_loader.samplers.token_budget import TokenBudgetBatchSampler
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.worker.seeding import sample_rng
 
@@ -69,22 +73,27 @@ __all__ = [
     "DatasetMismatch",
     "DevicePrefetcher",
     "EncodeError",
+    "LengthBucketBatchSampler",
     "LoaderClosed",
     "NoDescriptorsLeft",
     "ProtocolError",
     "RemoteTraceback",
     "SampleFailure",
     "SharedMemoryFull",
+    "ShuffleBatchSampler",
+    "ShuffleSampler",
     "StateMismatch",
     "SwiftLoader",
     "SwiftLoaderError",
     "SwiftLoaderWarning",
+    "TokenBudgetBatchSampler",
     "TooManyErrors",
     "WorkerDied",
     "WorkerError",
     "WorkerStalled",
     "batch_key",
     "default_collate",
+    "distributed",
     "sample_rng",
     "to_device",
 ]
@@ -93,10 +102,15 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "DevicePrefetcher": "swift_loader.device.prefetcher",
+    "LengthBucketBatchSampler": "swift_loader.samplers.length_bucket",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
+    "ShuffleBatchSampler": "swift_loader.samplers.shuffle",
+    "ShuffleSampler": "swift_loader.samplers.shuffle",
     "SwiftLoader": "swift_loader.loader",
+    "TokenBudgetBatchSampler": "swift_loader.samplers.token_budget",
     "batch_key": "swift_loader.device.keys",
     "default_collate": "swift_loader.batch.collate",
+    "distributed": "swift_loader.samplers.sharded",
     "sample_rng": "swift_loader.worker.seeding",
     "to_device": "swift_loader.device.move",
 }

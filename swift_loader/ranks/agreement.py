@@ -11,7 +11,7 @@ from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
 
-__all__ = ["agree_on_length", "agree_on_run", "report_failure"]
+__all__ = ["agree_on_length", "agree_on_run", "agree_on_seed", "report_failure"]
 
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
@@ -61,6 +61,24 @@ def agree_on_length(ranks: Ranks, num_samples: int) -> None:
         RuntimeError: A rank didn't arrive.
     """
     _check_equal(_exchange(ranks, {_LENGTH: num_samples}) or [])
+
+
+def agree_on_seed(ranks: Ranks, seed: int) -> int:
+    """Return the seed that rank 0 passed. Blocks until all ranks are here.
+
+    Raises:
+        ValueError: The ranks can't exchange it.
+        RuntimeError: A rank didn't arrive.
+    """
+    if ranks.world_size == 1:
+        return seed
+    answers = _exchange(ranks, {_CLOCK: seed})
+    if answers is None:
+        raise ValueError(
+            f"there are {ranks.world_size} ranks, but no seed was given, and this process can't get one from the "
+            f"others (torch.distributed isn't initialised, or has another world size). Give the same seed= to all"
+        )
+    return int(answers[0][_CLOCK])
 
 
 def report_failure(ranks: Ranks, error: BaseException) -> None:

@@ -1,0 +1,104 @@
+"""Counts the passes of a sampler: which epoch comes next, and how far it is. Pure bookkeeping.
+
+`set_epoch` chooses the epoch of the next pass. It never changes a pass that runs, and that pass's own epoch chooses
+nothing. Without it:
+
+    the last pass is over                the next epoch
+    the last pass was left               the same epoch, from its start
+    a state was loaded                   resumes where the state was saved; at an epoch's end, the next epoch
+
+After a loaded state, `set_epoch` of its own epoch keeps the position. That of another epoch discards it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Pass", "Passes", "Stage"]
+
+
+class Stage(Enum):
+    """How far a pass is."""
+
+    READY = "ready"
+    """Nothing is drawn yet. The position is where it begins."""
+    RUNNING = "running"
+    """Something may be left."""
+    OVER = "over"
+    """Nothing is left."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass through an epoch. The iterator that makes it advances it; an iterator left behind has its own."""
+
+    epoch: int
+    position: int
+    """How much of the epoch was drawn, over all ranks. The unit is the sampler's."""
+    stage: Stage
+    at_end: bool = False
+    """Whether the position is the end of the epoch."""
+
+    def advance(self, position: int, *, at_end: bool) -> None:
+        """Record how much is drawn. Call it before the item is given out, so that a saved state counts it."""
+        self.position = position
+        if at_end:
+            self.end()
+
+    def end(self) -> None:
+        """Record that nothing is left."""
+        self.stage = Stage.OVER
+        self.at_end = True
+
+
+class Passes:
+    """The passes of one sampler. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._last = Pass(0, 0, Stage.READY)
+        self._chosen: int | None = None
+        """The epoch of the last `set_epoch` since the last pass began."""
+
+    @property
+    def current(self) -> Pass:
+        """The pass that a state saved now has to continue."""
+        last, chosen = self._last, self._chosen
+        if chosen is None or last.stage is Stage.RUNNING or (last.stage is Stage.READY and chosen == last.epoch):
+            return last
+        return Pass(chosen, 0, Stage.READY)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that runs; if none does, that of the next pass."""
+        return self._last.epoch if self._last.stage is Stage.RUNNING else self._next().epoch
+
+    def choose(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        is_running = self._last.stage is Stage.RUNNING and epoch == self._last.epoch
+        self._chosen = None if is_running else epoch
+
+    def restore(self, epoch: int, position: int, *, at_end: bool) -> None:
+        """Begin the next pass at a saved position. Discards an epoch chosen before."""
+        self._last = Pass(epoch, position, Stage.READY, at_end)
+        self._chosen = None
+
+    def begin(self) -> Pass:
+        """Begin the next pass."""
+        self._last = self._next()
+        self._last.stage = Stage.RUNNING
+        self._chosen = None
+        return self._last
+
+    def _next(self) -> Pass:
+        last, chosen = self._last, self._chosen
+        keeps_position = chosen == last.epoch or (chosen is None and not last.at_end)
+        if last.stage is Stage.READY and keeps_position:
+            return Pass(last.epoch, last.position, Stage.READY, last.at_end)
+        if chosen is not None:
+            return Pass(chosen, 0, Stage.READY)
+        return Pass(last.epoch + last.at_end, 0, Stage.READY)
+
+    def __repr__(self) -> str:
+        last = self.current
+        return f"<Passes epoch {last.epoch}, position {last.position}, {last.stage.value}>"

@@ -1,0 +1,174 @@
+"""What all samplers have in common: epochs, states, ranks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler
+
+from swift_loader import StateMismatch
+from tests.support.samplers import MAKERS, NUM_SAMPLES, Make, flat, of_ranks
+
+every_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
+
+
+@every_sampler
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_run_resumed_after_any_item_draws_the_rest(make: Make, world_size: int) -> None:
+    sampler = make(world_size, world_size - 1)
+    sampler.set_epoch(2)
+    states, items = [], []
+    for item in sampler:
+        items.append(item)
+        states.append(json.loads(json.dumps(sampler.state_dict())))
+    following = list(sampler)
+    assert (following == items) == (make is MAKERS["in order"])
+    for number, state in enumerate(states, 1):
+        resumed = make(world_size, world_size - 1)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        if number < len(items):
+            assert list(resumed) == items[number:]
+        assert list(resumed) == following
+
+
+@every_sampler
+def test_the_end_of_an_epoch_is_known_with_its_last_item(make: Make) -> None:
+    sampler = make(2, 1)
+    num_items = len(list(sampler))
+    sampler.set_epoch(0)
+    list(islice(iter(sampler), num_items))
+    assert sampler.epoch == 1
+    resumed = make(2, 1)
+    resumed.load_state_dict(sampler.state_dict())
+    assert resumed.epoch == 1
+    resumed.set_epoch(0)
+    assert list(resumed) == []
+
+
+@every_sampler
+def test_epochs_come_by_themselves_or_by_set_epoch(make: Make) -> None:
+    sampler, other = make(2, 0), make(2, 0)
+    first, second, third = list(sampler), list(sampler), list(sampler)
+    other.set_epoch(2)
+    assert list(other) == third
+    other.epoch = 0
+    assert list(other) == first
+    assert list(other) == second
+
+
+@every_sampler
+def test_a_second_iterator_begins_the_epoch_afresh(make: Make) -> None:
+    sampler = make(2, 0)
+    left = iter(sampler)
+    begun = [next(left), next(left)]
+    whole = list(sampler)
+    assert whole[:2] == begun
+    sampler.set_epoch(0)
+    assert list(sampler) == whole
+
+
+@every_sampler
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_all_ranks_draw_equally_many_items(make: Make, world_size: int) -> None:
+    for epoch in (0, 1):
+        assert len({len(rank) for rank in of_ranks(make, world_size, epoch)}) == 1
+
+
+@every_sampler
+def test_the_length_is_the_number_of_items(make: Make) -> None:
+    sampler = make(3, 1)
+    try:
+        length = len(sampler)
+    except TypeError as error:
+        assert "no len()" in str(error)  # noqa: PT017 - most have one
+    else:
+        assert length == len(list(sampler))
+
+
+@every_sampler
+def test_frameworks_see_that_it_is_split_already(make: Make) -> None:
+    sampler = make(3, 1)
+    assert isinstance(sampler, DistributedSampler)
+    assert (sampler.num_replicas, sampler.rank) == (3, 1)
+    assert getattr(sampler, "sampler", sampler) is sampler
+
+
+@every_sampler
+def test_torchs_loader_takes_it(make: Make) -> None:
+    items = list(make(2, 1))
+    place = {"batch_sampler": make(2, 1)} if isinstance(items[0], list) else {"sampler": make(2, 1), "batch_size": 4}
+    loader: DataLoader[Any] = DataLoader(range(NUM_SAMPLES), **place)  # type: ignore[arg-type]
+    assert [index for batch in loader for index in batch.tolist()] == flat(items)
+
+
+@every_sampler
+def test_a_copy_by_pickle_continues(make: Make) -> None:
+    if make is MAKERS["weighted, own generator"]:
+        pytest.skip("not every torch can pickle a generator")
+    sampler = make(2, 1)
+    iterator = iter(sampler)
+    next(iterator)
+    resumed = make(2, 1)
+    resumed.load_state_dict(pickle.loads(pickle.dumps(sampler)).state_dict())
+    assert list(resumed) == list(iterator)
+
+
+@pytest.mark.parametrize("name", ["shuffle batches", "buckets", "tokens", "weighted", "own state"])
+@given(data=st.data(), before=st.integers(1, 5), after=st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+def test_another_number_of_ranks_draws_the_rest(name: str, data: st.DataObject, before: int, after: int) -> None:
+    make = MAKERS[name]
+    whole = make(1, 0)
+    expected = flat(list(whole))
+    ranks = [make(before, rank) for rank in range(before)]
+    begun = [iter(rank) for rank in ranks]
+    num_steps = data.draw(st.integers(0, NUM_SAMPLES // 4 // before - 1))
+    first = [[next(rank) for rank in begun] for _ in range(num_steps)]
+    states = [rank.state_dict() for rank in ranks]
+    assert all(state == states[0] for state in states)
+
+    resumed = [make(after, rank) for rank in range(after)]
+    for rank in resumed:
+        rank.load_state_dict(states[0])
+    drawn = flat([item for step in first for item in step])
+    rest = [list(rank) for rank in resumed]
+    num_full = min(map(len, rest))
+    drawn += flat([rank[step] for step in range(num_full) for rank in rest])
+    assert drawn[: len(expected)] == expected
+    assert set(drawn[len(expected) :]) <= set(range(NUM_SAMPLES))  # what pads the last step
+
+
+@every_sampler
+def test_a_wrong_state_is_refused_and_changes_nothing(make: Make) -> None:
+    sampler = make(2, 1)
+    iterator = iter(sampler)
+    next(iterator)
+    state = sampler.state_dict()
+    with pytest.raises(TypeError, match="pass the dict"):
+        make(2, 1).load_state_dict(None)
+    for name, wrong in [("version", 99), ("seed", -1), ("epoch", "x"), ("position", -1)]:
+        with pytest.raises(StateMismatch, match=name):
+            sampler.load_state_dict({**state, name: wrong})
+    assert sampler.state_dict() == state
+    other = MAKERS["buckets" if "Token" in str(state.get("sampler")) else "tokens"](1, 0)
+    with pytest.raises(StateMismatch):
+        other.load_state_dict(state)
+
+
+@pytest.mark.slow
+def test_another_process_draws_the_same() -> None:
+    code = (
+        "from tests.support.samplers import MAKERS, of_ranks\n"
+        "import json; print(json.dumps([of_ranks(make, 2, 1) for make in MAKERS.values()]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(answer.stdout) == [of_ranks(make, 2, 1) for make in MAKERS.values()]
