@@ -22,7 +22,7 @@ from swift_loader.batch.tree import children, rebuilt, steps
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchMemory", "Collate", "HeapMemory", "collate_into", "default_collate"]
+__all__ = ["ARRAY_TYPES", "BatchMemory", "Collate", "HeapMemory", "collate_into", "default_collate", "write_rows"]
 
 
 class BatchMemory(Protocol):
@@ -48,7 +48,7 @@ class HeapMemory:
         """Return an uninitialised contiguous tensor."""
         import torch
 
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 Collate = Callable[[Sequence[Any], BatchMemory], Any]
@@ -72,7 +72,7 @@ def collate_into(collate_fn: Callable[..., Any] | None) -> Collate:
     return lambda samples, memory: collate_fn(list(samples))  # noqa: ARG005 - the user's function doesn't take it
 
 
-_ARRAY_TYPES = (np.ndarray, np.memmap)
+ARRAY_TYPES = frozenset({np.ndarray, np.memmap})
 """Other subclasses (masked arrays, matrices) would lose their special properties, so they go into lists."""
 
 _SMALL_NBYTES = 2048
@@ -105,7 +105,7 @@ def _collate(parts: Sequence[Any], memory: BatchMemory, path: str) -> Any:
     """Collate the parts that all samples have at `path`."""
     first = parts[0]
     kind = type(first)
-    if kind in _ARRAY_TYPES:
+    if kind in ARRAY_TYPES:
         return _collate_arrays(parts, memory, path)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(first, torch.Tensor):
@@ -143,7 +143,7 @@ def _columns(containers: Sequence[Any], path: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> Any:
-    if not set(map(type, arrays)).issubset(_ARRAY_TYPES):
+    if not ARRAY_TYPES.issuperset(map(type, arrays)):
         return list(arrays)
     first = arrays[0]
     shape, dtype = first.shape, first.dtype
@@ -155,13 +155,24 @@ def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> An
     if dtype.hasobject:
         return np.stack(arrays)
     batch = memory.empty((len(arrays), *shape), dtype)
-    joinable = not mixed and first.nbytes <= _SMALL_NBYTES
-    if shape and not (joinable and _join_into(batch, arrays)):
-        # Concatenation along the first axis writes the same bytes as np.stack, in a third of the time.
-        np.concatenate(arrays, axis=0, out=batch.reshape(len(arrays) * shape[0], *shape[1:]))
-    elif not shape:
-        batch[...] = arrays
+    write_rows(batch, arrays, alike=not mixed)
     return batch
+
+
+def write_rows(batch: NDArray[Any], arrays: Sequence[Any], *, alike: bool) -> None:
+    """Write arrays of the same shape one after another into `(len(arrays), *shape)`.
+
+    Args:
+        batch: C-contiguous.
+        arrays: At least one.
+        alike: All arrays have the batch's dtype.
+    """
+    first = arrays[0]
+    if not first.shape:
+        batch[...] = arrays
+    elif not (alike and first.nbytes <= _SMALL_NBYTES and _join_into(batch, arrays)):
+        # Concatenation along the first axis writes the same bytes as np.stack, in a third of the time.
+        np.concatenate(arrays, axis=0, out=batch.reshape(len(arrays) * first.shape[0], *first.shape[1:]))
 
 
 def _join_into(batch: NDArray[Any], arrays: Sequence[Any]) -> bool:
