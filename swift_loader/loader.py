@@ -160,7 +160,9 @@ class SwiftLoader:
                 arrays become tensors. Without a CUDA device they become tensors too, but nothing is page-locked. Not
                 needed with `start(device=...)`, which reads batches from page-locked memory anyway.
             start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
-                interpreter for each worker. Neither forks the trainer.
+                interpreter for each worker. Neither forks the trainer. `"fork"` forks the trainer once, at `start()`,
+                and the workers from that fork: for a dataset or function that can't be serialised. Linux only. The fork
+                can't be made again: if it dies, the loader ends with `WorkerDied`.
             dataset_per_worker: True makes each worker build its own dataset. False shares one dataset where that is
                 safe: where building it leaves no open files and no threads.
             unknown: Any other keyword raises `TypeError`.

@@ -37,7 +37,7 @@ _INSTEAD = {
     "pin_memory_device": "leave it out: pin_memory=True is for CUDA, and loader.start(device=...) moves batches itself",
     "multiprocessing_context": (
         "give start_method: 'template' forks workers from one fresh interpreter, 'spawn' starts a fresh one for each "
-        "worker; neither forks the training process"
+        "worker; 'fork' forks the training process"
     ),
     # torch.utils.data.DistributedSampler, and other names for ranks
     "num_replicas": "give nb_consumer, or leave it out to use the world size of torch.distributed or the launcher",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -12,9 +13,8 @@ from typing import Any
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.messages import Stage, Verdicts
-from swift_loader.transport.payload import Environment, PayloadLayout, read_payload
+from swift_loader.transport.payload import Environment
 from swift_loader.transport.reports import BuildReport
-from swift_loader.transport.segments import Segment
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import Rebuild, check_samples, check_samples_in_fork, chosen_indices, judge, report
@@ -30,10 +30,14 @@ __all__ = ["DatasetBuilder"]
 class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
-    def __init__(self, layout: PayloadLayout, segment: Segment, environment: Environment) -> None:
-        self._layout = layout
-        self._segment = segment
-        """A private mapping. The payload's arrays are views of it, so it must stay."""
+    def __init__(self, content: Callable[[], tuple[WorkerSpec, Definitions]], environment: Environment) -> None:
+        """Read nothing yet.
+
+        Args:
+            content: Returns the payload's content. It stays, because the content's arrays may be views of its memory.
+            environment: The settings of the trainer.
+        """
+        self._content = content
         self._environment = environment
         self._spec: WorkerSpec | None = None
         self._dataset: Any = None
@@ -58,7 +62,7 @@ class DatasetBuilder:
             for name in self._environment.modules:
                 with suppress(Exception):  # if something needs the module, importing it again raises a clear error
                     import_module(name)
-            self._spec, self.definitions = read_payload(self._layout, self._segment)
+            self._spec, self.definitions = self._content()
         set_default_dtype(self._environment.torch_dtype)
         set_num_threads(1)  # torch's threads would outlive the constructor, and the process couldn't be forked
 

@@ -7,9 +7,10 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["die_with_parent", "end_group", "end_process", "flush_streams", "lead_group"]
+__all__ = ["die_with_parent", "end_group", "end_process", "flush_streams", "lead_group", "run_and_exit"]
 
 _PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
@@ -55,3 +56,16 @@ def end_process(exit_code: int) -> NoReturn:
     """End the process without Python's tear-down: a fork must not finalise its copies of the template's objects."""
     flush_streams()
     os._exit(exit_code & 0xFF)
+
+
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Run, and end this process with the exit code that is returned, or that Python gives for what is raised."""
+    exit_code = 1
+    try:
+        exit_code = run()
+    except SystemExit as request:
+        exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        end_process(exit_code)

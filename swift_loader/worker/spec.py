@@ -27,6 +27,8 @@ class StartMethod(str, Enum):
     """All are forked from one fresh interpreter that holds the dataset."""
     SPAWN = "spawn"
     """Each is a fresh interpreter with its own dataset."""
+    FORK = "fork"
+    """All are forked from a fork of the trainer, for datasets that can't be serialised."""
 
 
 def _as_given(_name: str, value: Any) -> Any:

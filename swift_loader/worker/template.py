@@ -23,8 +23,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -33,34 +33,35 @@ from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Fork, Forked, Stage
-from swift_loader.transport.payload import PayloadLayout, read_environment
+from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fallback_template import FallbackTemplate
 from swift_loader.worker.fork_safety import ForkHazards
-from swift_loader.worker.process_exit import die_with_parent, end_group, end_process, flush_streams, lead_group
+from swift_loader.worker.multiprocessing_state import reset_multiprocessing
+from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.torch_settings import set_num_threads
 
-__all__ = ["main"]
+__all__ = ["build_and_serve", "main", "reset_signals"]
 
 
 def main() -> NoReturn:
     """Run a template in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, traces, *import path)."""
-    _reset_signals()
+    reset_signals()
     channel, trainer_pid, traces = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(trainer_pid)
     lead_group()
     _open_standard_streams()
     for descriptor in (channel, traces):
         os.set_inheritable(descriptor, False)
-    _run_and_exit(partial(_be_template, Channel.from_descriptor(channel), StackDumper(traces)))
+    run_and_exit(partial(_be_template, Channel.from_descriptor(channel), StackDumper(traces)))
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
     """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The process may print, although it isn't in the terminal's foreground group.
@@ -100,7 +101,11 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     segment = Segment.attach(received.descriptors[0], layout.total_nbytes, private=True)
     environment = read_environment(layout, segment)
     sys.argv[:] = environment.argv
-    dataset_builder = DatasetBuilder(layout, segment, environment)
+    return build_and_serve(channel, DatasetBuilder(partial(read_payload, layout, segment), environment), stack_dumper)
+
+
+def build_and_serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
+    """Build the dataset and serve the trainer until it hangs up; return the exit code."""
     streams = ForkHazards.of_streams()
     stack_dumper.start()
     failpoint(Failpoint.TEMPLATE_SET_UP)
@@ -109,15 +114,39 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     except Exception as error:
         channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
         return 0
+    options = dataset_builder.spec.options
+    if options.start_method is StartMethod.FORK and options.dataset is not None:
+        return _share(channel, dataset_builder, stack_dumper)
     return _build(channel, dataset_builder, stack_dumper, streams)
+
+
+def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
+    """Serve with the trainer's own dataset, which workers share whatever it holds; return the exit code."""
+    if not _try_to_build(channel, dataset_builder):
+        return 0
+    stack_dumper.stop()
+    failpoint(Failpoint.TEMPLATE_BUILT)
+    dataset_builder.is_shared = True
+    report = dataset_builder.report()
+    channel.send(Built(report, forkable=True, reason="").pack())
+    return _serve(channel, dataset_builder, stack_dumper, report)
+
+
+def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
+    """Build the dataset. Return False if the user's code raised, which the trainer is told."""
+    try:
+        dataset_builder.build()
+    except Exception as error:
+        channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
+        return False
+    return True
 
 
 def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, streams: ForkHazards) -> int:
     """Build the dataset, report whether it can be shared, and serve or let the fallback serve; return the exit code."""
     imported = ForkHazards.settled([channel.fileno(), *stack_dumper.descriptors], stack_dumper.thread_ids)
     options = dataset_builder.spec.options
-    is_template = options.start_method is StartMethod.TEMPLATE
-    unforkable = imported.beyond(streams, "importing its modules") if is_template else "start_method='spawn'"
+    unforkable = _why_unforkable(options.start_method, imported, streams)
     fallback = None
     if not unforkable:
         stack_dumper.stop()  # the process must have a single thread when it is forked
@@ -125,15 +154,14 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         if fallback is None:
             return _serve(channel, dataset_builder, stack_dumper, None)
         stack_dumper.start()
-    try:
-        dataset_builder.build()
-    except Exception as error:
-        channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
+    if not _try_to_build(channel, dataset_builder):
         if fallback is not None:
             fallback.release()
         return 0
     own = [channel.fileno(), *stack_dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
     built = ForkHazards.settled(own, stack_dumper.thread_ids)
+    if options.start_method is StartMethod.FORK:
+        built = replace(built, threads=imported.threads)  # as with any fork of the trainer, threads stay behind
     reason = unforkable or built.beyond(imported, "building it")
     reason = reason or ("dataset_per_worker=True" if options.dataset_per_worker else "")
     stack_dumper.stop()
@@ -150,6 +178,13 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
     report = dataset_builder.report_length() if reason else dataset_builder.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
     return _serve(channel, dataset_builder, stack_dumper, report)
+
+
+def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:
+    """Return why no workers can be forked from this process; empty if they can."""
+    if start_method is StartMethod.TEMPLATE:
+        return imported.beyond(streams, "importing its modules")
+    return "start_method='spawn'" if start_method is StartMethod.SPAWN else ""
 
 
 def _serve(
@@ -218,7 +253,7 @@ class _Template:
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
             self._drop_own_descriptors()
-            _run_and_exit(partial(_be_worker, request.worker, channel, self._dataset_builder, self._stack_dumper))
+            run_and_exit(partial(_be_worker, request.worker, channel, self._dataset_builder, self._stack_dumper))
         stderr, traces = received.descriptors[1:]
         self._fork(request.worker, channel, stderr, traces)
         channel.close()  # only the worker may hold it, so that its death ends the stream
@@ -236,7 +271,7 @@ class _Template:
             self._drop_own_descriptors()
             os.dup2(stderr, 2)
             os.close(stderr)
-            _run_and_exit(partial(_be_worker, worker, channel, self._dataset_builder, StackDumper(traces)))
+            run_and_exit(partial(_be_worker, worker, channel, self._dataset_builder, StackDumper(traces)))
         pidfd = os.pidfd_open(pid)
         failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
@@ -262,20 +297,8 @@ class _Template:
 def _be_worker(worker: int, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
     """Be a worker until it is told to stop; return the exit code."""
     identify(worker)
+    reset_multiprocessing()
     failpoint(Failpoint.WORKER_BOOT)
     stack_dumper.start()
     dataset_builder.run_worker(worker, channel)
     return 0
-
-
-def _run_and_exit(run: Callable[[], int]) -> NoReturn:
-    """Run, and end this process with the exit code that is returned, or that Python gives for what is raised."""
-    exit_code = 1
-    try:
-        exit_code = run()
-    except SystemExit as request:
-        exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        end_process(exit_code)

@@ -151,7 +151,7 @@ def kill_and_check(trainer: psutil.Process, folder: Path, *, also: tuple[psutil.
     assert not [entry for entry in os.listdir("/dev/shm") if any(name in entry for name in names)]
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("fork")])
 @pytest.mark.parametrize("state", slow_unless(QUICK, STATES))
 def test_when_the_trainer_is_killed_its_processes_are_gone(state: str, start_method: str, tmp_path: Path) -> None:
     with trainer(STATES[state], start_method, tmp_path) as process:
@@ -159,7 +159,7 @@ def test_when_the_trainer_is_killed_its_processes_are_gone(state: str, start_met
         kill_and_check(process, tmp_path)
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("fork")])
 def test_a_resource_tracker_that_is_killed_too_changes_nothing(start_method: str, tmp_path: Path) -> None:
     program = Program(COUNTING, f"resource_tracker.ensure_running(); {TAKE_ONE}")
     with trainer(program, start_method, tmp_path) as process:

@@ -16,6 +16,7 @@ from collections import deque
 from pathlib import Path
 
 import swift_loader
+from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
 from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
@@ -66,6 +67,7 @@ class Diagnostics:
             os.set_blocking(descriptor, False)
         self._tail: deque[bytes] = deque()
         self._num_kept = 0
+        FORKS.holders.add(self)
 
     def close_their_ends(self) -> None:
         """Close the process's ends here, once it has its copies. Idempotent."""
@@ -76,6 +78,10 @@ class Diagnostics:
     def fileno(self) -> int:
         """Return the descriptor that is readable when there is something to forward."""
         return self._stderr
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that it owns; some may be -1."""
+        return [self._stderr, self._traces, *self.their_ends]
 
     def forward(self) -> bool:
         """Forward what the process wrote to stderr. Return False at end of file."""

@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Callable
 
+from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_eventfd
 
 __all__ = ["EventLoop"]
@@ -23,6 +24,11 @@ class EventLoop:
         self._sources: dict[int, Callable[[], None]] = {}
         self._poll = select.poll()
         self.watch(self._wake, self._read_wake)
+        FORKS.holders.add(self)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns; -1 once closed."""
+        return [self._wake]
 
     def watch(self, descriptor: int, source: Callable[[], None]) -> None:
         """Call `source` whenever the descriptor is readable or at its end."""

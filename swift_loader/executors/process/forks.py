@@ -15,8 +15,17 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from typing import Protocol
 
-__all__ = ["FORKS", "Forks"]
+__all__ = ["FORKS", "Forks", "Holder"]
+
+
+class Holder(Protocol):
+    """Owns descriptors of a loader, and is in `FORKS.holders` as long as it lives."""
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors; -1 stands for one that is closed."""
 
 
 class Forks:
@@ -27,6 +36,8 @@ class Forks:
         """A new object at the begin and at the end of each fork. A caller that kept an old one sees that it changed."""
         self.starting = threading.RLock()
         """Held while an interpreter starts and while a thread forks."""
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        """Who owns descriptors of the loaders, which a fork that serves a loader must not keep."""
         self._is_under_way = False
         """Whether a thread is forking. Only the thread that holds `starting` changes it."""
 

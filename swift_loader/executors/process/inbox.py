@@ -15,6 +15,7 @@ import select
 from collections import deque
 
 from swift_loader.errors import SwiftLoaderError
+from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed
@@ -34,10 +35,15 @@ class Posted:
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._signal = new_eventfd()
+        FORKS.holders.add(self)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there are events."""
         return self._signal
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns; -1 once closed."""
+        return [self._signal]
 
     def post(self, event: Event) -> None:
         """Add an event."""
@@ -78,6 +84,7 @@ class Inbox:
         """By descriptor: of the channel and of the process."""
         self._epoll = new_epoll()
         self._wake = -1
+        FORKS.holders.add(self)
         try:
             self._wake = new_eventfd()
             self._epoll.register(self._wake, select.EPOLLIN)
@@ -86,6 +93,10 @@ class Inbox:
         except BaseException:
             self.close()
             raise
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that it owns; some may be -1."""
+        return [-1 if self._epoll.closed else self._epoll.fileno(), self._wake]
 
     def watch(self, worker: WorkerHandle) -> None:
         """Also listen to this worker. Any thread may call it, even while another one waits."""

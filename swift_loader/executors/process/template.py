@@ -15,9 +15,9 @@ import signal
 import subprocess
 
 from swift_loader.errors import ProtocolError
+from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.launch import Launch
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -45,6 +45,11 @@ class WorkerProcess:
         self.diagnostics = diagnostics
         self.exit_code: int | None = None
         """Known once the template has reported it."""
+        FORKS.holders.add(self)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns; -1 once closed."""
+        return [self.pidfd]
 
     @property
     def has_ended(self) -> bool:
@@ -65,9 +70,9 @@ class WorkerProcess:
 
 
 class TemplateProcess:
-    """A fresh interpreter that holds the dataset."""
+    """A process that holds the dataset: a fresh interpreter, or a fork of the trainer."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, start: Start) -> None:
         self.diagnostics = Diagnostics()
         try:
             self._channel, theirs = Channel.pair()
@@ -86,12 +91,14 @@ class TemplateProcess:
         """Its workers that were claimed, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Diagnostics] = {}
+        self.pidfd = -1
+        FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with FORKS.starting:
-                self._process = launch.start(theirs.fileno(), traces, stderr)
+                self._process = start(theirs.fileno(), traces, stderr)
             try:
                 self.pidfd = open_pidfd(self._process.pid)
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
@@ -110,6 +117,10 @@ class TemplateProcess:
     def pid(self) -> int:
         """The template's process id."""
         return self._process.pid
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
+        return [self.pidfd, self._channel.fileno()]
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the template has sent something."""

@@ -13,12 +13,15 @@ from collections.abc import Callable
 
 from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.executors.failures import rebuild
+from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
+from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.template import TemplateProcess
+from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.messages import Built, Failure
@@ -26,6 +29,12 @@ from swift_loader.transport.payload import Environment, PayloadLayout, same_payl
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 __all__ = ["Templates"]
+
+_NO_SECOND_FORK = (
+    "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
+    "process has changed since. Make a new loader, or let the loader replace it: use start_method='template', with a "
+    "dataset that can be serialised"
+)
 
 
 class Templates:
@@ -49,6 +58,8 @@ class Templates:
         """The payload and its descriptor, kept so that each later template gets the same."""
         self._launch: Launch | None = None
         """The environment in which all interpreters start."""
+        self._fork: TrainerFork | None = None
+        """Forks the trainer, instead of starting interpreters."""
         self.definitions = Definitions()
         """The definitions that travel by value, under the numbers that the processes use."""
         self.datasets = DatasetCheck()
@@ -56,6 +67,12 @@ class Templates:
         """The first template's report on the dataset."""
         self.all: tuple[TemplateProcess, ...] = ()
         """Those that hold a dataset. Replaced as a whole, under the thread's lock, so that any thread may read it."""
+        FORKS.holders.add(self)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that it owns, apart from those of the templates."""
+        payload = [] if self._payload is None else [self._payload[1]]
+        return payload if self._launch is None else [*payload, self._launch.directory]
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
@@ -66,6 +83,10 @@ class Templates:
             EncodeError: The dataset or a function can't be sent.
             LoaderClosed: The thread is being stopped.
         """
+        if self.forks_trainer:
+            self._fork = TrainerFork(self.spec)
+            self.definitions = self._fork.definitions
+            return
         layout, descriptor, self.definitions = self._write_payload()
         with self._thread.lock:
             is_open = self._thread.is_open
@@ -76,8 +97,16 @@ class Templates:
             os.close(descriptor)
             raise LoaderClosed("the loader was closed; make a new one")
 
+    @property
+    def forks_trainer(self) -> bool:
+        """Whether the template is a fork of the trainer."""
+        return self.spec.options.start_method is StartMethod.FORK
+
     def is_current(self) -> bool:
-        """Return whether new templates would build the same. The dataset or the environment may have changed."""
+        """Return whether new templates would build the same. The dataset or the environment may have changed.
+
+        Always false for a fork of the trainer: nothing tells whether what can't be serialised has changed.
+        """
         if self._launch is None or self._payload is None or not self._launch.is_current():
             return False
         layout, descriptor, _ = self._write_payload()
@@ -110,24 +139,29 @@ class Templates:
     def build_first(self) -> tuple[Built, float]:
         """Return the first template's report and the seconds that it needed."""
         began_s = time.monotonic()
-        built = self.wait_built(self.add())
+        built = self.wait_built(self.all[0] if self.all else self.add())
         self.datasets.compare(built.report, "the template process")
         return built, time.monotonic() - began_s
 
     def add(self) -> TemplateProcess:
         """Start a template, and let it build the dataset."""
-        assert self._payload is not None
-        assert self._launch is not None
         with self._thread.lock:
             self._thread.check_open()
             with explaining_limits():
-                template = TemplateProcess(self._launch)
+                template = TemplateProcess(self._start())
             self.all = (*self.all, template)
         self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
             self._thread.loop.watch(descriptor, lambda: self._listen_to(template))
-        template.send_payload(*self._payload)
+        if self._payload is not None:
+            template.send_payload(*self._payload)
         return template
+
+    def _start(self) -> Start:
+        if self._fork is not None:
+            return self._fork.start
+        assert self._launch is not None
+        return self._launch.start
 
     def watch(self, diagnostics: Diagnostics) -> None:
         """Forward the stderr of a process."""
@@ -164,7 +198,8 @@ class Templates:
         return died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
-            template.reason or "it builds the dataset and starts the workers",
+            template.reason
+            or (_NO_SECOND_FORK if self.forks_trainer else "it builds the dataset and starts the workers"),
             traces=diagnostics.last_traces(),
             stderr=diagnostics.last_lines(),
         )
@@ -190,14 +225,20 @@ class Templates:
     @property
     def are_forkable(self) -> bool:
         """Whether workers are forks of one template."""
-        forks = self.spec.options.start_method is StartMethod.TEMPLATE
+        forks = self.spec.options.start_method is not StartMethod.SPAWN
         return forks and self.first is not None and self.first.forkable
 
     # Replacing --------------------------------------------------------------------------------------------------------
 
     def living(self) -> TemplateProcess:
-        """Return the template that workers are forked from. If it is gone, replace it first."""
+        """Return the template that workers are forked from. If it is gone, replace it first.
+
+        Raises:
+            WorkerDied: It is gone and was a fork of the trainer, which can't be made again.
+        """
         while self.all[0].is_gone:
+            if self.forks_trainer:
+                raise self._death_of(self.all[0])
             self._remove_dead(self.all[0])
             self._build_again()
         return self.all[0]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from swift_loader.errors import ProtocolError
+from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.sampling.plan import PlanSettings
@@ -61,6 +62,11 @@ class WorkerHandle:
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
         self._counters: CounterReader | None = None
+        FORKS.holders.add(self)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns, apart from those of its process; -1 once closed."""
+        return [self.channel.fileno()]
 
     def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
         """Attach its counters, which show its progress. Return its report on the dataset."""

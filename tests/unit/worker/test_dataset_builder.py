@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.messages import Failure, Ready, Stage
-from swift_loader.transport.payload import Environment, read_environment, write_payload
+from swift_loader.transport.payload import Environment, read_environment, read_payload, write_payload
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.dataset_builder import DatasetBuilder
@@ -46,7 +47,7 @@ def check(source: dict[str, Any], examine: Callable[[DatasetBuilder], object], *
     spec: WorkerSpec = spec_of(**source)
     layout, descriptor, _ = write_payload(spec, Environment(["train.py"], **environment))
     segment = Segment.attach(descriptor, layout.total_nbytes, private=True)
-    dataset_builder = DatasetBuilder(layout, segment, read_environment(layout, segment))
+    dataset_builder = DatasetBuilder(partial(read_payload, layout, segment), read_environment(layout, segment))
     assert run_in_fork(lambda: examine(dataset_builder)) == 0
 
 

@@ -1,0 +1,268 @@
+"""`start_method="fork"`: the workers are forks of a fork of the trainer, and have its very dataset."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from swift_loader import SwiftLoader, WorkerDied
+from swift_loader.executors.process.supervisor import Supervisor
+from tests.support import datasets
+from tests.support.helpers import ROOT, ids_of, make_loader, run_script, wait_until
+
+_CONTEXT = multiprocessing.get_context("fork")
+_COUNT = _CONTEXT.Value("i", 0)
+"""Made here, because multiprocessing keeps a file open from the first value on."""
+
+
+class Held(datasets.Counting):
+    """A dataset that holds something, and shows in each sample what a function makes of it."""
+
+    def __init__(self, held: Any, look: Callable[[Any, int], Any]) -> None:
+        super().__init__(24)
+        self.held, self.look = held, look
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "seen": self.look(self.held, index)}
+
+
+def seen_by_workers(held: Any, look: Callable[[Any, int], Any], **options: Any) -> list[Any]:
+    options = {"shuffle": False, "validate": False} | options
+    with forking(Held(held, look), **options) as loader:
+        return [sample for batch in loader for sample in batch["seen"]]
+
+
+def forking(dataset: Any, **options: Any) -> SwiftLoader:
+    return SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=2, seed=7, start_method="fork", **options)
+
+
+def supervisor_of(loader: SwiftLoader) -> Supervisor:
+    session = loader._lifecycle.session
+    assert session is not None
+    supervisor: Supervisor = session.dispatcher._executor._supervisor  # type: ignore[attr-defined]
+    return supervisor
+
+
+def test_the_dataset_may_hold_an_open_file(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(range(24)))
+    with (tmp_path / "numbers").open("rb") as file:
+        seen = seen_by_workers(file, lambda file, index: os.pread(file.fileno(), 1, index)[0])
+    assert seen == list(range(24))
+
+
+def test_the_dataset_may_hold_a_socket_of_the_user() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        seen_by_workers(theirs, lambda sock, index: sock.send(bytes([index])))
+        assert set(ours.recv(1000)) == set(range(24))
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_a_value_is_shared_with_the_trainer(validate: bool) -> None:
+    def count(value: Any, _: int) -> int:
+        with value.get_lock():
+            value.value += 1
+        return int(os.getppid())
+
+    before = _COUNT.value
+    parents = set(seen_by_workers(_COUNT, count, validate=validate))
+    assert _COUNT.value >= before + 24
+    assert len(parents) == 1
+    assert os.getpid() not in parents
+
+
+def test_a_tensor_in_shared_memory_is_shared_with_the_trainer() -> None:
+    shared = torch.zeros(24).share_memory_()  # type: ignore[no-untyped-call]
+    seen_by_workers(shared, lambda tensor, index: tensor[index].fill_(index).item())
+    assert shared.tolist() == list(range(24))
+
+
+def test_a_generator_and_a_lock_work_in_each_worker() -> None:
+    def draw(held: Any, index: int) -> int:
+        numbers, lock = held
+        with lock:
+            return int(next(numbers)) * 0 + index
+
+    assert seen_by_workers(((i for i in range(1000)), threading.Lock()), draw) == list(range(24))
+
+
+def test_a_queue_that_the_trainer_used_works_in_the_workers() -> None:
+    queue = _CONTEXT.Queue()
+    queue.put(-1)
+    assert queue.get(timeout=20) == -1
+    seen_by_workers(queue, lambda queue, index: queue.put(index))
+    missing = set(range(24))
+    while missing:
+        missing.discard(queue.get(timeout=20))
+    queue.close()
+    queue.join_thread()
+
+
+def test_an_instance_of_a_local_class_arrives_as_one() -> None:
+    class Local(Held):
+        pass
+
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    dataset = Local(None, lambda _, index: index)
+    with forking(dataset, collate_fn=lambda samples: [dataset.__class__, len(samples)], validate=False) as loader:
+        assert next(iter(loader))[0] is Local
+
+
+def test_a_dataset_class_that_opens_files_is_built_by_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(range(24)))
+
+    class Reader(datasets.Counting):
+        def __init__(self) -> None:
+            super().__init__(24)
+            self.file, self.builder = (tmp_path / "numbers").open("rb"), os.getpid()
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            self.file.seek(index)
+            return {"id": self.file.read(1)[0], "is_own": self.builder == os.getpid()}
+
+    with make_loader(Reader, start_method="fork", shuffle=False) as loader:
+        batches = list(loader)
+    assert ids_of(batches) == list(range(24))
+    assert all(batch["is_own"].all() for batch in batches)
+
+
+def test_torch_has_one_thread_there_even_if_the_trainer_has_used_more() -> None:
+    torch.rand(300, 300) @ torch.rand(300, 300)
+    seen = seen_by_workers(torch.rand(300, 300), lambda matrix, _: (matrix @ matrix, torch.get_num_threads())[1])
+    assert set(seen) == {1}
+
+
+def test_a_worker_that_dies_is_replaced_with_the_same_dataset() -> None:
+    with make_loader(datasets.Counting, start_method="fork", kwargs={"num_samples": 400}) as loader:
+        expected = ids_of(loader)
+    dataset = datasets.Counting(400)
+    with SwiftLoader(
+        dataset=dataset, batch_size=8, worker_per_consumer=2, seed=7, start_method="fork", data_queue_size=4
+    ) as loader:
+        batches, iterator = [], iter(loader)
+        batches.append(next(iterator))
+        worker = next(iter(supervisor_of(loader).workers.all.values()))
+        os.kill(worker.process.pid, signal.SIGKILL)
+        with pytest.warns(UserWarning, match="SIGKILL"):
+            batches += list(iterator)
+    assert ids_of(batches) == expected
+
+
+def test_a_fork_of_the_trainer_that_dies_ends_the_loader() -> None:
+    with forking(datasets.Counting(100_000)) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(supervisor_of(loader).templates.all[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match=r"a fork of the training process.*can't be made again"):
+            for _ in iterator:
+                pass
+        with pytest.raises(WorkerDied):
+            next(iterator)
+
+
+def test_workers_have_no_descriptors_of_other_loaders() -> None:
+    def of_loaders(_: Any, __: int) -> list[str]:
+        found = []
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                found.append(os.readlink(f"/proc/self/fd/{number}"))
+        return [target for target in found if target.startswith(("socket", "pipe"))]
+
+    def own() -> int:
+        return len(of_loaders(None, 0))
+
+    few = own()
+    with forking(Held(None, lambda _, index: len(of_loaders(None, index)) - few), validate=False) as alone:
+        expected = next(iter(alone))["seen"]
+    with make_loader(datasets.Counting) as first, make_loader(datasets.Counting, start_method="fork") as second:
+        next(iter(first))
+        next(iter(second))
+        with forking(Held(None, lambda _, index: len(of_loaders(None, index)) - few), validate=False) as third:
+            assert next(iter(third))["seen"].tolist() == expected.tolist()
+
+
+def test_signals_and_streams_of_the_trainer_stay_its_own() -> None:
+    def look(_: Any, __: int) -> tuple[bool, bool, str]:
+        handled = callable(signal.getsignal(signal.SIGUSR1))
+        return handled, sys.stderr is sys.__stderr__, os.readlink("/proc/self/fd/0")
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with forking(Held(None, look), validate=False, collate_fn=list) as loader:
+            assert next(iter(loader))[0]["seen"] == (False, True, "/dev/null")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_prepare_is_followed_by_a_fork_of_its_own() -> None:
+    dataset = Held([0], lambda held, _: held[0])
+    loader = forking(dataset, validate=False)
+    with loader:
+        loader.prepare()
+        dataset.held[0] = 5
+        assert next(iter(loader))["seen"].tolist() == [5] * 4
+
+
+def test_the_end_of_a_script_runs_once(tmp_path: Path) -> None:
+    script = """
+        import atexit, os, sys, weakref
+        from swift_loader import SwiftLoader
+
+        class Data:
+            def __init__(self):
+                self.file = open(os.devnull)
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                return index
+
+        class Finalised:
+            pass
+
+        atexit.register(print, "at exit")
+        thing = Finalised()
+        weakref.finalize(thing, print, "finalised")
+        print("buffered", end=" ")
+        loader = SwiftLoader(dataset=Data(), batch_size=4, start_method="fork", shuffle=False)
+        print([batch.tolist() for batch in loader])
+    """
+    printed = run_script(script, folder=tmp_path).split("\n")
+    assert printed[0] == "buffered [[0, 1, 2, 3], [4, 5, 6, 7]]"
+    assert sorted(printed[1:]) == ["", "at exit", "finalised"]
+
+
+def test_a_fork_ends_with_the_trainer() -> None:
+    program = """
+import signal
+from swift_loader import SwiftLoader
+from tests.support import datasets
+loader = SwiftLoader(dataset=datasets.Counting(), batch_size=4, worker_per_consumer=2, start_method="fork")
+next(iter(loader))
+supervisor = loader._lifecycle.session.dispatcher._executor._supervisor
+workers = supervisor.workers.all.values()
+print(*(one.pid for one in supervisor.templates.all), *(one.process.pid for one in workers), flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as trainer:
+        assert trainer.stdout is not None
+        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        trainer.kill()
+    assert len(pids) == 3
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the end of the processes", 5)
