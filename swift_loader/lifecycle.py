@@ -96,7 +96,7 @@ class Lifecycle:
         try:
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
-            dataset = None if delivery.num_workers else self.preparation.built_dataset()
+            dataset = None if delivery.uses_processes else self.preparation.built_dataset()
             supervisor = self.preparation.supervisor_for(plan)
             session = Session(options, plan, target, dataset=dataset, supervisor=supervisor)
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts

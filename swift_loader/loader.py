@@ -62,6 +62,7 @@ class SwiftLoader:
         shuffle: bool = True,
         *,
         dataset: Any = None,
+        worker_type: str = "process",
         seed: int | None = None,
         drop_last: bool = False,
         uneven: str = "pad",
@@ -99,10 +100,12 @@ class SwiftLoader:
             batch_size: Samples per batch of one consumer, at least 1.
             nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
                 the world size of torch.distributed; else that of the launcher (torchrun, mpirun, srun); else 1.
-            worker_per_consumer: Worker processes per consumer, 0 to 4096. 0 builds batches in the calling thread, for
-                debugging.
+            worker_per_consumer: Workers per consumer, 0 to 4096. 0 builds batches in the calling thread, for debugging.
             shuffle: True visits the samples in a new order each epoch. False keeps the dataset's order.
             dataset: A dataset instance. Give this or `dataset_class`, not both.
+            worker_type: What a worker is. `"process"` is a process of its own. `"thread"` is a thread of this process,
+                for free-threaded Python and for datasets that release the GIL. Threads share the dataset, which must be
+                thread-safe. A thread that hangs can't be replaced.
             seed: Integer of at least 0 that determines all randomness. Default: the seed of torch's generator if torch
                 is imported, as set by `torch.manual_seed` or `seed_everything`, or as torch drew it for this process.
                 So all loaders without `seed` share one seed until torch is seeded again. Without torch, the clock sets
@@ -135,6 +138,8 @@ class SwiftLoader:
             rng: How `random`, `numpy.random` and torch's default generator are seeded. `"sample"` seeds them from
                 (seed, epoch, dataset index) before each sample. `"worker"` seeds them once per worker; then draws
                 differ from run to run, because other workers build the batches. None leaves the generators alone.
+                Worker threads share the generators. So with `worker_type="thread"`, only `sample_rng()` is seeded, and
+                a dataset that draws from the generators gets a warning.
             on_error: What happens to a sample whose `__getitem__` raises. `"raise"` raises its error, `"skip"` leaves
                 it out of its batch, `"replace"` puts another sample in its place, chosen by (seed, epoch, index) alone.
             max_errors: How many samples may fail in one epoch of this rank. An integer counts samples; a float between

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from swift_loader.checks import (
@@ -37,12 +38,21 @@ from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.in_flight_limit import InFlightLimit
 from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.fetch import OnError
+from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
 
-__all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions"]
+__all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions", "WorkerType"]
 
 MAX_WORKERS = 4096
 """Each worker is a process with several descriptors. No machine runs this many."""
+
+
+class WorkerType(str, Enum):
+    """What a worker is."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+    """A thread of the trainer. All share its memory and its random generators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,7 @@ class DeliveryOptions:
     """How batches come from the workers to the loop. Stays in the trainer."""
 
     num_workers: int = option("worker_per_consumer", check_integer, 0, MAX_WORKERS)
+    worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
     in_order: bool = option("in_order", check_flag)
     max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
     """None: chosen by `InFlightLimit`. This and the next two become `limits`."""
@@ -109,6 +120,16 @@ class DeliveryOptions:
     """How many workers in a row with one id may be replaced before one of them builds a batch."""
     max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
     pin_memory: bool = option("pin_memory", check_flag)
+
+    @property
+    def uses_processes(self) -> bool:
+        """Whether batches are built in other processes."""
+        return self.num_workers > 0 and self.worker_type is WorkerType.PROCESS
+
+    @property
+    def uses_threads(self) -> bool:
+        """Whether batches are built by worker threads of this process."""
+        return self.num_workers > 0 and self.worker_type is WorkerType.THREAD
 
     @property
     def in_flight(self) -> InFlightLimit:
@@ -173,6 +194,12 @@ class Options:
             raise ValueError(
                 f"max_errors={self.report.max_errors} has no effect with on_error='raise' because the first bad sample "
                 f"raises its error; give on_error='skip' or on_error='replace', or leave max_errors out"
+            )
+
+        if self.delivery.uses_threads and self.workers.rng is Rng.WORKER:
+            raise ValueError(
+                "rng='worker' doesn't work with worker_type='thread' because threads share the random generators; give "
+                "rng='sample' or rng=None, or worker_type='process'"
             )
 
     def facts(self) -> dict[str, int | str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
 from typing import Any
 
+from swift_loader.executors.local_builder import dataset_of
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
-from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["Preparation"]
 
@@ -33,14 +31,12 @@ class Preparation:
     def built_dataset(self) -> Any:
         """Return the dataset in this process. Build it if it isn't built here yet."""
         if self.dataset is None:
-            options = self._options.workers
-            with nullcontext() if options.rng is Rng.NONE else preserved_generators(), limited_threads(1):
-                self.dataset = options.make_dataset()
+            self.dataset = dataset_of(self._options.workers)
         return self.dataset
 
     def begin(self, plan: PlanSettings) -> None:
         """Begin to build the dataset in a template, unless that was done. Returns at once."""
-        if self._supervisor is not None or not self._options.delivery.num_workers:
+        if self._supervisor is not None or not self._options.delivery.uses_processes:
             return
         supervisor = self._make_supervisor(plan)
         try:
@@ -51,7 +47,7 @@ class Preparation:
 
     def num_samples(self, plan: PlanSettings) -> int:
         """Return the dataset's length. Blocks while a template builds the dataset, if it isn't in this process."""
-        if self.dataset is not None or not self._options.delivery.num_workers:
+        if self.dataset is not None or not self._options.delivery.uses_processes:
             return length_of(self.built_dataset())
         supervisor = self._supervisor
         if supervisor is None or not supervisor.owner.is_here():
@@ -67,7 +63,7 @@ class Preparation:
 
         It belongs to this object until `hand_over`.
         """
-        if not self._options.delivery.num_workers:
+        if not self._options.delivery.uses_processes:
             return None
         supervisor = self._supervisor
         if supervisor is not None and supervisor.owner.is_here():

@@ -25,6 +25,7 @@ from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
@@ -74,7 +75,7 @@ class Session:
             plan: Which batches to build.
             target: Where batches are moved; None leaves them as they are.
             dataset: The dataset, if batches are built in this process.
-            supervisor: Starts the worker processes. The session owns it once it is made. None: there are no workers.
+            supervisor: Starts the worker processes. The session owns it once it is made. None: there are none.
         """
         self._options = options
         self._target = target
@@ -98,20 +99,23 @@ class Session:
             raise
 
     def _make_dispatcher(self, supervisor: Supervisor | None, dataset: Any) -> Dispatcher:
-        """Return the dispatcher of worker processes if there is a supervisor, else the one that builds batches here."""
+        """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
         delivery = self._options.delivery
+        spec = WorkerSpec(self._options.workers, self._settings)
+        limits = delivery.limits
+        settings = SchedulerSettings(limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s)
         executor: Executor
-        if supervisor is None:
-            spec = WorkerSpec(self._options.workers, self._settings)
-            executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
-            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
-        else:
+        if supervisor is not None:
             make_page_lock = self._target.make_page_lock if self._target is not None else None
             on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
             executor = ProcessExecutor(supervisor, self.metrics, self._log.write, on_segment)
-            settings = SchedulerSettings(
-                delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
-            )
+        elif delivery.uses_threads:
+            executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
+            # No pipe limits the tasks. The loop may be away when an answer makes room for the next one.
+            settings = replace(settings, limits=replace(limits, max_tasks=limits.max_in_flight))
+        else:
+            executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
+            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         return Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
 
     def _note_restart(self, notice: str) -> None:

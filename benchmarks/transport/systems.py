@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from transport.cases import NUM_DISCARDED, NUM_WORKERS, Case
 
-__all__ = ["EpochGap", "System", "Throughput", "make_swift", "make_torch"]
+__all__ = ["EpochGap", "LoaderHandle", "System", "Throughput", "endless", "make_swift", "make_torch"]
 
 _MIN_GAPS = 5
 
@@ -74,7 +74,7 @@ class Throughput:
 
     def __init__(self, handle: LoaderHandle) -> None:
         self._handle = handle
-        self._batches = _endless(handle.loader)
+        self._batches = endless(handle.loader)
 
     def measure(self, seconds: float) -> float:
         """Return batches per second. Batches that were ready before don't count."""
@@ -128,6 +128,6 @@ class EpochGap:
         self._handle.close()
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def endless(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader

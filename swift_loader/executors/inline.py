@@ -1,33 +1,27 @@
 """The executor without workers, for debugging. It builds batches in the thread that waits for them.
 
-It gives the same bytes and the same errors as worker processes, because it runs the same code: plan, fetch, collate,
-encode, decode. If it seeds the user's random generators for a batch, it restores them afterwards.
+It gives the same bytes and the same errors as worker processes, because it runs the same code; see `local_builder`. If
+it seeds the user's random generators for a batch, it restores them afterwards.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from swift_loader.errors import RemoteTraceback
-from swift_loader.executors.base import Inbox, Outcome, ToDo
-from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sample
+from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.failures import describe_batch
+from swift_loader.executors.local_builder import LocalBuilder, Speaker
 from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import Built, Event, Failed, Ready, SampleFailed, Skipped
+from swift_loader.scheduler.events import Event, Ready, Skipped
 from swift_loader.scheduler.work import IndexWork, Work
-from swift_loader.transport.by_value import NewDefinitions
-from swift_loader.transport.messages import Task
 from swift_loader.transport.payload import chosen_threads
-from swift_loader.transport.store import HeapStore
-from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
@@ -57,10 +51,9 @@ class InlineExecutor:
         """No thread takes over while the loop is busy."""
         self._spec = spec
         self._metrics = metrics
-        self._definitions = NewDefinitions()
-        self._reader = BatchReader(self._definitions, batch_decoder)
+        self._batch_decoder = batch_decoder
         self._dataset = dataset
-        self._builder: BatchBuilder | None = None
+        self._builder: LocalBuilder | None = None
         self._first_plan: Plan | None = None
         self._current: tuple[int, Plan | None] = (0, None)
         """The generation whose batches are needed, and its plan."""
@@ -80,8 +73,16 @@ class InlineExecutor:
         num_samples = length_of(self._dataset)
         self._first_plan = Plan.of(num_samples, self._spec.plan)
         self._current = (0, self._first_plan)
-        self._builder = BatchBuilder(
-            self._dataset, num_samples, self._spec, self._definitions, is_interrupt=is_interrupt
+        speaker = Speaker("the loop's process", self._describe)
+        self._builder = LocalBuilder(
+            _WORKER,
+            self._dataset,
+            num_samples,
+            self._spec,
+            self._batch_decoder,
+            self._metrics,
+            speaker,
+            is_interrupt,
         )
         self._events.append(Ready(_WORKER, _WORKER))
 
@@ -141,49 +142,21 @@ class InlineExecutor:
     def sleep(self) -> None:
         """Do nothing: `wait` doesn't block."""
 
-    def _build(self, builder: BatchBuilder, task: Send) -> list[Event]:
+    def _build(self, builder: LocalBuilder, task: Send) -> list[Event]:
+        keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
         try:
-            return self._events_of(builder, task)
+            with keeping, limited_threads(chosen_threads()), ordinary_tensors():
+                encoded = builder.encode(task)
+            with ordinary_tensors():
+                return builder.decode(task, encoded)
         except BuildError as failed:
             if failed.__cause__ is not None and is_interrupt(failed.__cause__):
                 raise failed.__cause__ from None
-            return [Failed(_WORKER, task.generation, task.sequence, self._explain(failed, task.work))]
+            return [builder.failed(task, failed)]
         except Exception as error:
             if is_interrupt(error):
                 raise
-            return [Failed(_WORKER, task.generation, task.sequence, error)]
-
-    def _events_of(self, builder: BatchBuilder, task: Send) -> list[Event]:
-        """Build a batch. Return its failed samples, then the batch."""
-        self._definitions.clear()
-        store, work = HeapStore(), task.work
-        indices = work.indices if isinstance(work, IndexWork) else None
-        wanted = Task(task.generation, task.sequence, work.epoch, work.step, indices)
-        keeping = preserved_generators() if self._spec.options.rng is Rng.SAMPLE else nullcontext()
-        with keeping, limited_threads(chosen_threads()), ordinary_tensors():
-            built = builder.build(store, wanted)
-        decode_started_ns = time.perf_counter_ns()
-        with ordinary_tensors():
-            batch = self._reader.read(built, store.memory)
-        self._metrics.note_batch(built, time.perf_counter_ns() - decode_started_ns)
-        events: list[Event] = []
-        for failed in builder.failures:
-            error = rebuild(failed.failure, "the loop's process", self._definitions, f", {self._describe(work)}")
-            failure = rebuild_sample(failed, work.epoch, work.step, error)
-            events.append(SampleFailed(_WORKER, task.generation, task.sequence, failed.position, failure))
-        events.append(Built(_WORKER, task.generation, task.sequence, Outcome(batch), 0.0))
-        return events
-
-    def _explain(self, failed: BuildError, work: Work) -> BaseException:
-        """Return the user's own exception. The end of its chain of causes says where it happened."""
-        error = failed.__cause__ or failed
-        sample = f", dataset index {failed.index}" if failed.index is not None else ""
-        note = f". {failed.note}" if failed.note else ""
-        last = error
-        while last.__cause__ is not None:
-            last = last.__cause__
-        last.__cause__ = RemoteTraceback(f"While {failed.stage.value}{sample}, {self._describe(work)}{note}")
-        return error
+            return [builder.failed(task, error)]
 
     def _describe(self, work: Work) -> str:
         _, plan = self._current

@@ -73,6 +73,11 @@ class CounterWriter:
         """Record that a sample was left out of the batch."""
         self.words[NUM_LEFT_OUT] += 1
 
+    def position_in_batch(self) -> int | None:
+        """Return the same as `CounterReader.position_in_batch`. For another thread of the same process."""
+        num_left_out = self.words[NUM_LEFT_OUT]
+        return None if num_left_out < 0 else len(self.samples) + num_left_out
+
     def length_address(self) -> int:
         """Return the address of the list's length (64 bits); `UNKNOWN_ADDRESS` if it isn't where it is expected."""
         address = id(self.samples) + object.__basicsize__

@@ -14,6 +14,7 @@ dataset has `__getitems__`.
 from __future__ import annotations
 
 import sys
+import threading
 from enum import Enum
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.worker.generators import Snapshot, seed_generators, snapshot_generators
 
-__all__ = ["Rng", "Seeding", "sample_rng", "seed_for_construction", "seed_for_worker"]
+__all__ = ["Rng", "Seeding", "keep_to_this_thread", "sample_rng", "seed_for_construction", "seed_for_worker"]
 
 _CONSTRUCTION_KEY = 0x5EED
 
@@ -179,9 +180,27 @@ _current: Fetching | None = None
 """Global, like the generators, so that threads which the dataset starts can use it, too."""
 
 
+class _OfThread(threading.local):
+    """What a worker thread is fetching, in place of `_current`."""
+
+    is_worker = False
+    current: Fetching | None = None
+
+
+_of_thread = _OfThread()
+
+
+def keep_to_this_thread() -> None:
+    """Let `sample_rng` tell this thread's samples from those of other worker threads. Call it on a worker thread."""
+    _of_thread.is_worker = True
+
+
 def _enter(fetching: Fetching | None) -> Fetching | None:
     """Set the batch that is being fetched; return the previous one."""
     global _current
+    if _of_thread.is_worker:
+        outer, _of_thread.current = _of_thread.current, fetching
+        return outer
     outer, _current = _current, fetching
     return outer
 
@@ -195,7 +214,8 @@ def sample_rng() -> np.random.Generator:
     generator is keyed by the batch's first index instead. Outside a loader, this returns a new, unseeded generator, so
     a dataset also works on its own. A call takes 15 us.
     """
-    return np.random.default_rng() if _current is None else _current.generator()
+    fetching = _of_thread.current if _of_thread.is_worker else _current
+    return np.random.default_rng() if fetching is None else fetching.generator()
 
 
 def seed_for_construction(rng: Rng) -> None:

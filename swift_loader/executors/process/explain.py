@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from swift_loader.errors import SwiftLoaderError, WorkerStalled
 from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sample
 from swift_loader.executors.process.deaths import attached, died, how_it_ended
@@ -15,10 +17,28 @@ from swift_loader.scheduler.work import IndexWork, Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, SampleFailed, Stage
 
-__all__ = ["GRACE_BUILDS", "Explainer"]
+__all__ = ["GRACE_BUILDS", "Explainer", "Spoken"]
 
 GRACE_BUILDS = 3
 """When no worker has the batch, a new build of the dataset may take this many times as long as the first one."""
+
+
+class Spoken(Protocol):
+    """A worker, as far as words need it."""
+
+    @property
+    def worker_id(self) -> int:
+        """Which of the n workers it is, from 0."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Where it runs."""
+        ...
+
+    def position_in_batch(self) -> int | None:
+        """Return the position of the sample that it is fetching; None if unknown."""
+        ...
 
 
 class Explainer:
@@ -33,9 +53,9 @@ class Explainer:
         self._rank = plan.settings.rank
         self._definitions = definitions
 
-    def who(self, worker: WorkerHandle) -> str:
-        """Return id, rank and pid of a worker."""
-        return f"worker {worker.worker_id} of {self._options.num_workers} (rank {self._rank}, pid {worker.process.pid})"
+    def who(self, worker: Spoken) -> str:
+        """Return id, rank and place of a worker."""
+        return f"worker {worker.worker_id} of {self._options.num_workers} (rank {self._rank}, {worker.place})"
 
     def indices(self, work: Work) -> list[int]:
         """Return the dataset indices of a batch of the current plan."""
@@ -74,7 +94,7 @@ class Explainer:
 
     # Workers that hang ------------------------------------------------------------------------------------------------
 
-    def stall(self, stall: Stall, worker: WorkerHandle) -> str:
+    def stall(self, stall: Stall, worker: Spoken) -> str:
         """Return where a worker has been for how long."""
         if stall.work is None:
             return f"has been at a batch that isn't needed any more for {stall.busy_s:.1f} s"

@@ -113,6 +113,11 @@ class WorkerHandle:
         """Whether it has begun its oldest task. Still valid after its death."""
         return self._counters is not None and self._counters.num_begun > self._num_answered
 
+    @property
+    def place(self) -> str:
+        """Where it runs."""
+        return f"pid {self.process.pid}"
+
     def position_in_batch(self) -> int | None:
         """Return the position of the sample that it is fetching; see `CounterReader`."""
         return None if self._counters is None else self._counters.position_in_batch()

@@ -1,0 +1,148 @@
+"""Builds batches in this process, for the calling thread and for worker threads.
+
+The code is that of worker processes: plan, fetch, collate, encode, decode. So batches have the same bytes and types,
+and share no memory with the dataset.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import RemoteTraceback
+from swift_loader.executors.base import Outcome
+from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.failures import rebuild, rebuild_sample
+from swift_loader.metrics import Metrics
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.events import Built, Event, Failed, SampleFailed
+from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.transport.by_value import NewDefinitions
+from swift_loader.transport.counters import CounterWriter
+from swift_loader.transport.messages import Batch, Task
+from swift_loader.transport.store import HeapStore
+from swift_loader.worker.build import BatchBuilder
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.spec import WorkerOptions, WorkerSpec
+from swift_loader.worker.torch_settings import limited_threads
+
+__all__ = ["Encoded", "LocalBuilder", "Speaker", "dataset_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The words of a builder for the causes of errors."""
+
+    who: str
+    """Who builds the batches."""
+    describe: Callable[[Work], str]
+    """Returns number, epoch and dataset indices of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A batch in the form in which processes send it."""
+
+    batch: Batch
+    memory: NDArray[np.uint8]
+    """`(nbytes,)`; belongs to this batch alone."""
+
+
+class LocalBuilder:
+    """Builds the batches of one dataset. One thread at a time uses it."""
+
+    def __init__(
+        self,
+        worker: int,
+        dataset: Any,
+        num_samples: int,
+        spec: WorkerSpec,
+        batch_decoder: Callable[[bytes], Any] | None,
+        metrics: Metrics,
+        speaker: Speaker,
+        is_interrupt: Callable[[BaseException], bool] = lambda _: False,
+    ) -> None:
+        """Prepare to build batches. The events name `worker`; for the others see `BatchBuilder` and `BatchReader`."""
+        self._worker = worker
+        self._definitions = NewDefinitions()
+        self._reader = BatchReader(self._definitions, batch_decoder)
+        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, is_interrupt=is_interrupt)
+        self._metrics = metrics
+        self._speaker = speaker
+
+    @property
+    def counters(self) -> CounterWriter:
+        """Show how far the current batch is."""
+        return self._builder.counters
+
+    def use_plan(self, plan: PlanSettings) -> None:
+        """Build the batches of another plan from now on."""
+        self._builder.use_plan(plan)
+
+    def encode(self, task: Send) -> Encoded:
+        """Build a batch.
+
+        Raises:
+            BuildError: The user's code raised; see `failed`.
+        """
+        self._definitions.clear()
+        store, work = HeapStore(), task.work
+        indices = work.indices if isinstance(work, IndexWork) else None
+        built = self._builder.build(store, Task(task.generation, task.sequence, work.epoch, work.step, indices))
+        return Encoded(built, store.memory)
+
+    def decode(self, task: Send, encoded: Encoded) -> list[Event]:
+        """Return the events of the batch that was encoded last: its failed samples, then the batch.
+
+        Raises:
+            Exception: The batch can't be decoded.
+        """
+        batch, started_ns = encoded.batch, time.perf_counter_ns()
+        outcome = Outcome(self._reader.read(batch, encoded.memory))
+        self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
+        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        events: list[Event] = []
+        for failed in self._builder.failures:
+            where = f", {self._speaker.describe(task.work)}"
+            error = rebuild(failed.failure, self._speaker.who, self._definitions, where)
+            failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
+            events.append(SampleFailed(self._worker, task.generation, task.sequence, failed.position, failure))
+        events.append(Built(self._worker, task.generation, task.sequence, outcome, build_s))
+        return events
+
+    def failed(self, task: Send, error: Exception) -> Failed:
+        """Return the event for what `encode` or `decode` raised.
+
+        The loop gets the user's own exception. The end of its chain of causes says where it happened.
+        """
+        if isinstance(error, BuildError):
+            error = self._explain(error, task.work)
+        return Failed(self._worker, task.generation, task.sequence, error)
+
+    def _explain(self, failed: BuildError, work: Work) -> Exception:
+        error = failed.__cause__ if isinstance(failed.__cause__, Exception) else failed
+        sample = f", dataset index {failed.index}" if failed.index is not None else ""
+        note = f". {failed.note}" if failed.note else ""
+        last: BaseException = error
+        while last.__cause__ is not None:
+            last = last.__cause__
+        where = f"{failed.stage.value}{sample}, {self._speaker.describe(work)}"
+        last.__cause__ = RemoteTraceback(f"In {self._speaker.who}, {where}{note}")
+        return error
+
+
+def dataset_of(options: WorkerOptions) -> Any:
+    """Return a dataset of this process. The user's generators are put back, and torch has one thread meanwhile."""
+    if options.rng is Rng.NONE:
+        with limited_threads(1):
+            return options.make_dataset()
+    with preserved_generators(), limited_threads(1):
+        return options.make_dataset()

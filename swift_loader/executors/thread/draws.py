@@ -1,0 +1,65 @@
+"""Notices that a dataset draws from the global random generators.
+
+Worker threads share them, so no thread can seed them for its sample. A change of their states shows that something
+drew. It was a worker if the loop's thread was blocked meanwhile; else it may have been the loop. The trial batch is
+built while the loop's thread waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from swift_loader.executors.thread.inbox import ThreadInbox
+from swift_loader.worker.generators import snapshot_generators
+
+__all__ = ["DrawWatch"]
+
+_NAMES = ("random", "numpy.random", "torch's default generator")
+"""In the order of a snapshot."""
+
+
+class DrawWatch:
+    """Warns once. All worker threads of a loader use it."""
+
+    def __init__(self, inbox: ThreadInbox, note: Callable[[str], None]) -> None:
+        """Begin to watch. Call it on the loop's thread.
+
+        Args:
+            inbox: Knows whether the loop's thread blocks.
+            note: Gets the warning. Any thread calls it.
+        """
+        self._inbox = inbox
+        self._note = note
+        self._once = threading.Lock()
+        """Held from the warning on."""
+        snapshot_generators()  # the first call in a process draws, and puts the states back
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Warn if something is drawn in the `with` block."""
+        num_moves = self._inbox.num_moves
+        if num_moves % 2 == 0 or self._once.locked():
+            yield
+            return
+        before = snapshot_generators()
+        yield
+        after = snapshot_generators()
+        if after != before and self._inbox.num_moves == num_moves and self._once.acquire(blocking=False):
+            changed = [
+                name for name, old, new in zip(_NAMES, before, after, strict=False) if old != new
+            ]  # a torch that was imported meanwhile is only in `after`
+            if changed:
+                self._note(_warning(changed))
+
+    def __repr__(self) -> str:
+        return f"<DrawWatch{' that has warned' if self._once.locked() else ''}>"
+
+
+def _warning(names: list[str]) -> str:
+    return (
+        f"the dataset draws from {' and '.join(names)}. Worker threads share these generators, so they aren't seeded, "
+        f"and what a sample draws differs from run to run. Draw from swift_loader.sample_rng(), or give "
+        f"worker_type='process'. rng=None turns this warning off"
+    )

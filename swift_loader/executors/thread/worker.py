@@ -1,0 +1,122 @@
+"""One worker thread: it takes tasks and posts events until it is stopped.
+
+It shares the dataset, and nothing else, with other worker threads. It never blocks but for a task and in the user's
+code.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from swift_loader.errors import WorkerDied
+from swift_loader.executors.local_builder import LocalBuilder
+from swift_loader.executors.thread.inbox import ThreadInbox
+from swift_loader.executors.thread.stacks import stack_of
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.events import Event, ExecutorFailed, Skipped
+from swift_loader.worker.seeding import keep_to_this_thread
+
+__all__ = ["Surroundings", "ThreadWorker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all worker threads of a loader use."""
+
+    inbox: ThreadInbox
+    is_needed: Callable[[int], bool]
+    """Returns whether batches of a generation are needed."""
+    watching: Callable[[], AbstractContextManager[None]]
+    """Surrounds the building of a batch."""
+    describe_end: Callable[[ThreadWorker, Send | None], str]
+    """Returns which worker it is, and at which task."""
+
+
+class ThreadWorker:
+    """A worker thread, and what it does. The executor uses it; `_run` and what it calls are on the thread itself."""
+
+    def __init__(self, worker_id: int, builder: LocalBuilder, plan: PlanSettings, surroundings: Surroundings) -> None:
+        self.worker_id = worker_id
+        """Which of the n workers it is, from 0. Also its serial number, because it is never replaced."""
+        self._builder = builder
+        self._plan = plan
+        """That of the builder."""
+        self._around = surroundings
+        self._orders: queue.SimpleQueue[tuple[Send, PlanSettings] | None] = queue.SimpleQueue()
+        """None: stop."""
+        self._thread = threading.Thread(target=self._run, name=f"swift_loader-worker-{worker_id}", daemon=True)
+
+    @property
+    def place(self) -> str:
+        """Where it runs."""
+        return "a thread"
+
+    def position_in_batch(self) -> int | None:
+        """Return the position of the sample that it is fetching; None if unknown."""
+        return self._builder.counters.position_in_batch()
+
+    def stack(self) -> str:
+        """Return its Python stack; empty if it has ended."""
+        return stack_of(self._thread)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def send(self, task: Send, plan: PlanSettings) -> None:
+        """Give it a task, and the plan of which it is."""
+        self._orders.put((task, plan))
+
+    def stop(self) -> None:
+        """Make the thread end after its current batch. Any thread. Idempotent."""
+        while not self._orders.empty():
+            try:
+                self._orders.get_nowait()
+            except queue.Empty:  # the worker was faster
+                break
+        self._orders.put(None)
+
+    def join(self, limit_s: float) -> None:
+        """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        keep_to_this_thread()
+        task: Send | None = None
+        try:
+            while (order := self._orders.get()) is not None:
+                task, plan = order
+                self._around.inbox.post(self._answer(task, plan))
+                task = None
+        except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
+            self._around.inbox.post([ExecutorFailed(self._died(task, error))])
+
+    def _answer(self, task: Send, plan: PlanSettings) -> list[Event]:
+        if not self._around.is_needed(task.generation):
+            return [Skipped(self.worker_id, task.generation)]
+        if plan != self._plan:
+            self._builder.use_plan(plan)
+            self._plan = plan
+        try:
+            with self._around.watching():
+                encoded = self._builder.encode(task)
+            return self._builder.decode(task, encoded)
+        except Exception as error:
+            return [self._builder.failed(task, error)]
+
+    def _died(self, task: Send | None, error: BaseException) -> WorkerDied:
+        died = WorkerDied(
+            f"{self._around.describe_end(self, task)} was ended by {error!r}, and a worker thread isn't replaced. The "
+            f"dataset's code ended it: look for sys.exit"
+        )
+        died.__cause__ = error
+        return died
+
+    def __repr__(self) -> str:
+        return f"<ThreadWorker {self.worker_id}{'' if self._thread.is_alive() else ' ended'}>"
