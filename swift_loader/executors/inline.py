@@ -22,6 +22,7 @@ from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Event, Ready, Skipped
 from swift_loader.scheduler.work import IndexWork, Work
 from swift_loader.transport.payload import chosen_threads
+from swift_loader.transport.store import HeapStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
@@ -73,16 +74,16 @@ class InlineExecutor:
         num_samples = length_of(self._dataset)
         self._first_plan = Plan.of(num_samples, self._spec.plan)
         self._current = (0, self._first_plan)
-        speaker = Speaker("the loop's process", self._describe)
         self._builder = LocalBuilder(
             _WORKER,
             self._dataset,
             num_samples,
             self._spec,
-            self._batch_decoder,
-            self._metrics,
-            speaker,
-            is_interrupt,
+            batch_decoder=self._batch_decoder,
+            metrics=self._metrics,
+            speaker=Speaker("the loop's process", self._describe),
+            store=HeapStore(),
+            is_interrupt=is_interrupt,
         )
         self._events.append(Ready(_WORKER, _WORKER))
 

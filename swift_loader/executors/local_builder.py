@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from swift_loader.scheduler.work import IndexWork, Work
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import Batch, Task
-from swift_loader.transport.store import HeapStore
+from swift_loader.transport.store import SlotStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
@@ -34,7 +34,7 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_settings import limited_threads
 
-__all__ = ["Encoded", "LocalBuilder", "Speaker", "dataset_of"]
+__all__ = ["Encoded", "LendingStore", "LocalBuilder", "Speaker", "dataset_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,14 @@ class Encoded:
     """`(nbytes,)`; belongs to this batch alone."""
 
 
+class LendingStore(SlotStore, Protocol):
+    """A store of memory in this process."""
+
+    def lend(self, slot: int, used_nbytes: int, /) -> NDArray[np.uint8]:
+        """Return the memory of a batch that was just built. It stays the batch's as long as a view of it exists."""
+        ...
+
+
 class LocalBuilder:
     """Builds the batches of one dataset. One thread at a time uses it."""
 
@@ -65,18 +73,33 @@ class LocalBuilder:
         dataset: Any,
         num_samples: int,
         spec: WorkerSpec,
+        *,
         batch_decoder: Callable[[bytes], Any] | None,
         metrics: Metrics,
         speaker: Speaker,
+        store: LendingStore,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
-        """Prepare to build batches. The events name `worker`; for the others see `BatchBuilder` and `BatchReader`."""
+        """Prepare to build batches.
+
+        Args:
+            worker: Serial number of the worker, for the events.
+            dataset: A map-style dataset.
+            num_samples: The dataset's length.
+            spec: How batches are made.
+            batch_decoder: See `BatchReader`.
+            metrics: Counts the stages.
+            speaker: Says where errors happened.
+            store: Has the memory of the batches. The builder alone uses it.
+            is_interrupt: See `BatchBuilder`.
+        """
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
         self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, is_interrupt=is_interrupt)
         self._metrics = metrics
         self._speaker = speaker
+        self._store = store
 
     @property
     def counters(self) -> CounterWriter:
@@ -94,10 +117,11 @@ class LocalBuilder:
             BuildError: The user's code raised; see `failed`.
         """
         self._definitions.clear()
-        store, work = HeapStore(), task.work
+        work = task.work
         indices = work.indices if isinstance(work, IndexWork) else None
-        built = self._builder.build(store, Task(task.generation, task.sequence, work.epoch, work.step, indices))
-        return Encoded(built, store.memory)
+        wanted = Task(task.generation, task.sequence, work.epoch, work.step, indices)
+        built = self._builder.build(self._store, wanted)
+        return Encoded(built, self._store.lend(built.slot, built.used_nbytes))
 
     def decode(self, task: Send, encoded: Encoded) -> list[Event]:
         """Return the events of the batch that was encoded last: its failed samples, then the batch.

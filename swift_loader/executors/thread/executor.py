@@ -24,6 +24,7 @@ from swift_loader.executors.local_builder import LocalBuilder, Speaker, dataset_
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.thread.draws import DrawWatch
+from swift_loader.executors.thread.heap import RecycledHeap
 from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.executors.thread.worker import Surroundings, ThreadWorker
 from swift_loader.metrics import Metrics
@@ -123,8 +124,16 @@ class ThreadExecutor:
         """Return a builder that leaves the random generators alone."""
         spec = replace(self._spec, options=replace(self._spec.options, rng=Rng.NONE))
         who = f"worker {worker} of {self._options.num_workers} (rank {spec.plan.rank}, a thread)"
-        speaker = Speaker(who, self.explainer.batch)
-        return LocalBuilder(worker, dataset, num_samples, spec, self._options.batch_decoder, self._metrics, speaker)
+        return LocalBuilder(
+            worker,
+            dataset,
+            num_samples,
+            spec,
+            batch_decoder=self._options.batch_decoder,
+            metrics=self._metrics,
+            speaker=Speaker(who, self.explainer.batch),
+            store=RecycledHeap(self._options.limits.max_ready_per_worker),
+        )
 
     def _watching(self) -> Callable[[], AbstractContextManager[None]]:
         return DrawWatch(self._inbox, self._note).watching if self._spec.options.rng is Rng.SAMPLE else nullcontext
