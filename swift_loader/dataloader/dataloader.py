@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderIterator
+from swift_loader.dataloader.pinning import pin_device_of
+from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
+from swift_loader.dataloader.workers import Marks, WorkerShelf, WorkerStart
 
 __all__ = ["DataLoader"]
 
@@ -46,6 +52,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
+        rng: str | None = "sample",
     ) -> None:
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
@@ -71,31 +78,57 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.rng = rng
+        self._shelf = WorkerShelf()
         self._latest: LoaderIterator | None = None
-        self._prepared: LoaderIterator | None = None
+        """The iterator that `state_dict` tells of."""
+        self._is_prepared = False
+        """Whether `_latest` was made for `state_dict`, and `iter` returns it."""
         self._loaded: LoaderPosition | None = None
+        """Where the next iterator continues."""
+        weakref.finalize(self, self._shelf.close)
+
+    # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        if self._prepared is not None:
-            self._latest, self._prepared = self._prepared, None
-            return self._latest
-        self._latest = self._begin()
+        """Return an iterator over one epoch. With workers, they begin to build batches."""
+        if self._is_prepared:
+            self._is_prepared = False
+        else:
+            self._latest = self._begin()
         return self._latest
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
         epoch = 0 if self._latest is None else self._latest.position().draws.epoch + 1
-        source: Epoch = InlineEpoch(self, epoch, resume)
-        return LoaderIterator(self, source, pin_device=None)
+        pin_device = pin_device_of(self)
+        if not self.num_workers:
+            return LoaderIterator(self, InlineEpoch(self, epoch, resume), pin_device=pin_device)
+        self.check_worker_number_rationality()
+        return LoaderIterator(self, self._begin_with_workers(epoch, resume), pin_device=pin_device)
+
+    def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
+        marks = Marks.of(self)
+        workers = self._shelf.take(marks)
+        kept_seed = workers.base_seed if workers is not None and self.persistent_workers else None
+        draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed=kept_seed)
+        if workers is None:
+            every = self.snapshot_every_n_steps or 0
+            workers = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every).start(draws.base_seed)
+        make = StreamEpoch if isinstance(self.dataset, IterableDataset) else IndexEpoch
+        return make(self, draws, workers, self._shelf, resume)
+
+    # Resuming ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is."""
         if self._loaded is not None:
             return self._loaded.to_dict()
-        if self._latest is None and self._prepared is None:
-            self._prepared = self._begin()
-        current = self._prepared or self._latest
-        return current.position().to_dict()
+        if self._latest is None:
+            self._latest, self._is_prepared = self._begin(), True
+        return self._latest.position().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._prepared = self._latest = None
+        """Continue where `state_dict` was called, with the next iterator."""
         self._loaded = LoaderPosition.from_dict(state) if state else None
+        self._latest, self._is_prepared = None, False

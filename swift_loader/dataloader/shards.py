@@ -24,8 +24,11 @@ class Shards:
         self._is_resumed = resume is not None
         self._begins_epoch = resume is None or resume.draws.is_over
         self._snapshots = list(saved) or [WorkerSnapshot() for _ in range(loader.num_workers)]
-        self._packed: dict[int, bytes] = {}
+        self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came. Unpacked when somebody asks."""
+        begun = [WorkerSnapshot() if self._begins_epoch else one for one in self._snapshots]
+        self._num_since = [one.num_since for one in begun]
+        self._num_batches = [one.num_batches for one in begun]
 
     def resume(self) -> dict[int, bytes] | None:
         """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
@@ -47,6 +50,24 @@ class Shards:
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""
-        work = delivery.work
-        worker = work.worker_id if isinstance(work, StreamWork) else delivery.worker_id
-        ...
+        work, worker_id = delivery.work, None
+        if delivery.state is not None:
+            worker_id = Snapshot.unpack(delivery.state).worker_id
+            self._states[worker_id] = delivery.state
+            self._num_since[worker_id] = 0
+        elif isinstance(work, StreamWork):
+            worker_id = work.worker_id
+            self._num_since[worker_id] += 1
+        if worker_id is not None:
+            self._num_batches[worker_id] += 1
+
+    def snapshots(self) -> tuple[WorkerSnapshot, ...]:
+        """Return what is known of each worker."""
+        return tuple(self._snapshot(number) for number in range(len(self._snapshots)))
+
+    def _snapshot(self, number: int) -> WorkerSnapshot:
+        saved = self._snapshots[number]
+        if number in self._states:
+            taken = Snapshot.unpack(self._states[number])
+            saved = WorkerSnapshot(taken.dataset, taken.iterator, taken.has_ended)
+        return replace(saved, num_since=self._num_since[number], num_batches=self._num_batches[number])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.shards import Shards
@@ -54,24 +54,23 @@ class IndexEpoch:
         self._draws = draws
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._queue = IndexQueue(draws.epoch)
-        self._max_ahead = workers.max_in_flight
+        self._max_ahead = workers.max_in_flight + 1  # one is sent when the loop takes a batch
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
         self._has_drawn_all = False
         self._is_over = False
-        resume = None if resume is None or resume.draws.is_over else resume
+        resumed = None if resume is None or resume.draws.is_over else resume
         self._num_done = draws.num_drawn
         """All steps before this one are behind the loop."""
-        self._done_ahead: set[int] = set() if resume is None else set(resume.ahead)
+        self._done_ahead: set[int] = set() if resumed is None else set(resumed.ahead)
         """Later steps that are behind the loop, too, because they came out of order."""
-        self._num_yielded = 0 if resume is None else resume.num_yielded
-        self._state_at_done = None if resume is None else resume.draws.sampler_state
+        self._num_yielded = 0 if resumed is None else resumed.num_yielded
+        self._state_at_done = None if resumed is None else resumed.draws.sampler_state
         self._states: dict[int, tuple[Any, Any] | None] = {}
         """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
         self._shards = Shards(loader, resume)
-        workers.begin(self._queue, draws.base_seed, self._shards.resume())
         self._draw_ahead()
-        workers.act()
+        workers.begin(self._queue, draws.base_seed, self._shards.resume())
 
     def _draw_ahead(self) -> None:
         """Draw as far ahead as the workers may work."""
@@ -98,14 +97,13 @@ class IndexEpoch:
             StopIteration: There is none.
             Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
         """
+        self._draw_ahead()
         if self._num_in_flight == 0:
             self._end()
         delivery = self._in_use.next()
-        work = delivery.work
-        if isinstance(work, IndexWork):
-            self._note(work.step)
+        if isinstance(delivery.work, IndexWork):
+            self._note(delivery.work.step)
             self._shards.note(delivery)
-            self._draw_ahead()
         if delivery.error is not None:
             raise delivery.error
         self._num_yielded += 1

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loguru import logger
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.torch_collate import torch_collate
+from swift_loader.dataloader.changes import fingerprint
+from swift_loader.dataloader.draws import is_stateful
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError
@@ -30,7 +32,7 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["LoaderWorkers", "WorkerShelf"]
+__all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart"]
 
 STALL_WARNING_S = 60.0
 """How long a worker may spend on a batch that the loop waits for before there is a warning."""
@@ -42,8 +44,11 @@ DEFAULT_PREFETCH = 2
 class LoaderWorkers:
     """The workers of one DataLoader, from their start to `close`. Not thread-safe, apart from `close`."""
 
-    def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int) -> None:
+    def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, marks: Marks) -> None:
         """Start the processes, and wait until the template has the dataset."""
+        self.marks = marks
+        self.max_in_flight = delivery.limits.max_in_flight
+        """How many batches may be built ahead of the loop."""
         self.base_seed = base_seed
         """What the workers' generators were seeded with when they started."""
         self.has_failed = False
@@ -91,18 +96,39 @@ def _settings(base_seed: int) -> PlanSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class Marks:
+    """What tells whether workers of an earlier epoch do as new ones would."""
+
+    may_stay: bool
+    """False: a new epoch needs new workers, because theirs may differ from those that torch would start."""
+    fingerprint: int
+    """Of the dataset and the functions. Always 0 with `persistent_workers`: torch's don't notice changes either."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Marks:
+        """Return the marks of the loader as it is now."""
+        if loader.persistent_workers:
+            return cls(may_stay=True, fingerprint=0)
+        dataset = loader.dataset
+        is_fresh = isinstance(dataset, IterableDataset) or is_stateful(dataset) or loader.worker_init_fn is not None
+        return cls(may_stay=not is_fresh, fingerprint=0 if is_fresh else fingerprint(dataset, loader.collate_fn))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
     """What workers are started with."""
 
     worker_options: WorkerOptions
     delivery: DeliveryOptions
+    marks: Marks
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], is_stream: bool, rng: Rng, snapshot_every: int) -> _Start:
+    def of(cls, loader: DataLoader[Any], marks: Marks, *, rng: Rng, snapshot_every: int) -> WorkerStart:
+        """Return what the loader asks for as it is now."""
         mode = TorchMode(
             num_workers=loader.num_workers,
             worker_init_fn=loader.worker_init_fn,
-            is_stream=is_stream,
+            is_stream=isinstance(loader.dataset, IterableDataset),
             auto_collation=loader._auto_collation,  # type: ignore[attr-defined] # noqa: SLF001
             batch_size=loader.batch_size or 1,
             drop_last=loader.drop_last,
@@ -137,16 +163,16 @@ class _Start:
             max_on_device=1,
             pin_memory=False,
         )
-        return cls(workers, delivery)
+        return cls(workers, delivery, marks)
 
-    def workers(self, base_seed: int) -> LoaderWorkers:
+    def start(self, base_seed: int) -> LoaderWorkers:
         """Start them. A dataset that can't be sent is shared by forking this process, as torch does."""
         try:
-            return LoaderWorkers(self.worker_options, self.delivery, base_seed)
+            return LoaderWorkers(self.worker_options, self.delivery, base_seed, self.marks)
         except EncodeError as error:
             logger.info(f"swift_loader forks this process to start workers, because the dataset can't be sent: {error}")
             options = replace(self.worker_options, start_method=StartMethod.FORK)
-            return LoaderWorkers(options, self.delivery, base_seed)
+            return LoaderWorkers(options, self.delivery, base_seed, self.marks)
 
 
 class WorkerShelf:
@@ -156,21 +182,19 @@ class WorkerShelf:
         self._idle: LoaderWorkers | None = None
         self._is_open = True
 
-    def take(self) -> LoaderWorkers | None:
-        """Return workers that wait for an epoch; None if there are none."""
+    def take(self, marks: Marks) -> LoaderWorkers | None:
+        """Return the workers that wait, if they do as new ones would; None if there are none."""
         idle, self._idle = self._idle, None
-        if idle is not None and not idle.owner.is_here():  # this process is a fork: they are the parent's
+        if idle is None or not idle.owner.is_here():  # a fork of the process has a copy of the parent's
             return None
-        return idle
-
-    @property
-    def kept_seed(self) -> int | None:
-        """What the generators of the workers that wait were seeded with; None if there are none."""
-        return None if self._idle is None else self._idle.base_seed
+        if idle.marks == marks:
+            return idle
+        idle.close()
+        return None
 
     def put(self, workers: LoaderWorkers) -> None:
         """Keep workers for the next epoch, or close them. Any thread."""
-        if self._is_open and self._idle is None and not workers.has_failed:
+        if self._is_open and self._idle is None and not workers.has_failed and workers.marks.may_stay:
             self._idle = workers
         else:
             workers.close()
@@ -181,8 +205,3 @@ class WorkerShelf:
         idle, self._idle = self._idle, None
         if idle is not None:
             idle.close()
-
-
-def start_workers(loader: DataLoader[Any], base_seed: int, *, is_stream: bool, rng: Rng, snapshot_every: int) -> LoaderWorkers:
-    """Start workers for the loader as it is now."""
-    return _Start.of(loader, is_stream, rng, snapshot_every).workers(base_seed)
