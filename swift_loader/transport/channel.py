@@ -2,6 +2,9 @@
 
 Guarantees: a message arrives complete or not at all, even if its sender is killed while sending. If the peer dies, the
 receiver gets everything that the peer sent, then the end of the stream. Assumes Linux, and one reading thread per end.
+
+A message longer than `MAX_MESSAGE_BYTES` travels in an anonymous file: the pipe carries a mark with the length, and the
+file's descriptor behind those of the message. Neither side of the channel sees a difference.
 """
 
 from __future__ import annotations
@@ -9,20 +12,34 @@ from __future__ import annotations
 import array
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
-from swift_loader.transport.descriptors import avoid_std_streams, new_socketpair, out_of_descriptors_error
+from swift_loader.transport.descriptors import (
+    avoid_std_streams,
+    new_memfd,
+    new_socketpair,
+    out_of_descriptors_error,
+)
 
-__all__ = ["MAX_MESSAGE_BYTES", "Channel", "Received"]
+__all__ = ["MAX_FILE_BYTES", "MAX_MESSAGE_BYTES", "Channel", "Received"]
 
 MAX_MESSAGE_BYTES = 64 * 1024
-"""Far below the kernel's default limit of 208 KiB, so that several messages fit into the socket's buffer."""
+"""Far below the kernel's default limit of 208 KiB, so that several messages fit into the socket's buffer. A longer
+message travels in a file."""
+
+MAX_FILE_BYTES = 1 << 30
+"""No message is longer: 100 million indices fit. A longer one is a mistake, such as a dataset in a dataset's state."""
 
 _MAX_DESCRIPTORS = 3
 """A fork request carries three: the channel, stderr, and the pipe for traces."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+_MARK = struct.Struct("<12sQ")
+"""What is sent for a message in a file: a constant that no frame begins with, and the length."""
+_MARK_BEGIN = b"SwL1 in file"
 
 # Plain numbers: combining enum members takes as long as receiving.
 _WAIT = int(socket.MSG_CMSG_CLOEXEC)
@@ -66,15 +83,28 @@ class Channel:
 
         Raises:
             BrokenPipeError: The peer is gone. Sometimes this is a ConnectionResetError.
+            NoDescriptorsLeft: This process has no file descriptor left for a long message.
             ProtocolError: The message is too long.
         """
         if len(message) > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"a message of {len(message)} bytes is longer than {MAX_MESSAGE_BYTES}")
-        if descriptors:
+            self._send_in_file(message, descriptors)
+        elif descriptors:
             rights = array.array("i", descriptors)
             self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         else:
             self._socket.send(message)
+
+    def _send_in_file(self, message: bytes, descriptors: Sequence[int]) -> None:
+        if len(message) > MAX_FILE_BYTES:
+            raise ProtocolError(f"a message of {len(message)} bytes is longer than {MAX_FILE_BYTES}")
+        file = new_memfd("swift_loader_message")
+        try:
+            rest = memoryview(message)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            self.send(_MARK.pack(_MARK_BEGIN, len(message)), [*descriptors, file])
+        finally:
+            os.close(file)
 
     def receive(self, *, wait: bool = True) -> Received | None:
         """Return the next message, or None at the end of the stream. Blocks until then, unless `wait` is False.
@@ -82,7 +112,7 @@ class Channel:
         Raises:
             BlockingIOError: `wait` is False and there is no message.
             NoDescriptorsLeft: This process has no file descriptors left for those in the message.
-            ProtocolError: The message is longer than `MAX_MESSAGE_BYTES`, or carries too many descriptors.
+            ProtocolError: The message is too long, carries too many descriptors, or is cut short.
         """
         flags = _WAIT if wait else _DONT_WAIT
         while True:
@@ -97,7 +127,11 @@ class Channel:
             raise _cut_short(happened, _descriptors(ancillary))
         if count == 0:
             return None
-        return Received(self._view[:count], _descriptors(ancillary) if ancillary else [])
+        if not ancillary:
+            return Received(self._view[:count], [])
+        received = Received(self._view[:count], _descriptors(ancillary))
+        is_in_file = count == _MARK.size and received.data[: len(_MARK_BEGIN)] == _MARK_BEGIN
+        return _from_file(received) if is_in_file else received
 
     def fileno(self) -> int:
         """Return the descriptor, for `poll` and the like; -1 after `close`."""
@@ -124,6 +158,29 @@ def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
     if len(descriptors) >= _MAX_DESCRIPTORS:
         return ProtocolError(f"a message has more than {_MAX_DESCRIPTORS} descriptors")
     return out_of_descriptors_error()
+
+
+def _from_file(mark: Received) -> Received:
+    """Return the message that a mark announces.
+
+    Raises:
+        ProtocolError: The file has another length.
+    """
+    *descriptors, file = mark.descriptors
+    _, length = _MARK.unpack(mark.data)
+    try:
+        size = os.fstat(file).st_size
+        message = bytearray(size if size == length <= MAX_FILE_BYTES else 0)
+        view, position = memoryview(message), 0
+        while position < len(view) and (count := os.preadv(file, [view[position:]], position)):
+            position += count
+    finally:
+        os.close(file)
+    if position != length:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ProtocolError(f"a message of {length} bytes came in a file of {size}, at most {MAX_FILE_BYTES} may come")
+    return Received(view, descriptors)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

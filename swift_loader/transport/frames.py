@@ -41,6 +41,9 @@ class Kind(IntEnum):
     RECHECK = 19  # trainer -> worker or template: why may the reported samples differ from those of another build?
     RECHECKED = 20  # worker or template -> trainer: the answer to RECHECK
     SEGMENT_GONE = 21  # worker -> trainer: no more batches will be in that memory
+    STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
+    STATE = 23  # worker -> trainer: the state of its dataset after the next batch
+    IDENTITY = 24  # trainer -> worker: which of the n workers it is
 
 
 _KINDS = {int(kind): kind for kind in Kind}

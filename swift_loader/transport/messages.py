@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.bodies import FixedBody, PickledBody, malformed
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from swift_loader.sampling.plan import PlanSettings
 
 __all__ = [
-    "MAX_INDICES_PER_TASK",
     "MAX_INLINE_BYTES",
     "NO_SLOT",
     "Batch",
@@ -32,6 +32,8 @@ __all__ = [
     "Failure",
     "Fork",
     "Forked",
+    "Identity",
+    "LostKeys",
     "NewPlan",
     "Ready",
     "Recheck",
@@ -39,6 +41,8 @@ __all__ = [
     "SegmentGone",
     "SegmentMade",
     "Stage",
+    "State",
+    "StreamEnded",
     "Task",
     "Verdicts",
 ]
@@ -52,30 +56,43 @@ MAX_INLINE_BYTES = 16 * 1024
 MAX_SLOTS_PER_TASK = 1024
 """Maximum number of released slots that one task names; the others go into the next task."""
 
-MAX_INDICES_PER_TASK = 7 * 1024
-"""Maximum number of indices of a task that a sampler chose them for, so that it fits into one message."""
-
 _TASK = struct.Struct("<QqqIIi")
 _SLOT_NBYTES = 4
 _INDEX_NBYTES = 8
-_NOT_CHOSEN = -1
+_PLANNED = -1
 """The number of indices of a task whose indices the worker computes."""
+_PICKLED = -2
+"""The same for keys that aren't a list of small integers."""
+_STREAM = -3
+"""The same for a batch of a stream, which has a turn instead."""
+_TURN = struct.Struct("<q")
+_INTEGERS = frozenset({int})
 _BATCH = struct.Struct("<QIIQIIQQQQ")
 
 
 @lru_cache(64)  # all tasks of a loop have a few layouts; making one anew would take as long as packing
-def _layout(num_slots: int, num_indices: int = 0) -> struct.Struct:
-    """Return the layout of what comes after a task's head."""
-    return struct.Struct(f"<{num_slots}I{num_indices}q")
+def _layout(num_slots: int) -> struct.Struct:
+    """Return the layout of the slots that come after a task's head."""
+    return struct.Struct(f"<{num_slots}I")
 
 
 class Stage(str, Enum):
     """What a worker was doing when an exception was raised."""
 
     BUILD = "building the dataset"
+    SET_UP = "setting up the worker"
     FETCH = "fetching a sample"
     COLLATE = "collating a batch"
     ENCODE = "encoding a batch"
+    SAVE = "saving the dataset's state"
+    LOAD = "restoring the dataset's state"
+
+
+@dataclass(frozen=True, slots=True)
+class LostKeys:
+    """Stands for keys that can't be pickled, or not be rebuilt in the worker."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -88,25 +105,28 @@ class Task:
     """Number of the batch within its generation, in the order of delivery."""
     epoch: int
     step: int
-    indices: Sequence[int] | None = None
-    """The dataset indices that a sampler chose, at most `MAX_INDICES_PER_TASK`. None: the worker computes them from its
-    plan, `epoch` and `step`."""
+    indices: Any = None
+    """What a sampler chose: a list of dataset indices, other keys of the dataset, or a single key. None: the worker
+    computes the indices from its plan, `epoch` and `step`. `LostKeys` if they couldn't be sent."""
     released: Sequence[int] = ()
     """Slots whose batches the user has dropped: the worker may write to them again."""
     retired: Sequence[int] = ()
     """Slots that the trainer has unmapped: the worker should unmap them, too."""
+    turn: int | None = None
+    """Which batch of the worker's shard of a stream, see `StreamWork`. None: the batch isn't of a stream."""
 
     def pack(self) -> bytes:
         """Return the frame."""
         released, retired, indices = self.released, self.retired, self.indices
         num_released, num_retired = len(released), len(retired)
-        if indices is None:
-            num_indices, rest = _NOT_CHOSEN, _layout(num_released + num_retired).pack(*released, *retired)
-        else:
-            num_indices = len(indices)
-            rest = _layout(num_released + num_retired, num_indices).pack(*released, *retired, *indices)
+        num_indices, chosen = _PLANNED, b""
+        if indices is not None:
+            num_indices, chosen = _pack_keys(indices)
+        elif self.turn is not None:
+            num_indices, chosen = _STREAM, _TURN.pack(self.turn)
+        slots = _layout(num_released + num_retired).pack(*released, *retired)
         head = _TASK.pack(self.sequence, self.epoch, self.step, num_released, num_retired, num_indices)
-        return pack_frame(Kind.TASK, head + rest, self.generation)
+        return pack_frame(Kind.TASK, head + slots + chosen, self.generation)
 
     @classmethod
     def unpack(cls, frame: Frame) -> Task:
@@ -116,12 +136,47 @@ class Task:
             raise malformed(frame)
         sequence, epoch, step, num_released, num_retired, num_indices = _TASK.unpack_from(body)
         num_slots = num_released + num_retired
-        num_chosen = 0 if num_indices == _NOT_CHOSEN else num_indices
-        if num_chosen < 0 or len(body) != _TASK.size + num_slots * _SLOT_NBYTES + num_chosen * _INDEX_NBYTES:
+        end = _TASK.size + num_slots * _SLOT_NBYTES
+        chosen = body[end:]
+        if len(body) < end or (num_indices != _PICKLED and len(chosen) != _nbytes_chosen(num_indices, frame)):
             raise malformed(frame)
-        rest = _layout(num_slots, num_chosen).unpack_from(body, _TASK.size)
-        indices = None if num_indices == _NOT_CHOSEN else rest[num_slots:]
-        return cls(generation, sequence, epoch, step, indices, rest[:num_released], rest[num_released:num_slots])
+        slots = _layout(num_slots).unpack_from(body, _TASK.size)
+        task = cls(generation, sequence, epoch, step, None, slots[:num_released], slots[num_released:])
+        if num_indices >= 0:
+            task.indices = list(struct.unpack(f"<{num_indices}q", chosen))
+        elif num_indices == _PICKLED:
+            task.indices = _unpickle_keys(chosen)
+        elif num_indices == _STREAM:
+            (task.turn,) = _TURN.unpack(chosen)
+        return task
+
+
+def _pack_keys(keys: Any) -> tuple[int, bytes]:
+    """Return the number of indices of a task and how they travel; `_PICKLED` for all but a list of small integers."""
+    if type(keys) is list and set(map(type, keys)) <= _INTEGERS:
+        try:
+            return len(keys), struct.pack(f"<{len(keys)}q", *keys)
+        except struct.error:  # one has more than 64 bits
+            pass
+    try:
+        return _PICKLED, pickle.dumps(keys, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # the user's classes raise all sorts; the batch gets the error
+        reason = f"the keys of a batch, a {type(keys).__name__}, can't be sent: {type(error).__name__}: {error}"
+        return _PICKLED, pickle.dumps(LostKeys(reason))
+
+
+def _unpickle_keys(pickled: memoryview) -> Any:
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:
+        return LostKeys(f"the keys of a batch can't be rebuilt in the worker: {type(error).__name__}: {error}")
+
+
+def _nbytes_chosen(num_indices: int, frame: Frame) -> int:
+    """Return how many bytes come after the slots of a task whose keys aren't pickled."""
+    if num_indices < _STREAM:
+        raise malformed(frame)
+    return num_indices * _INDEX_NBYTES if num_indices >= 0 else _TURN.size * (num_indices == _STREAM)
 
 
 @dataclass(slots=True)
@@ -132,6 +187,41 @@ class NewPlan(PickledBody):
 
     generation: int
     settings: PlanSettings
+    resume: bytes | None = None
+    """Where the worker's dataset continues: a `worker.torch_mode.Resume`, packed. None: at its beginning."""
+    turn: int = 0
+    """Which batch of the worker's shard of a stream is the first one after that."""
+
+
+@dataclass(slots=True)
+class Identity(FixedBody):
+    """The first message to a worker that has to tell the dataset which one it is."""
+
+    KIND = Kind.IDENTITY
+    LAYOUT = struct.Struct("<I")
+
+    worker_id: int
+
+
+@dataclass(slots=True)
+class StreamEnded(FixedBody):
+    """The worker's shard of the stream had no batch left for its oldest task."""
+
+    KIND = Kind.STREAM_ENDED
+    LAYOUT = struct.Struct("<IQ")
+
+    generation: int
+    sequence: int
+
+
+@dataclass(slots=True)
+class State(PickledBody):
+    """The state of the worker's dataset after the batch that is announced next."""
+
+    KIND = Kind.STATE
+
+    snapshot: bytes
+    """A `worker.torch_mode.Snapshot`, packed."""
 
 
 @dataclass(slots=True)

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.transport import channel
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES, Channel
 
 
@@ -30,9 +33,40 @@ def test_the_longest_message_arrives_whole(pair: tuple[Channel, Channel]) -> Non
     assert bytes(received.data) == message
 
 
-def test_a_message_that_is_too_long_is_not_sent(pair: tuple[Channel, Channel]) -> None:
-    with pytest.raises(ProtocolError, match="65537 bytes is longer than 65536"):
-        pair[0].send(b"x" * (MAX_MESSAGE_BYTES + 1))
+@pytest.mark.parametrize("nbytes", [MAX_MESSAGE_BYTES + 1, 5_000_000])
+def test_a_longer_message_arrives_whole_with_its_descriptors(pair: tuple[Channel, Channel], nbytes: int) -> None:
+    message = os.urandom(nbytes)
+    before = num_open()
+    with open(os.devnull, "rb") as file:
+        pair[0].send(message, [file.fileno()])
+    received = pair[1].receive()
+    assert received is not None
+    assert bytes(received.data) == message
+    (descriptor,) = received.descriptors
+    assert os.readlink(f"/proc/self/fd/{descriptor}") == os.devnull
+    os.close(descriptor)
+    assert num_open() == before
+
+
+def test_a_message_that_is_too_long_is_not_sent(pair: tuple[Channel, Channel], monkeypatch: Any) -> None:
+    monkeypatch.setattr(channel, "MAX_FILE_BYTES", 100_000)
+    with pytest.raises(ProtocolError, match="100001 bytes is longer than 100000"):
+        pair[0].send(b"x" * 100_001)
+
+
+@pytest.mark.parametrize(("nbytes", "announced"), [(10, 11), (11, 10), (0, 2**63)])
+def test_a_file_of_another_length_than_announced_is_an_error(
+    pair: tuple[Channel, Channel], nbytes: int, announced: int
+) -> None:
+    before = num_open()
+    with tempfile.TemporaryFile() as file, open(os.devnull, "rb") as other:
+        file.write(bytes(nbytes))
+        file.flush()
+        mark = channel._MARK.pack(channel._MARK_BEGIN, announced)
+        pair[0].send(mark, [other.fileno(), file.fileno()])
+        with pytest.raises(ProtocolError, match=f"{announced} bytes came in a file of {nbytes}"):
+            pair[1].receive()
+    assert num_open() == before
 
 
 def test_a_message_that_arrives_cut_short_is_an_error(pair: tuple[Channel, Channel]) -> None:

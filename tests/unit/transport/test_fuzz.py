@@ -24,12 +24,15 @@ from swift_loader.transport.messages import (
     Failure,
     Fork,
     Forked,
+    Identity,
     NewPlan,
     Ready,
     SampleFailed,
     SegmentGone,
     SegmentMade,
     Stage,
+    State,
+    StreamEnded,
     Task,
     Verdicts,
 )
@@ -49,16 +52,19 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.EXITED: Exited(3, -9),
     Kind.READY: Ready(4096, BuildReport(100, 7, ((3, 99),))),
     Kind.RECHECKED: Verdicts({3: Verdict.CHANGED}),
-    Kind.TASK: Task(1, 2, 3, 4, (8, -9, 8), (5, 6), (7,)),
+    Kind.TASK: Task(1, 2, 3, 4, [8, -9, 8], (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
     Kind.SEGMENT_GONE: SegmentGone(3),
     Kind.BATCH: Batch(1, 2, 3, 4, b"structure", 0, 9, 8, 10, 11, 12),
     Kind.FAILURE: FAILURE,
     Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),
+    Kind.IDENTITY: Identity(2),
+    Kind.STATE: State(b"snapshot"),
+    Kind.STREAM_ENDED: StreamEnded(1, 2),
 }
 BARE = [Kind.SKIPPED, Kind.RECHECK]
-PICKLED = [Kind.BUILT, Kind.READY, Kind.RECHECKED, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN]
+PICKLED = [Kind.BUILT, Kind.READY, Kind.RECHECKED, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN, Kind.STATE]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 
@@ -163,7 +169,7 @@ def test_another_pickled_content_is_refused(kind: Kind, content: object) -> None
 
 @pytest.mark.parametrize(
     "counts",
-    [(2**32 - 1, 2**32 - 1, -1), (2**32 - 1, 0, 0), (0, 2**20, -1), (0, 0, 2**31 - 1), (0, 0, -2), (11, 0, -1)],
+    [(2**32 - 1, 2**32 - 1, -1), (2**32 - 1, 0, 0), (0, 2**20, -1), (0, 0, 2**31 - 1), (0, 0, -4), (11, 0, -1)],
 )
 def test_a_task_with_other_counts_than_it_says_is_refused(counts: tuple[int, int, int]) -> None:
     body = struct.pack("<QqqIIi", 1, 2, 3, *counts) + bytes(40)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -9,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.channel import MAX_MESSAGE_BYTES
-from swift_loader.transport.frames import _HEAD, Frame, Kind, unpack_frame
+from swift_loader.transport.frames import _HEAD, Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
-    MAX_INDICES_PER_TASK,
-    MAX_SLOTS_PER_TASK,
+    _TASK,
     NO_SLOT,
     Batch,
     Built,
@@ -21,12 +20,16 @@ from swift_loader.transport.messages import (
     Failure,
     Fork,
     Forked,
+    Identity,
+    LostKeys,
     Ready,
     Recheck,
     SampleFailed,
     SegmentGone,
     SegmentMade,
     Stage,
+    State,
+    StreamEnded,
     Task,
     Verdicts,
 )
@@ -36,7 +39,7 @@ bits_31 = st.integers(-(2**31), 2**31 - 1)
 bits_32 = st.integers(0, 2**32 - 1)
 bits_63 = st.integers(-(2**63), 2**63 - 1)
 bits_64 = st.integers(0, 2**64 - 1)
-indices = st.lists(bits_63, max_size=20).map(tuple)
+indices = st.lists(bits_63, max_size=20)
 slots = st.lists(bits_32, max_size=20).map(tuple)
 metas = st.binary(min_size=1, max_size=100)
 
@@ -60,6 +63,10 @@ failures = st.builds(
 reports = st.builds(BuildReport, bits_64, bits_63, st.lists(st.tuples(bits_63, bits_32), max_size=6).map(tuple))
 messages = st.one_of(
     st.builds(Task, bits_32, bits_64, bits_63, bits_63, st.none() | indices, slots, slots),
+    st.builds(Task, bits_32, bits_64, bits_63, bits_63, st.none(), slots, slots, bits_63),
+    st.builds(Identity, bits_32),
+    st.builds(State, st.binary()),
+    st.builds(StreamEnded, bits_32, bits_64),
     st.builds(SegmentMade, bits_32, bits_64),
     st.builds(SegmentGone, bits_32),
     failures,
@@ -112,6 +119,9 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
         (Exited(1, -9), Kind.EXITED),
         (Ready(1, BuildReport(1, 7)), Kind.READY),
         (Recheck(), Kind.RECHECK),
+        (Identity(1), Kind.IDENTITY),
+        (State(b""), Kind.STATE),
+        (StreamEnded(1, 2), Kind.STREAM_ENDED),
         (Verdicts({3: Verdict.RANDOM}), Kind.RECHECKED),
     ],
 )
@@ -121,7 +131,7 @@ def test_each_message_has_its_kind(message: Message, kind: Kind) -> None:
 
 @given(chosen=indices, released=slots, retired=slots)
 def test_a_task_with_indices_holds_them_after_its_slots(
-    chosen: tuple[int, ...], released: tuple[int, ...], retired: tuple[int, ...]
+    chosen: list[int], released: tuple[int, ...], retired: tuple[int, ...]
 ) -> None:
     planned, with_indices = (
         Task(1, 2, 3, 4, given, released, retired).pack()[_HEAD.size :] for given in (None, chosen)
@@ -130,15 +140,44 @@ def test_a_task_with_indices_holds_them_after_its_slots(
 
 
 def test_a_task_without_indices_differs_from_one_whose_batch_is_empty() -> None:
-    tasks = [Task(1, 2, 3, 4), Task(1, 2, 3, 4, ())]
-    assert [Task.unpack(frame_of(task.pack())).indices for task in tasks] == [None, ()]
+    tasks = [Task(1, 2, 3, 4), Task(1, 2, 3, 4, [])]
+    assert [Task.unpack(frame_of(task.pack())).indices for task in tasks] == [None, []]
 
 
-def test_a_task_with_as_many_slots_and_indices_as_it_may_have_fits_into_a_message() -> None:
-    slots = tuple(range(MAX_SLOTS_PER_TASK))
-    task = Task(1, 2, 3, 4, tuple(range(MAX_INDICES_PER_TASK)), released=slots)
-    assert Task.unpack(frame_of(task.pack())) == task
-    assert len(task.pack()) <= MAX_MESSAGE_BYTES
+@pytest.mark.parametrize(
+    "keys",
+    [["a", ("b", 1)], "one", 7, (1, 2), [True, 1], [2**70], [None], [np.int64(3)], [[1, 2], [3]], {1}],
+    ids=repr,
+)
+def test_the_keys_of_a_task_arrive_as_they_are(keys: Any) -> None:
+    arrived = Task.unpack(frame_of(Task(1, 2, 3, 4, keys, (5,), (6, 7)).pack()))
+    assert arrived == Task(1, 2, 3, 4, keys, (5,), (6, 7))
+    assert type(arrived.indices) is type(keys)
+    if isinstance(keys, list):
+        assert list(map(type, arrived.indices)) == list(map(type, keys))
+
+
+class OneWay:
+    """Can be pickled, but not be rebuilt."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"), [(lambda: 0, "a list, can't be sent: .*Error"), (OneWay(), "can't be rebuilt in .*: ValueError")]
+)
+def test_keys_that_cannot_travel_arrive_as_the_reason(key: Any, reason: str) -> None:
+    lost = Task.unpack(frame_of(Task(1, 2, 3, 4, [key]).pack())).indices
+    assert isinstance(lost, LostKeys)
+    assert re.search(reason, lost.reason)
+
+
+@pytest.mark.parametrize("num_indices", [-4, -3, 3, 2**31 - 1])
+def test_a_task_with_another_length_than_it_says_is_refused(num_indices: int) -> None:
+    body = _TASK.pack(2, 3, 4, 0, 0, num_indices) + bytes(16)
+    with pytest.raises(ProtocolError, match="malformed"):
+        Task.unpack(frame_of(pack_frame(Kind.TASK, body)))
 
 
 def test_the_structure_of_a_batch_may_lie_in_its_slot() -> None:
