@@ -56,7 +56,8 @@ def option(
 
 def checked(group: type[_Group], given: Mapping[str, Any]) -> _Group:
     """Return a group of options. `given` has the arguments of the user by public name, and maybe others."""
-    return group(**{one.name: one.metadata["check"](given[one.metadata["option"]]) for one in fields(group)})
+    options = [one for one in fields(group) if "option" in one.metadata]  # the others have defaults
+    return group(**{one.name: one.metadata["check"](given[one.metadata["option"]]) for one in options})
 
 
 def check_integer(name: str, value: Any, at_least: int, at_most: int = 2**MAX_BITS - 1) -> int:

@@ -22,7 +22,16 @@ from swift_loader.batch.tree import children, rebuilt, steps
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ARRAY_TYPES", "BatchMemory", "Collate", "HeapMemory", "collate_into", "default_collate", "write_rows"]
+__all__ = [
+    "ARRAY_TYPES",
+    "BatchMemory",
+    "Collate",
+    "HeapMemory",
+    "collate_into",
+    "default_collate",
+    "takes_memory",
+    "write_rows",
+]
 
 
 class BatchMemory(Protocol):
@@ -63,13 +72,17 @@ def collate_into(collate_fn: Callable[..., Any] | None) -> Collate:
     """
     if collate_fn is None:
         return default_collate
-    try:
-        takes_memory = "memory" in inspect.signature(collate_fn).parameters
-    except (TypeError, ValueError):  # some C callables have no signature
-        takes_memory = False
-    if takes_memory:
+    if takes_memory(collate_fn):
         return lambda samples, memory: collate_fn(list(samples), memory=memory)
     return lambda samples, memory: collate_fn(list(samples))  # noqa: ARG005 - the user's function doesn't take it
+
+
+def takes_memory(collate_fn: Callable[..., Any]) -> bool:
+    """Return whether a collate function has the parameter `memory`."""
+    try:
+        return "memory" in inspect.signature(collate_fn).parameters
+    except (TypeError, ValueError):  # some C callables have no signature
+        return False
 
 
 ARRAY_TYPES = frozenset({np.ndarray, np.memmap})

@@ -46,7 +46,9 @@ class Shards:
         has_state = snapshot.iterator is not None or snapshot.dataset is not None
         if self._begins_epoch:
             return Resume(snapshot.pack() if has_state else None).pack()
-        return Resume(snapshot.pack() if has_state else None, saved.num_since if has_state else saved.num_batches).pack()
+        return Resume(
+            snapshot.pack() if has_state else None, saved.num_since if has_state else saved.num_batches
+        ).pack()
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""

@@ -46,7 +46,9 @@ class StreamRounds:
         if not self._left:
             return None
         num_workers = len(self._turns)
-        following = (number % num_workers for number in range(self._last_worker + 1, self._last_worker + 1 + num_workers))
+        following = (
+            number % num_workers for number in range(self._last_worker + 1, self._last_worker + 1 + num_workers)
+        )
         self._last_worker = worker_id = next(number for number in following if number in self._left)
         work = StreamWork(self._epoch, self._step, worker_id, self._turns[worker_id])
         self._turns[worker_id] += 1

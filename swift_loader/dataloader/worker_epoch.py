@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.shards import Shards
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
-from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import LoaderWorkers, WorkerShelf
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, StreamWork
@@ -39,7 +39,12 @@ class IndexEpoch:
     """One epoch of a sampler's batches."""
 
     def __init__(
-        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, shelf: WorkerShelf, resume: LoaderPosition | None
+        self,
+        loader: DataLoader[Any],
+        draws: Draws,
+        workers: LoaderWorkers,
+        shelf: WorkerShelf,
+        resume: LoaderPosition | None,
     ) -> None:
         """Begin to build ahead of the loop.
 
@@ -152,7 +157,12 @@ class StreamEpoch:
     """One epoch of a stream's shards."""
 
     def __init__(
-        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, shelf: WorkerShelf, resume: LoaderPosition | None
+        self,
+        loader: DataLoader[Any],
+        draws: Draws,
+        workers: LoaderWorkers,
+        shelf: WorkerShelf,
+        resume: LoaderPosition | None,
     ) -> None:
         """Begin to build ahead of the loop. The arguments are those of `IndexEpoch`."""
         self._num_workers = loader.num_workers

@@ -61,9 +61,7 @@ class LoaderWorkers:
         settings = SchedulerSettings(
             delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
         )
-        self._dispatcher = Dispatcher(
-            executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append
-        )
+        self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes. Idempotent and thread-safe."""
         self._dispatcher.start(tries_out=False, keeps_trial=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from swift_loader.sampling.plan import Plan
 
 __all__ = ["Cursor"]
@@ -10,15 +13,25 @@ __all__ = ["Cursor"]
 class Cursor:
     """A position in a plan: an epoch, and how many of its batches are behind the loop."""
 
-    def __init__(self, plan: Plan, epoch: int, step: int, *, in_order: bool) -> None:
-        """Begin at a step of an epoch, with all earlier steps behind the loop."""
+    def __init__(self, plan: Plan, epoch: int, step: int, *, in_order: bool, is_endless: bool = False) -> None:
+        """Begin at a step of an epoch, with all earlier steps behind the loop.
+
+        Args:
+            plan: The plan.
+            epoch: The epoch.
+            step: The step.
+            in_order: Whether batches are delivered in the plan's order.
+            is_endless: Whether the plan doesn't know how many batches an epoch has.
+        """
         self.plan = plan
+        self._count: Callable[[int], float] = (lambda _: math.inf) if is_endless else plan.num_batches
+        """Returns how many batches an epoch has."""
         self._in_order = in_order
         self._num_delivered = 0
         """Since the beginning here."""
         self._epoch = epoch
         self._num_before = step
-        self._num_batches = plan.num_batches(epoch)
+        self._num_batches = self._count(epoch)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -41,7 +54,7 @@ class Cursor:
         In order, that is its step. So the loop notices a batch that was lost before it was recorded here.
         """
         if epoch != self._epoch:
-            self._epoch, self._num_before, self._num_batches = epoch, 0, self.plan.num_batches(epoch)
+            self._epoch, self._num_before, self._num_batches = epoch, 0, self._count(epoch)
         self._num_before += 1
         self._num_delivered += 1
         return step if self._in_order else self._num_before - 1

@@ -7,6 +7,7 @@ from typing import Any
 
 from swift_loader.executors.base import Lease
 from swift_loader.scheduler.sample_errors import SampleFailure
+from swift_loader.scheduler.work import Work
 
 __all__ = ["Delivery"]
 
@@ -26,10 +27,27 @@ class Delivery:
     """Why there is no batch. The loop raises it, now and at each later `next`."""
     lease: Lease | None = None
     """The lease of the slot that the batch lies in. None if it lies in no slot."""
+    work: Work | None = None
+    """What the batch was built for. None if there is no batch and no error of one."""
+    state: bytes | None = None
+    """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
+    is_end: bool = False
+    """Whether the source of work has ended, so that there is no batch. It may hand out more later."""
 
     def with_batch(self, batch: Any) -> Delivery:
         """Return the delivery with another batch. Takes half as long as `dataclasses.replace`."""
-        return Delivery(batch, self.epoch, self.step, self.failures, self.num_before, self.error, self.lease)
+        return Delivery(
+            batch,
+            self.epoch,
+            self.step,
+            self.failures,
+            self.num_before,
+            self.error,
+            self.lease,
+            self.work,
+            self.state,
+            self.is_end,
+        )
 
     def keep(self) -> None:
         """Note that only the user keeps the batch's memory from here on. Any thread."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -25,7 +25,7 @@ from swift_loader.executors.base import Executor, Inbox
 from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
-from swift_loader.scheduler.work import PlannedSource, PlannedWork
+from swift_loader.scheduler.work import PlannedSource, PlannedWork, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
 
 __all__ = ["Dispatcher"]
@@ -184,8 +184,41 @@ class Dispatcher:
             self._cursor = Cursor(plan, epoch, step, in_order=self._scheduler.limits.in_order)
         return dropped
 
+    def begin(self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None = None) -> None:
+        """Make `next_batch` deliver this work, and nothing that was handed out before.
+
+        Args:
+            source: Hands out the work, on any thread. It may say that there is none, and have more later: `next_batch`
+                asks it again.
+            settings: What workers know about the work. The order's seed is the base seed of torch's workers.
+            resume: Where each worker's dataset continues, by the worker's id: a packed `Resume`. The others begin anew.
+        """
+        if self._executor.owner is not None:
+            self._executor.owner.check()
+        self._phase = _Phase.TAKING
+        try:
+            dropped = self._begin_source(source, settings, resume)
+            self._driver.act()
+        except BaseException as interrupt:
+            self._note_interrupt(interrupt)
+            raise
+        self._phase = _Phase.IDLE
+        del dropped  # outside the locks, as in `seek`
+
+    def _begin_source(
+        self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None
+    ) -> list[Any]:
+        with self._driver.dispatch_lock, self._driver.lock:
+            plan = Plan.of(self.num_samples, settings)
+            dropped = self._scheduler.begin(source, keeps_meaning=False)
+            self._executor.use_plan(self._scheduler.ledger.generation, plan, resume)
+            self._cursor = Cursor(plan, 0, 0, in_order=self._scheduler.limits.in_order, is_endless=True)
+        return dropped
+
     def next_batch(self) -> Delivery:
         """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
+
+        If the source of work has ended, so that there is no batch to wait for, the delivery says so.
 
         Errors of the batch or the executor are returned, not raised: `WorkerStalled`, `WorkerDied`, `LoaderClosed`, and
         what the user's code raised. So any exception that is raised comes from a signal handler and says nothing about
@@ -207,7 +240,9 @@ class Dispatcher:
                 delivery = self._take() or self._wait()
                 self._driver.act()
                 left_ns = time.perf_counter_ns()
-                self._receivers.leave(entered_ns, left_ns, is_epoch_over=self._cursor.is_between_epochs)
+                self._receivers.leave(
+                    entered_ns, left_ns, is_epoch_over=self._cursor.is_between_epochs or delivery.is_end
+                )
                 self._phase = _Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
                 return self._refuse(error)
@@ -225,6 +260,8 @@ class Dispatcher:
         with self._driver.lock:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
         delivery = None if did_lead else self._take()  # the threads may have received it until now
+        if delivery is None:
+            self._driver.act()  # the source may have more work than before
         while delivery is None:
             self._phase = _Phase.WAITING
             self._driver.receive_or_judge(inbox)
@@ -250,7 +287,7 @@ class Dispatcher:
             delivered = self._scheduler.take()
             if delivered is None:
                 if self._driver.error is None and self._scheduler.ledger.is_exhausted:
-                    return self._refuse(SwiftLoaderError("there are no more batches: the source of work has ended"))
+                    return self._refuse(None)
                 return None if self._driver.error is None else self._refuse(self._driver.error)
             assert self._cursor is not None
             work, outcome, error = delivered.work, delivered.outcome, delivered.error
@@ -258,14 +295,25 @@ class Dispatcher:
         if error is not None:
             if delivered.failures:  # all samples failed: the last one's error says more than the worker's traceback
                 error.__cause__ = delivered.failures[-1].exception
-            return Delivery(None, work.epoch, work.step, (), num_before, error)
+            return Delivery(None, work.epoch, work.step, (), num_before, error, None, work)
         if outcome.lease is not None:
             outcome.lease.take()
-        return Delivery(outcome.batch, work.epoch, work.step, delivered.failures, num_before, None, outcome.lease)
+        return Delivery(
+            outcome.batch,
+            work.epoch,
+            work.step,
+            delivered.failures,
+            num_before,
+            None,
+            outcome.lease,
+            work,
+            outcome.state,
+        )
 
-    def _refuse(self, error: BaseException) -> Delivery:
+    def _refuse(self, error: BaseException | None) -> Delivery:
+        """Return a delivery without a batch: with the error, or without one at the end of the work."""
         position = (0, 0) if self._cursor is None else self._cursor.position
-        return Delivery(None, *position, error=error)
+        return Delivery(None, *position, error=error, is_end=error is None)
 
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.

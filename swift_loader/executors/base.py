@@ -7,7 +7,7 @@ An executor decides nothing and calls nobody back: each event comes out of `wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -59,6 +59,8 @@ class Outcome:
     batch: Any
     lease: Lease | None = None
     """The lease of the slot that the batch lies in. None if it lies in no slot."""
+    state: bytes | None = None
+    """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
 
 
 class Inbox(Protocol):
@@ -128,8 +130,14 @@ class Executor(Protocol):
         """
         ...
 
-    def use_plan(self, generation: int, plan: Plan) -> None:
-        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more.
+
+        Args:
+            generation: The generation.
+            plan: The plan.
+            resume: Where each worker's dataset continues, by the worker's id: a packed `Resume`.
+        """
         ...
 
     def carry_out(self, action: ToDo) -> list[Any]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from swift_loader.errors import RemoteTraceback, WorkerError
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.sample_errors import SampleFailure
+from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
 from swift_loader.transport.messages import Failure, SampleFailed
 
-__all__ = ["describe_batch", "rebuild", "rebuild_sample"]
+__all__ = ["describe_batch", "describe_work", "keys_of", "rebuild", "rebuild_sample", "shown"]
 
 _MAX_SHOWN_INDICES = 8
+_MAX_SHOWN_CHARACTERS = 40
+"""Of a key that isn't a number."""
 
 
 def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "") -> Exception:
@@ -55,8 +60,37 @@ def rebuild_sample(failed: SampleFailed, epoch: int, step: int, exception: Excep
     )
 
 
-def describe_batch(epoch: int, step: int, indices: Sequence[int]) -> str:
-    """Return the number of a batch, its epoch and its dataset indices, for a message."""
-    shown = ", ".join(str(index) for index in indices[:_MAX_SHOWN_INDICES])
+def keys_of(work: Work, plan: Plan) -> Sequence[Any]:
+    """Return the dataset indices of a batch, or other keys; none if it is of a stream, or if they are unknown."""
+    if isinstance(work, StreamWork):
+        return []
+    if isinstance(work, IndexWork):
+        keys = work.indices
+        return keys if isinstance(keys, (list, tuple)) else [keys]
+    if work.step >= plan.num_batches(work.epoch):  # the loop has just begun with another plan
+        return []
+    indices: list[int] = plan.batch(work.epoch, work.step).indices.tolist()
+    return indices
+
+
+def describe_work(work: Work, plan: Plan) -> str:
+    """Return which batch a work is, for a message."""
+    if isinstance(work, StreamWork):
+        return f"batch {work.turn} of its shard of the stream, in epoch {work.epoch}"
+    return describe_batch(work.epoch, work.step, keys_of(work, plan))
+
+
+def shown(key: Any) -> str:
+    """Return a key for a message: a number as it is, a short text, or the type of anything else."""
+    if isinstance(key, (int, np.integer)):
+        return str(key)
+    if not isinstance(key, str):
+        return f"<{type(key).__name__}>"
+    return repr(key if len(key) <= _MAX_SHOWN_CHARACTERS else key[:_MAX_SHOWN_CHARACTERS] + "...")
+
+
+def describe_batch(epoch: int, step: int, indices: Sequence[Any]) -> str:
+    """Return the number of a batch, its epoch and its dataset indices or keys, for a message."""
+    first = ", ".join(map(shown, indices[:_MAX_SHOWN_INDICES]))
     more = f", ... {len(indices)} in all" if len(indices) > _MAX_SHOWN_INDICES else ""
-    return f"batch {step} of epoch {epoch} (dataset indices {shown}{more})"
+    return f"batch {step} of epoch {epoch} (dataset indices {first}{more})"

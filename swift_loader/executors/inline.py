@@ -7,26 +7,27 @@ it seeds the user's random generators for a batch, it restores them afterwards.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from swift_loader.executors.base import Inbox, ToDo
-from swift_loader.executors.failures import describe_batch
+from swift_loader.executors.failures import describe_work
 from swift_loader.executors.local_builder import LocalBuilder, Speaker
 from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import Event, Ready, Skipped
-from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.scheduler.events import Event, Ready, Skipped, StreamEnded
+from swift_loader.scheduler.work import Work
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
+from swift_loader.worker.stream import StreamEnd
 from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["InlineExecutor"]
@@ -71,7 +72,7 @@ class InlineExecutor:
 
     def start(self) -> None:
         """Measure the dataset and make the builder."""
-        num_samples = length_of(self._dataset)
+        num_samples = length_of(self._dataset, self._spec.options.torch)
         self._first_plan = Plan.of(num_samples, self._spec.plan)
         self._current = (0, self._first_plan)
         self._builder = LocalBuilder(
@@ -87,11 +88,12 @@ class InlineExecutor:
         )
         self._events.append(Ready(_WORKER, _WORKER))
 
-    def use_plan(self, generation: int, plan: Plan) -> None:
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on."""
         _, before = self._current
-        if self._builder is not None and before is not None and plan.settings != before.settings:
-            self._builder.use_plan(plan.settings)
+        is_new = self._spec.options.torch is not None or (before is not None and plan.settings != before.settings)
+        if self._builder is not None and is_new:
+            self._builder.use_plan(plan.settings, (resume or {}).get(_WORKER))
         self._current = (generation, plan)
 
     def carry_out(self, action: ToDo) -> list[Any]:
@@ -150,6 +152,8 @@ class InlineExecutor:
                 encoded = builder.encode(task)
             with ordinary_tensors():
                 return builder.decode(task, encoded)
+        except StreamEnd:
+            return [StreamEnded(_WORKER, task.generation, task.sequence)]
         except BuildError as failed:
             if failed.__cause__ is not None and is_interrupt(failed.__cause__):
                 raise failed.__cause__ from None
@@ -162,8 +166,7 @@ class InlineExecutor:
     def _describe(self, work: Work) -> str:
         _, plan = self._current
         assert plan is not None
-        indices = work.indices if isinstance(work, IndexWork) else plan.batch(work.epoch, work.step).indices.tolist()
-        return describe_batch(work.epoch, work.step, indices)
+        return describe_work(work, plan)
 
     def __repr__(self) -> str:
         return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

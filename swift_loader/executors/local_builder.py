@@ -18,14 +18,15 @@ from swift_loader.errors import RemoteTraceback
 from swift_loader.executors.base import Outcome
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.failures import rebuild, rebuild_sample
+from swift_loader.executors.tasks import task_of
 from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Built, Event, Failed, SampleFailed
-from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.scheduler.work import Work
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import Batch, Task
+from swift_loader.transport.messages import Batch
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
@@ -106,21 +107,19 @@ class LocalBuilder:
         """Show how far the current batch is."""
         return self._builder.counters
 
-    def use_plan(self, plan: PlanSettings) -> None:
-        """Build the batches of another plan from now on."""
-        self._builder.use_plan(plan)
+    def use_plan(self, plan: PlanSettings, resume: bytes | None = None) -> None:
+        """Build the batches of another plan from now on. `resume`: see `BatchBuilder.use_plan`."""
+        self._builder.use_plan(plan, resume)
 
     def encode(self, task: Send) -> Encoded:
         """Build a batch.
 
         Raises:
             BuildError: The user's code raised; see `failed`.
+            StreamEnd: The worker's shard of a stream has no batch left.
         """
         self._definitions.clear()
-        work = task.work
-        indices = work.indices if isinstance(work, IndexWork) else None
-        wanted = Task(task.generation, task.sequence, work.epoch, work.step, indices)
-        built = self._builder.build(self._store, wanted)
+        built = self._builder.build(self._store, task_of(task))
         return Encoded(built, self._store.lend(built.slot, built.used_nbytes))
 
     def decode(self, task: Send, encoded: Encoded) -> list[Event]:
@@ -130,7 +129,7 @@ class LocalBuilder:
             Exception: The batch can't be decoded.
         """
         batch, started_ns = encoded.batch, time.perf_counter_ns()
-        outcome = Outcome(self._reader.read(batch, encoded.memory))
+        outcome = Outcome(self._reader.read(batch, encoded.memory), state=self._builder.state)
         self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         events: list[Event] = []

@@ -168,7 +168,10 @@ class Queues:
         return [serial for serial, queue in self._queues.items() if queue.num_current]
 
     def pick(self, work: Work, max_ready: float) -> int | None:
-        """Return the worker with the least to do among those that have room and may build this."""
+        """Return the worker with the least to do among those that have room and may build this.
+
+        Only one worker may build a batch of a stream. So the batch may as well wait there.
+        """
         worker_id = work.worker_id if isinstance(work, StreamWork) else None
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
         share = self.limits.share(len(self._queues))
@@ -176,7 +179,7 @@ class Queues:
         for serial, queue in self._open.items():
             if (
                 queue.num_ready < max_ready
-                and queue.num_current < queue.max_tasks
+                and queue.num_current < (queue.max_tasks if worker_id is None else MAX_TASKS)
                 and queue.num_current < share
                 and len(queue.tasks) < 2 * MAX_TASKS
                 and (worker_id is None or queue.worker_id == worker_id)

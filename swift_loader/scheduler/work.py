@@ -1,7 +1,7 @@
 """What the scheduler hands out to workers: which samples form a batch.
 
     PlannedWork   (epoch, step)               the worker computes the indices, so nothing is sent or kept
-    IndexWork     (epoch, step, indices)      a sampler chose the indices; kept until delivered, to rebuild a lost batch
+    IndexWork     (epoch, step, indices)      a sampler chose the keys; kept until delivered, to rebuild a lost batch
     StreamWork    (epoch, step, worker_id, turn)  a batch of a stream's shard, which only that worker can build
 
 A source hands out work in the order of delivery.
@@ -9,8 +9,8 @@ A source hands out work in the order of delivery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 __all__ = ["IndexSource", "IndexWork", "PlannedSource", "PlannedWork", "StreamWork", "Work", "WorkSource"]
 
@@ -32,8 +32,8 @@ class IndexWork(NamedTuple):
 
     epoch: int
     step: int
-    indices: Sequence[int]
-    """Dataset indices: a list or a tuple."""
+    indices: Any
+    """A list of dataset indices, other keys of the dataset, or a single key."""
 
     @property
     def key(self) -> Hashable:
@@ -50,7 +50,7 @@ class StreamWork(NamedTuple):
     worker_id: int
     """Which worker: each has a shard."""
     turn: int
-    """Which batch of the shard, from 0."""
+    """Which batch of the shard in this generation, from 0. If the shard is resumed, 0 is the first batch after that."""
 
     @property
     def key(self) -> Hashable:
@@ -105,13 +105,13 @@ class PlannedSource:
 class IndexSource:
     """The batches of one epoch of a sampler."""
 
-    def __init__(self, epoch: int, step: int, batches: Iterator[Sequence[int]]) -> None:
+    def __init__(self, epoch: int, step: int, batches: Iterator[Any]) -> None:
         """Begin at a batch.
 
         Args:
             epoch: The epoch.
             step: The number of the first batch of `batches`.
-            batches: Dataset indices of each batch. What it raises, `next` raises.
+            batches: The keys of each batch. What it raises, `next` raises.
         """
         self._epoch, self._step = epoch, step
         self._batches = batches

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.batch.collate import collate_into
+from swift_loader.batch.collate import Collate, collate_into, takes_memory
 from swift_loader.errors import EncodeError, SharedMemoryFull
 from swift_loader.failpoints import Failpoint, failpoint
-from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
@@ -27,8 +27,12 @@ from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Sa
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
+from swift_loader.worker.keyed_samples import KeyedSamples
+from swift_loader.worker.samples import PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
+from swift_loader.worker.stream import StreamSamples
+from swift_loader.worker.torch_worker import TorchWorker
 
 __all__ = ["BatchBuilder"]
 
@@ -56,25 +60,36 @@ class BatchBuilder:
         spec: WorkerSpec,
         definitions: Definitions,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
+        worker: TorchWorker | None = None,
     ) -> None:
         """Prepare to build batches.
 
         Args:
-            dataset: A map-style dataset.
-            num_samples: The dataset's length.
+            dataset: A map-style dataset; in torch mode, what torch accepts.
+            num_samples: The dataset's length; 0 in torch mode.
             spec: The options that workers need.
             definitions: Numbered as in the trainer.
             is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
+            worker: In torch mode: this process as the dataset sees it.
         """
-        self._num_samples = num_samples
-        options = spec.options
-        self._collate = collate_into(options.collate_fn)
+        options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         self._batch_encoder = options.batch_encoder
         self.definitions = definitions
         """Numbered as in the trainer."""
-        self._plan = PlanReader(Plan.of(num_samples, spec.plan))
-        self._seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
-        self._fetcher = Fetcher(dataset, num_samples, options.on_error, self._seeding, definitions, is_interrupt)
+        self._samples: Samples
+        if mode is None:
+            self._collate = collate_into(options.collate_fn)
+            seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
+            fetcher = Fetcher(dataset, num_samples, options.on_error, seeding, definitions, is_interrupt)
+            self._samples = PlannedSamples(fetcher, seeding, num_samples, spec.plan)
+        else:
+            self._collate = _as_given(options.collate_fn)
+            self._samples = (
+                StreamSamples(dataset, mode, seed, worker)
+                if mode.is_stream
+                else KeyedSamples(dataset, mode, options.rng, seed, worker)
+            )
+        self._seeding = self._samples.seeding
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that failed in the last batch."""
@@ -82,11 +97,16 @@ class BatchBuilder:
     @property
     def counters(self) -> CounterWriter:
         """Show how far the current batch is."""
-        return self._fetcher.counters
+        return self._samples.counters
 
-    def use_plan(self, plan: PlanSettings) -> None:
-        """Build the batches of another plan from now on."""
-        self._plan = PlanReader(Plan.of(self._num_samples, plan))
+    @property
+    def state(self) -> bytes | None:
+        """The state of the dataset after the last batch, if a snapshot is due."""
+        return self._samples.state
+
+    def use_plan(self, plan: PlanSettings, resume: bytes | None = None, turn: int = 0) -> None:
+        """Build the batches of another plan from now on; see `NewPlan`."""
+        self._samples.use_plan(plan, resume, turn)
 
     def build(self, store: SlotStore, task: Task) -> Batch:
         """Build a batch and return its announcement. The bulk data is in a slot of `store`.
@@ -95,13 +115,10 @@ class BatchBuilder:
 
         Raises:
             BuildError: The user's code raised; `__cause__` is its exception.
+            StreamEnd: The worker's shard of a stream has no batch left for this task.
         """
-        if task.indices is None:
-            indices = self._plan.batch(task.epoch, task.step).indices.tolist()
-        else:
-            indices = list(task.indices)
         try:
-            built = self._attempt(store, task, indices)
+            built = self._attempt(store, task)
         except BaseException as error:
             is_owed = self._seeding.needs_rebuild()
             if not is_owed or not isinstance(error, BuildError):
@@ -112,15 +129,15 @@ class BatchBuilder:
             if built.slot != NO_SLOT:
                 store.release(built.slot)
         try:
-            return self._attempt(store, task, indices)
+            return self._attempt(store, task)
         finally:
             self._seeding.needs_rebuild()
 
-    def _attempt(self, store: SlotStore, task: Task, indices: list[int]) -> Batch:
+    def _attempt(self, store: SlotStore, task: Task) -> Batch:
         self.failures = ()
         failpoint(Failpoint.WORKER_STARTED)
         start = time.perf_counter_ns()
-        fetched = self._fetcher.fetch(self._plan.plan.settings.order.seed, task.epoch, indices)
+        fetched = self._samples.fetch(task)
         failpoint(Failpoint.WORKER_FETCHED)
         times = _StageTimes(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
@@ -135,8 +152,8 @@ class BatchBuilder:
                 store.release(slot)
             raise
         self._sizes.append(arena.used)
-        self.failures, num_samples = fetched.failures, len(fetched.samples)
-        fetched.samples.clear()  # they may be large, and the next batch may come much later
+        self.failures = fetched.failures
+        self.counters.samples.clear()  # they may be large, and the next batch may come much later
         return Batch(
             task.generation,
             task.sequence,
@@ -145,14 +162,14 @@ class BatchBuilder:
             inline,
             meta_offset,
             len(encoded.meta),
-            num_samples,
+            fetched.num_samples,
             times.fetched - times.start,
             times.collated - times.fetched,
             time.perf_counter_ns() - times.collated,
             arena.used,
         )
 
-    def _collate_and_encode(self, samples: Sequence[Any], arena: Arena, times: _StageTimes) -> Encoded:
+    def _collate_and_encode(self, samples: Any, arena: Arena, times: _StageTimes) -> Encoded:
         if self._seeding.by_sample:
             self._seeding.begin_collate()
         try:
@@ -174,6 +191,14 @@ class BatchBuilder:
         """Return the second largest of the last sizes: a single outlier must not make all slots that large."""
         ordered = sorted(self._sizes)
         return ordered[-2] if len(ordered) > 1 else ordered[0]
+
+
+def _as_given(collate_fn: Callable[..., Any] | None) -> Collate:
+    """Return a collate function that gets what was fetched as it is: a single sample isn't a list."""
+    assert collate_fn is not None, "in torch mode there is always one"
+    if takes_memory(collate_fn):
+        return lambda samples, memory: collate_fn(samples, memory=memory)
+    return lambda samples, memory: collate_fn(samples)  # noqa: ARG005 - the user's function doesn't take it
 
 
 def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:

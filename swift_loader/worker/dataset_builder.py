@@ -12,7 +12,8 @@ from typing import Any
 
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import Stage, Verdicts
+from swift_loader.transport.frames import unpack_frame
+from swift_loader.transport.messages import Identity, Stage, Verdicts
 from swift_loader.transport.payload import Environment
 from swift_loader.transport.reports import BuildReport
 from swift_loader.worker.build import BatchBuilder
@@ -23,6 +24,7 @@ from swift_loader.worker.loop import run_worker
 from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
+from swift_loader.worker.torch_worker import TorchWorker, import_torch
 
 __all__ = ["DatasetBuilder"]
 
@@ -63,6 +65,8 @@ class DatasetBuilder:
                 with suppress(Exception):  # if something needs the module, importing it again raises a clear error
                     import_module(name)
             self._spec, self.definitions = self._content()
+            if self._spec.options.torch is not None:
+                import_torch()  # here, so that all workers share it
         set_default_dtype(self._environment.torch_dtype)
         set_num_threads(1)  # torch's threads would outlive the constructor, and the process couldn't be forked
 
@@ -70,7 +74,7 @@ class DatasetBuilder:
         """Build the dataset and get its length."""
         began_s = time.monotonic()
         self._dataset = self._make()
-        self._num_samples = length_of(self._dataset)
+        self._num_samples = length_of(self._dataset, self.spec.options.torch)
         self._build_s = time.monotonic() - began_s
 
     def drop(self) -> None:
@@ -86,6 +90,8 @@ class DatasetBuilder:
         """
         look = check_samples_in_fork if self.is_shared else check_samples
         chosen = chosen_indices(self._num_samples) if self.spec.options.validate else []
+        if not chosen:
+            return self.report_length()
         sample_check = look(self._dataset, chosen, self.definitions)
         self._draws = sample_check.draws
         return report(self._num_samples, sample_check.checksums)
@@ -102,20 +108,42 @@ class DatasetBuilder:
 
     def run_worker(self, worker: int, channel: Channel) -> None:
         """Serve the channel as a worker. Builds the dataset first if this process has none."""
+        stage = Stage.BUILD
         try:
             if self._dataset is None:
                 self.build()
-            plan = self.spec.plan
-            seed_for_worker(plan.order.seed, plan.rank, worker, self.spec.options.rng)
+            stage = Stage.SET_UP
+            torch_worker = self._set_up(worker, channel)
+        except BrokenPipeError:  # the trainer is gone
+            return
         except Exception as error:
-            channel.send(describe_failure(error, Stage.BUILD, self.definitions).pack())
+            channel.send(describe_failure(error, stage, self.definitions).pack())
             return
         set_num_threads(self._environment.torch_threads)
         reported = self.report_length() if self.is_shared else self.report()
         spec = replace(self.spec, draws=self._draws)
-        run_worker(
-            channel, BatchBuilder(self._dataset, self._num_samples, spec, self.definitions), reported, self.judge
-        )
+        builder = BatchBuilder(self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker)
+        run_worker(channel, builder, reported, self.judge)
+
+    def _set_up(self, worker: int, channel: Channel) -> TorchWorker | None:
+        """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.
+
+        Raises:
+            BrokenPipeError: The trainer is gone.
+            Exception: Whatever `worker_init_fn` raised.
+        """
+        options, plan = self.spec.options, self.spec.plan
+        if options.torch is None:
+            seed_for_worker(plan.order.seed, plan.rank, worker, options.rng)
+            return None
+        received = channel.receive()
+        if received is None:
+            raise BrokenPipeError
+        identity = Identity.unpack(unpack_frame(received.data))
+        torch_worker = TorchWorker(options.torch, options.rng, identity.worker_id, self._dataset)
+        set_num_threads(self._environment.torch_threads)
+        torch_worker.begin(plan.order.seed)
+        return torch_worker
 
     def _make(self) -> Any:
         return self.spec.options.make_dataset()

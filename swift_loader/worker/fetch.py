@@ -20,7 +20,7 @@ from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.seeding import Fetching, Seeding
 
-__all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError"]
+__all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError", "harmless", "has_own_get_item"]
 
 MAX_REPLACEMENTS = 10
 """How many other samples are tried as a replacement for one that fails."""
@@ -42,10 +42,12 @@ class OnError(str, Enum):
 class Fetched(NamedTuple):
     """The samples of a batch, and those that failed."""
 
-    samples: list[Any]
-    """Valid until the next batch is fetched: it is always the same list."""
+    samples: Any
+    """What is collated: a list of samples; in torch mode also what the dataset returned for the batch, or a single
+    sample. Valid until the next batch is fetched: it may be the same list."""
     failures: Sequence[SampleFailed]
     """In the order of the batch. The caller still has to set their generation and sequence."""
+    num_samples: int
 
 
 class Fetcher:
@@ -69,7 +71,7 @@ class Fetcher:
         self._seeding = seeding
         self._definitions = definitions
         self._get_items: Callable[[list[int]], Sequence[Any]] | None = getattr(dataset, "__getitems__", None)
-        self._gives_single_samples = _has_own_get_item(dataset)
+        self._gives_single_samples = has_own_get_item(dataset)
         has_singles = self._gives_single_samples or self._get_items is None
         self._singles: Any = dataset if has_singles else _Singles(dataset.__getitems__)
         """Returns one sample for an index."""
@@ -87,7 +89,7 @@ class Fetcher:
         fetching = Fetching(seed, epoch, indices, samples, in_bulk=in_bulk)
         seeding.begin(fetching)
         if get_items is not None and self._fetch_in_bulk(fetching, get_items):
-            return Fetched(samples, ())
+            return Fetched(samples, (), len(samples))
         failures: list[SampleFailed] = []
         while len(samples) < len(fetching.indices):
             try:
@@ -95,8 +97,8 @@ class Fetcher:
             except Exception as error:
                 if self._is_interrupt(error):
                     raise BuildError(Stage.FETCH, fetching.index) from error
-                self._do_without(_harmless(error), fetching, failures)
-        return Fetched(samples, failures)
+                self._do_without(harmless(error), fetching, failures)
+        return Fetched(samples, failures, len(samples))
 
     def _fetch_in_bulk(self, fetching: Fetching, get_items: Callable[[list[int]], Sequence[Any]]) -> bool:
         """Fetch all samples at once. Return False if one of them failed: then they must be fetched one by one."""
@@ -105,7 +107,7 @@ class Fetcher:
             fetching.samples.extend(_check_count(get_items(indices), len(indices)))
         except Exception as error:
             if self._on_error is OnError.RAISE:
-                raise BuildError(Stage.FETCH) from _harmless(error)  # without index: it isn't known which one failed
+                raise BuildError(Stage.FETCH) from harmless(error)  # without index: it isn't known which one failed
             fetching.fetch_one_by_one()
             self.counters.fetch_one_by_one()
             return False
@@ -176,7 +178,7 @@ class _Singles:
         return _check_count(self._get_items([index]), 1)[0]
 
 
-def _has_own_get_item(dataset: Any) -> bool:
+def has_own_get_item(dataset: Any) -> bool:
     """Return whether the dataset has a `__getitem__` other than torch's, which only raises NotImplementedError."""
     torch_data = sys.modules.get("torch.utils.data")
     method = getattr(type(dataset), "__getitem__", None)
@@ -189,7 +191,7 @@ def _check_count(samples: Sequence[Any], expected: int) -> Sequence[Any]:
     return samples
 
 
-def _harmless(error: Exception) -> Exception:
+def harmless(error: Exception) -> Exception:
     """Return an exception that can be raised from `next` without ending the epoch, so no StopIteration."""
     if not isinstance(error, StopIteration):
         return error

@@ -16,11 +16,22 @@ from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, Task, Verdicts
+from swift_loader.transport.messages import (
+    Batch,
+    Failure,
+    NewPlan,
+    Ready,
+    SampleFailed,
+    State,
+    StreamEnded,
+    Task,
+    Verdicts,
+)
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
+from swift_loader.worker.stream import StreamEnd
 
 __all__ = ["run_worker"]
 
@@ -61,7 +72,7 @@ class _Worker:
         """Received plans that aren't used yet."""
 
     def serve(self) -> None:
-        """Answer the tasks in the order received, each with a batch, a failure, or SKIPPED."""
+        """Answer the tasks in the order received, each with a batch, a failure, STREAM_ENDED or SKIPPED."""
         while self._refill():
             task = self._queue.popleft()
             self._words[NUM_BEGUN] += 1
@@ -108,13 +119,18 @@ class _Worker:
         self._queue.append(task)
         failpoint(Failpoint.WORKER_RECEIVED)
 
-    def _answer(self, task: Task) -> Batch | Failure:
-        while self._plans and self._plans[0].generation <= task.generation:
-            self._builder.use_plan(self._plans.popleft().settings)
+    def _answer(self, task: Task) -> Batch | Failure | StreamEnded:
         try:
+            while self._plans and self._plans[0].generation <= task.generation:
+                plan = self._plans.popleft()
+                self._builder.use_plan(plan.settings, plan.resume, plan.turn)
             batch = self._builder.build(self._store, task)
             self._report(self._builder.failures, task)
+            if (state := self._builder.state) is not None:
+                self._channel.send(State(state).pack())
             return batch
+        except StreamEnd:
+            return StreamEnded(task.generation, task.sequence)
         except BuildError as failed:
             self._report(failed.failures, task)
             error, definitions = failed.__cause__ or failed, self._builder.definitions

@@ -16,6 +16,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
+from swift_loader.worker.torch_mode import TorchMode
 
 __all__ = ["StartMethod", "WorkerOptions", "WorkerSpec", "length_of"]
 
@@ -60,6 +61,8 @@ class WorkerOptions:
     start_method: StartMethod = option("start_method", check_choice, StartMethod)
     dataset_per_worker: bool = option("dataset_per_worker", check_flag)
     """True: each worker builds its own dataset after the fork."""
+    torch: TorchMode | None = None
+    """How to do as torch's DataLoader does; None in SwiftLoader. No public option."""
 
     def __post_init__(self) -> None:
         _check_dataset(self.dataset_class, self.dataset_kwargs, self.dataset)
@@ -107,17 +110,25 @@ class WorkerSpec:
     def modules(self) -> tuple[str, ...]:
         """The modules that define the dataset and the callables, without those that can't be imported."""
         options = self.options
-        things = (options.dataset_class, type(options.dataset), options.collate_fn, options.batch_encoder)
+        things = (
+            options.dataset_class,
+            type(options.dataset),
+            options.collate_fn,
+            options.batch_encoder,
+            options.torch and options.torch.worker_init_fn,
+        )
         found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
         return tuple(dict.fromkeys(thing.__module__ for thing in found))
 
 
-def length_of(dataset: Any) -> int:
-    """Return the number of samples.
+def length_of(dataset: Any, torch: TorchMode | None = None) -> int:
+    """Return the number of samples; 0 in torch mode, where the length has no meaning and may not exist.
 
     Raises:
         TypeError: The dataset is not map-style.
     """
+    if torch is not None:
+        return 0
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
         raise TypeError(
             f"the dataset is a {type(dataset).__name__} without __getitem__; pass a map-style dataset, which has "

@@ -9,7 +9,7 @@ Which thread does what:
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from swift_loader.errors import LoaderClosed
@@ -19,6 +19,7 @@ from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.executors.process.worker import Hang, WorkerHandle
 from swift_loader.metrics import Metrics
@@ -77,6 +78,7 @@ class ProcessExecutor:
         self._log = log
         self._on_segment = on_segment
         self._running: _Running | None = None
+        self._resumes = ResumePoints()
         self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
         """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
         dispatch lock uses it."""
@@ -98,7 +100,7 @@ class ProcessExecutor:
         plan = Plan.of(num_samples, supervisor.spec.plan)
         explainer = Explainer(options, plan, templates.definitions, build_s)
         batches = BatchReader(templates.definitions, options.batch_decoder)
-        reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment)
+        reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment, self._resumes)
         inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)
         self._running = _Running(plan, explainer, reader, inboxes)
         try:
@@ -149,10 +151,11 @@ class ProcessExecutor:
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
-    def use_plan(self, generation: int, plan: Plan) -> None:
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.running.explainer.current = (generation, plan)
-        if plan.settings != self._plan[1]:
+        self._resumes.begin(generation, resume)
+        if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
             self._plan = (generation, plan.settings)
 
     def carry_out(self, action: ToDo) -> list[Segment]:
@@ -168,7 +171,7 @@ class ProcessExecutor:
         if worker is None:  # the loader is being closed
             return []
         if isinstance(action, Send):
-            return worker.send(action, *self._plan)
+            return worker.send(action, *self._plan, self._resumes)
         if isinstance(action, Kill):
             text = self.running.explainer.hang(action.stall, worker)
             worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from swift_loader.errors import SwiftLoaderError, WorkerStalled
-from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sample
+from swift_loader.executors.failures import describe_work, keys_of, rebuild, rebuild_sample, shown
 from swift_loader.executors.process.deaths import attached, died, how_it_ended
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.options import DeliveryOptions
@@ -13,11 +13,14 @@ from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.sample_errors import SampleFailure
-from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.scheduler.work import Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, SampleFailed, Stage
 
-__all__ = ["GRACE_BUILDS", "Explainer", "Spoken"]
+__all__ = ["BEFORE_TASKS", "GRACE_BUILDS", "Explainer", "Spoken"]
+
+BEFORE_TASKS = (Stage.BUILD, Stage.SET_UP)
+"""A worker that fails in one of these stages takes no tasks."""
 
 GRACE_BUILDS = 3
 """When no worker has the batch, a new build of the dataset may take this many times as long as the first one."""
@@ -57,19 +60,9 @@ class Explainer:
         """Return id, rank and place of a worker."""
         return f"worker {worker.worker_id} of {self._options.num_workers} (rank {self._rank}, {worker.place})"
 
-    def indices(self, work: Work) -> list[int]:
-        """Return the dataset indices of a batch of the current plan."""
-        if isinstance(work, IndexWork):
-            return list(work.indices)
-        _, plan = self.current
-        if work.step >= plan.num_batches(work.epoch):  # the loop has just begun with another plan
-            return []
-        indices: list[int] = plan.batch(work.epoch, work.step).indices.tolist()
-        return indices
-
     def batch(self, work: Work, *, is_trial: bool = False) -> str:
         """Return the number of a batch, its epoch and its dataset indices."""
-        return "the trial batch, " * is_trial + describe_batch(work.epoch, work.step, self.indices(work))
+        return "the trial batch, " * is_trial + describe_work(work, self.current[1])
 
     # What a worker reports --------------------------------------------------------------------------------------------
 
@@ -79,7 +72,7 @@ class Explainer:
 
     def failure(self, failure: Failure, worker: WorkerHandle) -> Exception:
         """Return the exception for a failure of the user's code in a worker."""
-        is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage is not Stage.BUILD
+        is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
         where = f", {self._batch_of(worker.tasks[0])}" if is_known else ""
         return rebuild(failure, self.who(worker), self._definitions, where)
 
@@ -99,10 +92,10 @@ class Explainer:
         if stall.work is None:
             return f"has been at a batch that isn't needed any more for {stall.busy_s:.1f} s"
         position, where = worker.position_in_batch(), self.batch(stall.work, is_trial=stall.is_trial)
-        indices = self.indices(stall.work)
-        if position is not None:
-            is_fetched = position >= len(indices)
-            where += ", with all samples fetched," if is_fetched else f", at dataset index {indices[position]},"
+        keys = keys_of(stall.work, self.current[1])
+        if position is not None and keys:
+            is_fetched = position >= len(keys)
+            where += ", with all samples fetched," if is_fetched else f", at dataset index {shown(keys[position])},"
         return f"has been at {where} for {stall.busy_s:.1f} s"
 
     def hang(self, stall: Stall, worker: WorkerHandle) -> str:

@@ -9,16 +9,26 @@ from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox, Outcome
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.process.dataset_check import DatasetCheck
-from swift_loader.executors.process.explain import Explainer
+from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
+from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics import Metrics
-from swift_loader.scheduler.events import Built, Event, ExecutorFailed, Failed, Ready, SampleFailed, Skipped
+from swift_loader.scheduler.events import (
+    Built,
+    Event,
+    ExecutorFailed,
+    Failed,
+    Ready,
+    SampleFailed,
+    Skipped,
+    StreamEnded,
+)
 from swift_loader.transport import messages
 from swift_loader.transport.channel import Received
 from swift_loader.transport.frames import Frame, Kind, unpack_frame
-from swift_loader.transport.messages import Batch, SegmentGone, Stage
+from swift_loader.transport.messages import Batch, SegmentGone
 from swift_loader.transport.segments import Segment
 
 __all__ = ["MessageReader"]
@@ -34,6 +44,7 @@ class MessageReader:
         explainer: Explainer,
         metrics: Metrics,
         on_segment: Callable[[Segment], None] | None,
+        resumes: ResumePoints,
     ) -> None:
         """Get ready.
 
@@ -43,7 +54,9 @@ class MessageReader:
             explainer: Turns failures into exceptions.
             metrics: Counts the stages.
             on_segment: Gets each segment before the first batch lies in it, and again with each batch.
+            resumes: Gets the states of the workers' datasets.
         """
+        self._resumes = resumes
         self._batches = batches
         self._datasets = datasets
         self._explainer = explainer
@@ -59,6 +72,8 @@ class MessageReader:
             Kind.SAMPLE_FAILED: self._read_sample_failed,
             Kind.FAILURE: self._read_failure,
             Kind.SKIPPED: self._read_skipped,
+            Kind.STATE: self._read_state,
+            Kind.STREAM_ENDED: self._read_stream_ended,
         }
 
     def read(self, worker: WorkerHandle, received: Received, inbox: Inbox) -> Event | None:
@@ -84,8 +99,9 @@ class MessageReader:
         started_ns = time.perf_counter_ns()
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
         outcome: Outcome | Exception
+        state = None if worker.state is None else self._take_state(worker, batch)
         if self._explainer.is_needed(batch.generation):
-            outcome = self._decode(worker, batch, inbox)
+            outcome = self._decode(worker, batch, inbox, state)
         else:
             worker.memory.discard(batch)
             outcome = Outcome(None)
@@ -96,7 +112,16 @@ class MessageReader:
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return Built(worker.serial, batch.generation, batch.sequence, outcome, build_s)
 
-    def _decode(self, worker: WorkerHandle, batch: Batch, inbox: Inbox) -> Outcome | Exception:
+    def _take_state(self, worker: WorkerHandle, batch: Batch) -> bytes | None:
+        """Return the state that came before a batch. From now on, a replacement of the worker would begin with it."""
+        state, worker.state = worker.state, None
+        if state is not None and worker.tasks:
+            self._resumes.note(worker.worker_id, batch.generation, state, worker.tasks[0].work)
+        return state
+
+    def _decode(
+        self, worker: WorkerHandle, batch: Batch, inbox: Inbox, state: bytes | None = None
+    ) -> Outcome | Exception:
         """Return the batch as views of its slot, or the error of decoding it, which is raised in the batch's place."""
         if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self._on_segment(segment)
@@ -105,9 +130,9 @@ class MessageReader:
         while True:
             try:
                 if not is_inference_mode():
-                    return Outcome(self._batches.read(batch, memory), lease)
+                    return Outcome(self._batches.read(batch, memory), lease, state)
                 with ordinary_tensors():
-                    return Outcome(self._batches.read(batch, memory), lease)
+                    return Outcome(self._batches.read(batch, memory), lease, state)
             except Exception as error:
                 if was_interrupted or not is_interrupt(error):
                     return error
@@ -151,7 +176,7 @@ class MessageReader:
     def _read_failure(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
         failure = messages.Failure.unpack(frame)
         error = self._explainer.failure(failure, worker)
-        if failure.stage is Stage.BUILD:
+        if failure.stage in BEFORE_TASKS:
             return ExecutorFailed(error)
         worker.note_answer()
         return Failed(worker.serial, failure.generation, failure.sequence, error)
@@ -159,3 +184,11 @@ class MessageReader:
     def _read_skipped(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
         worker.note_answer()
         return Skipped(worker.serial, frame.generation)
+
+    def _read_state(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> None:
+        worker.state = messages.State.unpack(frame).snapshot
+
+    def _read_stream_ended(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+        ended = messages.StreamEnded.unpack(frame)
+        worker.note_answer()
+        return StreamEnded(worker.serial, ended.generation, ended.sequence)

@@ -13,15 +13,16 @@ from typing import NamedTuple
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.template import WorkerProcess
+from swift_loader.executors.tasks import task_of
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.work import IndexWork
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.descriptors import out_of_descriptors_error
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import NewPlan, Ready, Recheck, SegmentMade, Task
+from swift_loader.transport.messages import Identity, NewPlan, Ready, Recheck, SegmentMade
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 
@@ -58,6 +59,8 @@ class WorkerHandle:
         """Dataset indices of samples that differ from those of an earlier build, until the worker has said why."""
         self.hang: Hang | None = None
         """Why it is being killed."""
+        self.state: bytes | None = None
+        """The state of its dataset after the batch that it announces next."""
         self._num_answered = 0
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
@@ -74,12 +77,16 @@ class WorkerHandle:
         self._counters = CounterReader(_only(descriptors, "a page of counters"), self.process.pid, ready.length_address)
         return ready.report
 
+    def tell_identity(self) -> None:
+        """Tell it which worker it is. In torch mode, it waits for that."""
+        self._send(Identity(self.worker_id).pack())
+
     def ask_to_recheck(self, suspected: Sequence[int]) -> None:
         """Ask it why these samples differ from those of another build."""
         self.suspected = suspected
         self._send(Recheck().pack())
 
-    def send(self, task: Send, generation: int, plan: PlanSettings) -> list[Segment]:
+    def send(self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
 
         Args:
@@ -87,19 +94,18 @@ class WorkerHandle:
             generation: The first generation of the plan.
             plan: The plan to use from then on. Sent with the first task that needs it, because frequent seeks would
                 fill the pipe of a busy worker.
+            resumes: Says where its dataset continues, with another plan.
 
         Returns:
             The memory of retired slots, see `ReturnedSlots`.
         """
         returned = self.memory.take_returned()
         if self._plan_generation != generation:
-            self._send(NewPlan(generation, plan).pack())
+            self._send(NewPlan(generation, plan, *resumes.of(self.worker_id)).pack())
             self._plan_generation = generation
-        work = task.work
-        indices = work.indices if isinstance(work, IndexWork) else None
         self.tasks.append(task)
         released, retired, given_up = returned
-        self._send(Task(task.generation, task.sequence, work.epoch, work.step, indices, released, retired).pack())
+        self._send(task_of(task, released, retired).pack())
         return given_up
 
     def note_answer(self) -> None:

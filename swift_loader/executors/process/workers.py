@@ -132,6 +132,8 @@ class Workers:
         keep = self._options.limits.max_of_worker(self._options.num_workers) + SPARE_SEGMENTS
         worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(keep))
         self._num_started += 1
+        if self._templates.spec.options.torch is not None:
+            worker.tell_identity()
         if process.pid != process.template.pid:
             self._templates.watch(process.diagnostics)
         with self._thread.lock:

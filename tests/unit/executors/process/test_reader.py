@@ -33,7 +33,7 @@ def test_each_batch_whose_decoding_is_interrupted_is_decoded_again() -> None:
 
     unused: Any = None
     batches: Any = Batches()
-    reader = MessageReader(batches, unused, unused, unused, None)
+    reader = MessageReader(batches, unused, unused, unused, None, unused)
     worker: Any = SimpleNamespace(memory=SimpleNamespace(lend=lambda batch: (b"", None)))
     inbox: Any = SimpleNamespace(interrupt=None)
     before = signal.signal(signal.SIGALRM, handle)

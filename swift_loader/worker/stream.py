@@ -1,0 +1,155 @@
+"""The samples of torch's IterableDataset: a worker's shard, one batch after the other.
+
+A shard is iterated once per generation, from its beginning or from where a snapshot was taken. It can't be rewound, so
+what is drawn while it is iterated isn't keyed by sample: the generators are seeded when it begins, as torch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.transport.counters import CounterWriter
+from swift_loader.transport.messages import Stage, Task
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.fetch import Fetched, harmless
+from swift_loader.worker.seeding import Fetching, Rng, Seeding
+from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
+from swift_loader.worker.torch_worker import TorchWorker
+
+__all__ = ["StreamEnd", "StreamSamples"]
+
+_BEGINNING = Resume(None)
+
+_SAMPLE_BITS = 32
+_BATCH_BITS = 40
+"""Of what `sample_rng()` is keyed by: the number of the sample in its batch, and of the batch in its shard."""
+
+
+class StreamEnd(Exception):
+    """The shard has no batch left. It never leaves the process."""
+
+
+class StreamSamples:
+    """Samples of a worker's shard of a stream."""
+
+    def __init__(self, dataset: Any, mode: TorchMode, seed: int, worker: TorchWorker | None) -> None:
+        """Get ready. See `KeyedSamples` for the arguments."""
+        self.seeding = Seeding(Rng.NONE)
+        self.counters = CounterWriter()
+        self.state: bytes | None = None
+        self._dataset = dataset
+        self._mode = mode
+        self._seed = seed
+        self._worker = worker
+        self._begin: tuple[Resume, int] | None = (_BEGINNING, 0)
+        """Where the shard begins, and the turn of its first batch. None: it has begun."""
+        self._iterator: Iterator[Any] | None = None
+        """None: it has ended, or not begun."""
+        self._turn = 0
+        """Of the next batch."""
+        self._num_batches = 0
+        """Batches so far, since the shard's own beginning."""
+
+    def use_plan(self, plan: PlanSettings, resume: bytes | None, turn: int) -> None:
+        """Begin the shard anew with the next batch: at its beginning, or where a snapshot was taken."""
+        self._begin = (_BEGINNING if resume is None else Resume.unpack(resume)), turn
+        self._iterator = None
+        self._seed = plan.order.seed
+        if self._worker is not None:
+            self._worker.use_seed(self._seed)
+
+    def fetch(self, task: Task) -> Fetched:
+        """Return the samples of the next batch, or its only sample if batches aren't collated."""
+        self.state = None
+        try:
+            self._seek(task)
+            samples = self._pull(task)
+        except StreamEnd:
+            raise
+        except Exception as error:
+            raise BuildError(Stage.FETCH) from harmless(error)
+        every = self._mode.snapshot_every
+        if every and not self._num_batches % every:
+            self.state = self._snapshot()
+        return Fetched(samples.copy() if self._mode.auto_collation else samples[0], (), len(samples))
+
+    def _seek(self, task: Task) -> None:
+        """Make the task's batch the next one, by building and dropping those before it. Errors of those don't count."""
+        turn = task.turn or 0
+        if self._begin is not None:
+            (resume, first_turn), self._begin = self._begin, None
+            self._turn = first_turn - self._open(resume)
+        while self._turn < turn:
+            self._skip(task)
+
+    def _skip(self, task: Task) -> None:
+        """Build a batch and drop it. If it fails, the loop has had its error before."""
+        try:
+            self._pull(task)
+        except StreamEnd:
+            raise
+        except Exception:
+            return
+        finally:
+            self.seeding.needs_rebuild()  # leave the batch
+
+    def _open(self, resume: Resume) -> int:
+        """Begin to iterate. Return how many batches are to be skipped then."""
+        self._num_batches = 0
+        if resume.snapshot is None:
+            self._iterator = iter(self._dataset)
+            return resume.num_batches_to_skip
+        snapshot = Snapshot.unpack(resume.snapshot)
+        if snapshot.has_ended:
+            return 0
+        if snapshot.dataset is not None:
+            self._dataset.load_state_dict(snapshot.dataset)
+        iterator: Any = iter(self._dataset)
+        if snapshot.iterator is not None:
+            iterator.load_state_dict(snapshot.iterator)
+        self._iterator = iterator
+        if snapshot.iterator is None and snapshot.dataset is None:
+            return snapshot.num_batches + resume.num_batches_to_skip
+        self._num_batches = snapshot.num_batches
+        return resume.num_batches_to_skip
+
+    def _pull(self, task: Task) -> list[Any]:
+        """Return the samples of the next batch: a list that is valid until the next one."""
+        iterator, mode = self._iterator, self._mode
+        if iterator is None:
+            raise StreamEnd
+        num_wanted = mode.batch_size if mode.auto_collation else 1
+        samples = self.counters.begin(in_bulk=False)
+        worker_id = 0 if self._worker is None else self._worker.worker_id
+        first = (worker_id << _BATCH_BITS | self._num_batches) << _SAMPLE_BITS
+        self.seeding.begin(Fetching(self._seed, task.epoch, list(range(first, first + num_wanted)), samples))
+        self._turn += 1
+        self._num_batches += 1
+        samples.extend(islice(iterator, num_wanted))
+        if len(samples) < num_wanted:
+            self._iterator = None
+            if not samples or mode.drop_last:
+                raise StreamEnd
+        return samples
+
+    def _snapshot(self) -> bytes:
+        iterator, dataset = self._iterator, self._dataset
+        try:
+            if _has_state(iterator):
+                snapshot = Snapshot(self._num_batches, iterator=iterator.state_dict())  # type: ignore[union-attr]
+            else:
+                state = dataset.state_dict() if _has_state(dataset) else None
+                snapshot = Snapshot(self._num_batches, iterator is None, dataset=state)
+            return snapshot.pack()
+        except Exception as error:
+            raise BuildError(Stage.SAVE) from error
+
+    def __repr__(self) -> str:
+        return f"<StreamSamples{' ended' if self._iterator is None else ''} at turn {self._turn}>"
+
+
+def _has_state(thing: Any) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")

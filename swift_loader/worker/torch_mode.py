@@ -1,0 +1,71 @@
+"""How workers do as those of torch's DataLoader do, and where such a worker's dataset continues. Pure."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Resume", "Snapshot", "TorchMode"]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchMode:
+    """What torch's workers know about their DataLoader."""
+
+    num_workers: int
+    worker_init_fn: Callable[[int], object] | None
+    """Called with the worker's id before its first batch."""
+    is_stream: bool
+    """Whether the dataset is an `IterableDataset`."""
+    auto_collation: bool
+    """False: `batch_size=None`, so each key or each sample of a stream is a batch of its own."""
+    batch_size: int
+    """For a stream that is cut into batches."""
+    drop_last: bool
+    """For a stream: whether its last batch is left out if it isn't full."""
+    snapshot_every: int
+    """A snapshot comes with every n-th batch of a worker; 0: with none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of a worker's dataset after a batch."""
+
+    num_batches: int
+    """How many batches the worker has built since its dataset's beginning: for a stream, those of its shard."""
+    has_ended: bool = False
+    """Whether the shard of a stream has no more batches."""
+    iterator: Any = None
+    """What the `state_dict` of the stream's iterator returned; None if it has none."""
+    dataset: Any = None
+    """What the `state_dict` of the dataset returned; None if it has none, or the iterator has one."""
+
+    def pack(self) -> bytes:
+        """Return the snapshot as bytes."""
+        return pickle.dumps((self.num_batches, self.has_ended, self.iterator, self.dataset))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Snapshot:
+        """Return the snapshot in `data`."""
+        return cls(*pickle.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a worker's dataset continues."""
+
+    snapshot: bytes | None
+    """A packed `Snapshot`; None: the dataset's beginning."""
+    num_batches_to_skip: int = 0
+    """How many batches after the snapshot aren't wanted. Only for a stream."""
+
+    def pack(self) -> bytes:
+        """Return it as bytes, for `Dispatcher.begin`."""
+        return pickle.dumps((self.snapshot, self.num_batches_to_skip))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Resume:
+        """Return what is in `data`."""
+        return cls(*pickle.loads(data))

@@ -1,0 +1,77 @@
+"""Makes a process look to the dataset like a worker of torch's DataLoader: `get_worker_info()`, and the seeds.
+
+Only worker processes do this. torch is imported by the template, so that all workers share it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.torch_mode import TorchMode
+
+__all__ = ["TorchWorker", "import_torch"]
+
+
+def import_torch() -> None:
+    """Import what `TorchWorker` needs."""
+    import torch.utils.data  # noqa: F401
+
+
+class TorchWorker:
+    """This process, as the dataset sees it."""
+
+    def __init__(self, mode: TorchMode, rng: Rng, worker_id: int, dataset: Any) -> None:
+        self.worker_id = worker_id
+        self._mode = mode
+        self._rng = rng
+        self._dataset = dataset
+        self._unused_seed: int | None = None
+        """What the generators were seeded with at the start, until the first generation begins."""
+
+    def begin(self, base_seed: int) -> None:
+        """Seed the generators, let `get_worker_info()` answer, and call `worker_init_fn`, which may raise anything."""
+        self._reseed(base_seed)
+        self._announce(base_seed)
+        self._unused_seed = base_seed
+        if self._mode.worker_init_fn is not None:
+            self._mode.worker_init_fn(self.worker_id)
+
+    def use_seed(self, base_seed: int) -> None:
+        """Begin a generation with this seed. Generators that `worker_init_fn` may have seeded aren't seeded again,
+        unless they were to be seeded by the loader.
+        """
+        is_seeded, self._unused_seed = self._unused_seed == base_seed, None
+        if is_seeded:
+            return
+        self._announce(base_seed)
+        if self._rng is not Rng.NONE or self._mode.worker_init_fn is None:
+            self._reseed(base_seed)
+
+    def _reseed(self, base_seed: int) -> None:
+        """Seed `random`, torch's default generator and the legacy `numpy.random` as torch's workers do."""
+        import torch
+
+        random.seed(base_seed + self.worker_id)
+        torch.manual_seed(base_seed + self.worker_id)
+        # The two halves of the seed: NumPy's seeds have 32 bits.
+        words = [self.worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
+        np.random.seed(np.random.SeedSequence(words).generate_state(4))  # noqa: NPY002 - the generator that users have
+
+    def _announce(self, base_seed: int) -> None:
+        """Let torch's `get_worker_info()` answer with this seed from now on."""
+        from torch.utils.data._utils import worker
+
+        info = worker.WorkerInfo(
+            id=self.worker_id,
+            num_workers=self._mode.num_workers,
+            seed=base_seed + self.worker_id,
+            dataset=self._dataset,
+        )
+        worker._worker_info = info  # noqa: SLF001 - torch has no other way to set it
+
+    def __repr__(self) -> str:
+        return f"<TorchWorker {self.worker_id} of {self._mode.num_workers}>"
