@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_loader.batch.collate import default_collate
+    from swift_loader.dataloader.dataloader import DataLoader
     from swift_loader.device.keys import batch_key
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetcher import DevicePrefetcher
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from swift_loader.worker.seeding import sample_rng
 
 __all__ = [
+    "DataLoader",
     "DatasetMismatch",
     "DevicePrefetcher",
     "EncodeError",
@@ -101,6 +103,7 @@ __all__ = [
 __version__ = "0.2.0"
 
 _HOMES = {
+    "DataLoader": "swift_loader.dataloader.dataloader",
     "DevicePrefetcher": "swift_loader.device.prefetcher",
     "LengthBucketBatchSampler": "swift_loader.samplers.length_bucket",
     "SampleFailure": "swift_loader.scheduler.sample_errors",

@@ -21,7 +21,7 @@ from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
-from swift_loader.options import DeliveryOptions
+from swift_loader.options import DeliveryOptions, WorkerType
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
@@ -154,6 +154,7 @@ class WorkerStart:
             max_ready_per_worker=None,
             max_tasks=10,
             thread_per_worker=True,
+            worker_type=WorkerType.PROCESS,
             batch_decoder=None,
             timeout_s=loader.timeout or None,
             stall_warning_s=STALL_WARNING_S,

@@ -128,7 +128,8 @@ class KeyedSamples:
 
     def _snapshot(self) -> bytes:
         try:
-            return Snapshot(self._num_batches, dataset=self._dataset.state_dict()).pack()
+            worker_id = 0 if self._worker is None else self._worker.worker_id
+            return Snapshot(self._num_batches, dataset=self._dataset.state_dict(), worker_id=worker_id).pack()
         except Exception as error:
             raise BuildError(Stage.SAVE) from error
 

@@ -103,10 +103,10 @@ class StreamSamples:
             self._iterator = iter(self._dataset)
             return resume.num_batches_to_skip
         snapshot = Snapshot.unpack(resume.snapshot)
-        if snapshot.has_ended:
-            return 0
         if snapshot.dataset is not None:
             self._dataset.load_state_dict(snapshot.dataset)
+        if snapshot.has_ended:
+            return 0
         iterator: Any = iter(self._dataset)
         if snapshot.iterator is not None:
             iterator.load_state_dict(snapshot.iterator)
@@ -137,13 +137,11 @@ class StreamSamples:
 
     def _snapshot(self) -> bytes:
         iterator, dataset = self._iterator, self._dataset
+        worker_id = 0 if self._worker is None else self._worker.worker_id
         try:
-            if _has_state(iterator):
-                snapshot = Snapshot(self._num_batches, iterator=iterator.state_dict())  # type: ignore[union-attr]
-            else:
-                state = dataset.state_dict() if _has_state(dataset) else None
-                snapshot = Snapshot(self._num_batches, iterator is None, dataset=state)
-            return snapshot.pack()
+            of_iterator = iterator.state_dict() if _has_state(iterator) else None  # type: ignore[union-attr]
+            of_dataset = dataset.state_dict() if iterator is not dataset and _has_state(dataset) else None
+            return Snapshot(self._num_batches, iterator is None, of_iterator, of_dataset, worker_id).pack()
         except Exception as error:
             raise BuildError(Stage.SAVE) from error
 

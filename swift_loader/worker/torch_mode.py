@@ -40,11 +40,12 @@ class Snapshot:
     iterator: Any = None
     """What the `state_dict` of the stream's iterator returned; None if it has none."""
     dataset: Any = None
-    """What the `state_dict` of the dataset returned; None if it has none, or the iterator has one."""
+    """What the `state_dict` of the dataset returned; None if it has none, or if it is its own iterator."""
+    worker_id: int = 0
 
     def pack(self) -> bytes:
         """Return the snapshot as bytes."""
-        return pickle.dumps((self.num_batches, self.has_ended, self.iterator, self.dataset))
+        return pickle.dumps((self.num_batches, self.has_ended, self.iterator, self.dataset, self.worker_id))
 
     @classmethod
     def unpack(cls, data: bytes) -> Snapshot:

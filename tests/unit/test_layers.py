@@ -228,6 +228,7 @@ def _name_of(path: Path) -> str:
 
 def test_the_public_names_are_these() -> None:
     assert swift_loader.__all__ == [
+        "DataLoader",
         "DatasetMismatch",
         "DevicePrefetcher",
         "EncodeError",
