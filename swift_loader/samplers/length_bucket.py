@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.samplers.buckets import FixedSize, Grouping, Indices
 from swift_loader.samplers.grouped import GroupedEpochs, checked_lengths
-from swift_loader.samplers.ranks import ranks_of, seed_of
+from swift_loader.samplers.ranks import ranks_of, refuse_sampler, seed_of
 from swift_loader.samplers.shards import Shard
 from swift_loader.sampling.plan import Uneven
 
@@ -60,6 +60,7 @@ class LengthBucketBatchSampler(DistributedSampler[list[int]]):
             TypeError: An argument has the wrong type.
             ValueError: An argument is out of its range, or the ranks have no common seed.
         """
+        refuse_sampler("lengths", lengths)
         costs = checked_lengths(lengths)
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.drop_last = check_flag("drop_last", drop_last)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.data import Sampler
 
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks
 
-__all__ = ["ranks_of", "seed_of"]
+__all__ = ["ranks_of", "refuse_sampler", "seed_of"]
 
 
 def ranks_of(num_replicas: int | None, rank: int | None) -> Ranks:
@@ -47,3 +48,16 @@ def seed_of(seed: int | None, ranks: Ranks, *, is_used: bool = True) -> int:
         return chosen
     drawn = int(torch.initial_seed())
     return agree_on_seed(ranks, drawn) if is_used else drawn
+
+
+def refuse_sampler(name: str, value: object) -> None:
+    """Raise TypeError for a sampler where a dataset or lengths belong.
+
+    Lightning and Fabric call the class of a batch sampler with a sampler of theirs, to split it over ranks.
+    """
+    if isinstance(value, Sampler):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which doesn't belong there. If a framework passed it to replace the "
+            f"batch sampler of a DataLoader: tell it not to, as with use_distributed_sampler=False of Lightning and "
+            f"Fabric, because this sampler splits its batches over the ranks itself"
+        )

@@ -91,9 +91,9 @@ class ShardedSampler(DistributedSampler[_Item]):
         _check_inner(inner, ranks.world_size)
         self.inner = inner
         self.batch_size = getattr(inner, "batch_size", None)
-        self.drop_last = check_flag("drop_last", drop_last)
         self.num_replicas, self.rank = ranks.world_size, ranks.rank
-        self._shard = Shard(ranks.rank, ranks.world_size, Uneven.DROP if drop_last else Uneven.PAD)
+        uneven = Uneven.DROP if check_flag("drop_last", drop_last) else Uneven.PAD
+        self._shard = Shard(ranks.rank, ranks.world_size, uneven)
         self._has_own_seed = seed is not None
         self._seed = seed_of(seed, ranks)
         self._passes = Passes()
@@ -111,20 +111,22 @@ class ShardedSampler(DistributedSampler[_Item]):
         """Yield what is left of a pass, and advance it."""
         mark = self._marks[0] if this.position else _START
         marks = self._marks = deque([mark])
-        shard, left, draws = self._shard, deque[_Item](), self._draws(this.epoch, mark)
-        self._skip(draws, marks, left, this.position - mark.position)
+        shard, world_size, draws = self._shard, self.num_replicas, self._draws(this.epoch, mark)
+        left = self._skip(draws, marks, this.position - mark.position)
         while True:
-            self._fill(draws, marks, left, 2 * shard.world_size)
-            if (picked := shard.pick(len(left))) is None:
+            left += self._more(draws, marks, 2 * world_size - len(left))
+            num_steps = max(1, len(left) // world_size - 1)  # of those, only the last may be the epoch's last
+            picked = shard.pick(len(left))
+            if picked is None:
                 return
-            item, is_last = left[picked], shard.is_last(len(left))
-            num_taken = len(left) if is_last else min(shard.world_size, len(left))
-            for _ in range(num_taken):
-                left.popleft()
-            this.advance(this.position + num_taken, at_end=is_last)
-            while len(marks) > 1 and marks[1].position <= this.position:
-                marks.popleft()
-            yield item
+            for first in range(0, num_steps * world_size, world_size):
+                is_last = shard.is_last(len(left) - first)
+                num_taken = len(left) - first if is_last else world_size
+                this.advance(this.position + num_taken, at_end=is_last)
+                while len(marks) > 1 and marks[1].position <= this.position:
+                    marks.popleft()
+                yield left[first + picked]
+            del left[: num_steps * world_size]
 
     def __len__(self) -> int:
         """Return the number of items of this rank in a whole epoch. A TypeError if the sampler has no length."""
@@ -201,22 +203,24 @@ class ShardedSampler(DistributedSampler[_Item]):
             inner.load_state_dict(mark.state)
         return Draws(self.inner, derive_key(self._seed, _KEY, epoch), mark.position)
 
-    def _skip(self, draws: Draws[_Item], marks: deque[_Mark], left: deque[_Item], num_skipped: int) -> None:
-        """Draw items that were drawn before the run was resumed."""
-        while num_skipped:
-            self._fill(draws, marks, left, 1)
-            if not left:
-                return
-            left.popleft()
-            num_skipped -= 1
+    def _skip(self, draws: Draws[_Item], marks: deque[_Mark], num_skipped: int) -> list[_Item]:
+        """Draw so many items again that were drawn before the run was resumed. Return what was drawn beyond them."""
+        left: list[_Item] = []
+        while num_skipped > len(left):
+            num_skipped -= len(left)
+            if not (left := self._more(draws, marks, 1)):
+                return left
+        return left[num_skipped:]
 
-    def _fill(self, draws: Draws[_Item], marks: deque[_Mark], left: deque[_Item], num_wanted: int) -> None:
+    def _more(self, draws: Draws[_Item], marks: deque[_Mark], num_wanted: int) -> list[_Item]:
         """Draw blocks until there are so many items, or none are left to draw."""
         inner: Any = self.inner
-        while len(left) < num_wanted and not draws.is_over:
+        items: list[_Item] = []
+        while len(items) < num_wanted and not draws.is_over:
             if draws.num_drawn > marks[-1].position and hasattr(inner, "state_dict"):
                 marks.append(_Mark(draws.num_drawn, inner.state_dict()))
-            left.extend(draws.block())
+            items += draws.block()
+        return items
 
     def __repr__(self) -> str:
         return f"<ShardedSampler rank {self.rank} of {self.num_replicas}, {self._passes!r}>"

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler
 
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.samplers.epochs import Epochs
-from swift_loader.samplers.ranks import ranks_of, seed_of
+from swift_loader.samplers.ranks import ranks_of, refuse_sampler, seed_of
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
@@ -217,12 +217,7 @@ def _epochs_of(
 
 
 def _length_of(dataset: Sized | int) -> int:
-    if isinstance(dataset, Sampler):
-        raise TypeError(
-            f"dataset is a {type(dataset).__name__}, but this sampler needs a dataset or its length. If a framework "
-            f"passed it to replace the sampler of a DataLoader: tell it not to, as with use_distributed_sampler=False "
-            f"of Lightning and Fabric, because this sampler splits the dataset over the ranks itself"
-        )
+    refuse_sampler("dataset", dataset)
     if isinstance(dataset, Sized):
         return len(dataset)
     return check_integer("dataset", dataset, 0)

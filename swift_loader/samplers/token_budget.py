@@ -13,7 +13,7 @@ from swift_loader.checks import check_choice, check_flag, check_integer
 from swift_loader.notices import warn
 from swift_loader.samplers.buckets import Grouping, Indices, TokenBudget
 from swift_loader.samplers.grouped import GroupedEpochs, checked_lengths
-from swift_loader.samplers.ranks import ranks_of, seed_of
+from swift_loader.samplers.ranks import ranks_of, refuse_sampler, seed_of
 from swift_loader.samplers.shards import Shard
 from swift_loader.sampling.plan import Uneven
 
@@ -82,9 +82,7 @@ class TokenBudgetBatchSampler(DistributedSampler[list[int]]):
             TypeError: An argument has the wrong type.
             ValueError: An argument is out of its range, a sample is too long, or the ranks have no common seed.
         """
-        self.batch_size = None
-        """Batches have no fixed size; frameworks read this."""
-        self.drop_last = False
+        refuse_sampler("lengths", lengths)
         self.max_tokens = check_integer("max_tokens", max_tokens, 1)
         most = 0 if max_samples is None else check_integer("max_samples", max_samples, 1)
         multiple = check_integer("pad_to_multiple_of", pad_to_multiple_of, 1, 1 << 20)

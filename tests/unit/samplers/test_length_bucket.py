@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import SequentialSampler
 
 from swift_loader import LengthBucketBatchSampler, StateMismatch
 from tests.support.samplers import flat
@@ -107,6 +108,7 @@ def test_other_lengths_or_options_are_refused_on_resume() -> None:
     ("lengths", "options", "error", "words"),
     [
         ([1.0, 2.0], {}, TypeError, "float64"),
+        (SequentialSampler([1]), {}, TypeError, "use_distributed_sampler=False"),
         (["a"], {}, TypeError, "integers"),
         ([True, False], {}, TypeError, "bool"),
         ([[1, 2]], {}, ValueError, "2 dimensions"),
