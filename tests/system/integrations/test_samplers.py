@@ -1,4 +1,4 @@
-"""Frameworks take the samplers: they neither replace them, nor lose an epoch, nor deal a batch twice."""
+"""Frameworks take the samplers: they neither replace them, nor lose their state or epoch, nor deal a batch twice."""
 
 from __future__ import annotations
 
@@ -54,3 +54,27 @@ def test_lightning_leaves_a_sampler_of_indices_as_it_is() -> None:
     prepared = fabric.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
     assert prepared.sampler is sampler
     assert isinstance(sampler, DistributedSampler)  # what Lightning asks before it replaces a sampler
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning:torchdata", "ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", MAKERS)
+def test_torchdata_saves_their_state(name: str, num_workers: int) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make_loader() -> Any:
+        sampler = MAKERS[name](2, 1)
+        is_batches = isinstance(next(iter(sampler)), list)
+        place = {"batch_sampler": sampler} if is_batches else {"sampler": sampler, "batch_size": 4}
+        return torchdata.StatefulDataLoader(range(5 * NUM_SAMPLES), num_workers=num_workers, **place)
+
+    whole = [batch.tolist() for batch in make_loader()]
+    loader = make_loader()
+    begun = iter(loader)
+    for _ in range(3):
+        next(begun)
+    resumed = make_loader()
+    resumed.load_state_dict(loader.state_dict())
+    del begun
+    assert [batch.tolist() for batch in resumed] == whole[3:]

@@ -6,7 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 import pytest
@@ -38,6 +38,25 @@ def test_a_run_resumed_after_any_item_draws_the_rest(make: Make, world_size: int
         if number < len(items):
             assert list(resumed) == items[number:]
         assert list(resumed) == following
+
+
+@every_sampler
+@given(stops=st.lists(st.integers(0, 40), min_size=1, max_size=60))
+@settings(max_examples=15, deadline=None)
+def test_a_chain_of_stops_draws_what_one_run_draws(make: Make, stops: list[int]) -> None:
+    one_run, sampler = make(2, 1), make(2, 1)
+    expected = [item for _ in range(4) for item in one_run]
+    drawn: list[Any] = []
+    for stop in stops:
+        iterator = chain.from_iterable(repeat(sampler))  # pass after pass
+        drawn += islice(iterator, stop)
+        state = json.loads(json.dumps(sampler.state_dict()))
+        sampler = make(2, 1)
+        sampler.load_state_dict(state)
+        if len(drawn) >= len(expected):
+            break
+    num_common = min(len(drawn), len(expected))
+    assert drawn[:num_common] == expected[:num_common]
 
 
 @every_sampler
