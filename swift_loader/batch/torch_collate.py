@@ -28,7 +28,7 @@ from swift_loader.batch.collate import ARRAY_TYPES, BatchMemory, HeapMemory, wri
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["collating_into", "torch_collate", "use_in_default_collate"]
+__all__ = ["collating_into", "registered_functions", "torch_collate", "use_in_default_collate"]
 
 Leaves = Callable[..., Any]
 """Collates leaves of one type, as torch calls it: `function(batch, collate_fn_map=...)`."""
@@ -77,14 +77,39 @@ def collating_into(memory: BatchMemory | None) -> Iterator[None]:
         _memory.reset(token)
 
 
-def use_in_default_collate() -> None:
+def registered_functions() -> dict[Any, Leaves]:
+    """Return what the user registered in torch's `default_collate_fn_map`, for workers that don't run the script."""
+    from torch.utils.data._utils import collate as torchs
+
+    return {
+        kind: function
+        for kind, function in torchs.default_collate_fn_map.items()
+        if not (_is_one_of_torchs(kind) and _module_of(function) in {torchs.__name__, __name__})
+    }
+
+
+def _is_one_of_torchs(kind: Any) -> bool:
+    import torch
+
+    return kind in {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}
+
+
+def _module_of(function: Leaves) -> str | None:
+    return getattr(getattr(function, "func", function), "__module__", None)
+
+
+def use_in_default_collate(registered: Mapping[Any, Leaves] | None = None) -> None:
     """Let `torch.utils.data.default_collate` put tensors where `collating_into` says, or else on the heap.
 
     It changes torch's public `default_collate_fn_map` for this process, so call it in a worker only. What the user
     registered there stays. Calling it again does nothing.
+
+    Args:
+        registered: What `registered_functions` returned in the trainer.
     """
     from torch.utils.data._utils.collate import default_collate_fn_map
 
+    default_collate_fn_map.update(registered or {})
     default_collate_fn_map.update(_replaced(default_collate_fn_map))
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from swift_loader.batch.torch_collate import collating_into, torch_collate, use_in_default_collate
+from swift_loader.batch.torch_collate import collating_into, registered_functions, torch_collate, use_in_default_collate
 from swift_loader.transport.codec import encode
 from tests.support.helpers import slow
 from tests.support.memories import MEMORIES, arena
@@ -37,6 +37,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def assert_alike(samples: list[Any]) -> None:
     expected = outcome(default_collate, samples)
+    if "doesn't correspond to a device" in str(expected[1]):
+        return  # torch has no shared memory for views that are conjugated or negated; ours needs none
     for memory in (None, *(make() for make in MEMORIES)):
         assert outcome(lambda batch, memory=memory: torch_collate(batch, memory), samples) == expected  # type: ignore[misc]
 
@@ -51,8 +53,8 @@ def test_any_samples_give_what_torch_gives(samples: list[Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("place")
 @given(samples=batches_of_samples())
-@settings(max_examples=3000, deadline=None)
-def test_thousands_of_batches_are_what_torch_gives(samples: list[Any]) -> None:
+@settings(max_examples=500, deadline=None)
+def test_hundreds_of_batches_are_what_torch_gives(samples: list[Any]) -> None:
     assert_alike(samples)
 
 
@@ -91,6 +93,14 @@ def test_thousands_of_batches_are_what_torch_gives(samples: list[Any]) -> None:
 )
 def test_mistakes_and_mixtures_give_what_torch_gives(samples: list[Any]) -> None:
     assert_alike(samples)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("shape", [(2,), (100, 100)])
+def test_conjugated_and_negated_views_are_stacked_also_in_a_worker(shape: tuple[int, ...]) -> None:
+    conjugated = torch.full(shape, 1 + 2j).conj()
+    for view in (conjugated, conjugated.imag):
+        assert torch.equal(torch_collate([view] * 3, arena()), torch.stack([view] * 3))
 
 
 @pytest.mark.parametrize("leaf", [1, True, 1.5, np.float32(1), slow(np.ones(2))], ids=repr)
@@ -143,6 +153,10 @@ class LargeBox(Box):
 
 def collate_boxes(batch: Sequence[Box], *, collate_fn_map: Any = None) -> Box:
     return Box(collate([box.content for box in batch], collate_fn_map=collate_fn_map))
+
+
+def count_numbers(batch: Sequence[Any], *, collate_fn_map: Any) -> int:
+    return len(batch)
 
 
 @pytest.mark.parametrize("key", [Box, (Box, frozenset)])
@@ -243,6 +257,21 @@ def test_what_the_user_registered_stays(functions: Any) -> None:
     functions[int] = collate_boxes
     use_in_default_collate()
     assert functions[int] is collate_boxes
+
+
+def test_what_the_user_registered_can_be_taken_to_a_worker(functions: Any) -> None:
+    assert registered_functions() == {}
+    functions[Box] = collate_boxes
+    functions[int] = count_numbers
+    functions[bytearray] = functions[str]
+    registered = registered_functions()
+    assert registered == {Box: collate_boxes, int: count_numbers, bytearray: functions[str]}
+    functions.clear()
+    functions.update(TORCHS)
+    use_in_default_collate(registered)
+    assert list(functions) == [*TORCHS, Box, bytearray]
+    assert default_collate([Box(1), Box(2)]).content == 2
+    assert registered_functions() == registered
 
 
 def test_a_nested_call_goes_back_to_the_outer_memory() -> None:
