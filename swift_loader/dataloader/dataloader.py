@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from swift_loader.dataloader.draws import Draws
+from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderIterator
 from swift_loader.dataloader.pinning import pin_device_of
@@ -80,6 +81,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.rng = rng
         self._shelf = WorkerShelf()
+        self._substitute = Substitute()
         self._latest: LoaderIterator | None = None
         """The iterator that `state_dict` tells of."""
         self._is_prepared = False
@@ -103,15 +105,19 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         epoch = 0 if self._latest is None else self._latest.position().draws.epoch + 1
         pin_device = pin_device_of(self)
         if not self.num_workers:
-            return LoaderIterator(self, InlineEpoch(self, epoch, resume), pin_device=pin_device)
+            return LoaderIterator(self, InlineEpoch(self, epoch, resume, self._substitute), pin_device=pin_device)
         self.check_worker_number_rationality()
         return LoaderIterator(self, self._begin_with_workers(epoch, resume), pin_device=pin_device)
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
         marks = Marks.of(self)
         workers = self._shelf.take(marks)
-        kept_seed = workers.base_seed if workers is not None and self.persistent_workers else None
-        draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed=kept_seed)
+        kept_seed = workers.base_seed if workers is not None else None
+        if resume is not None and resume.num_workers and resume.draws.is_over:
+            kept_seed = resume.draws.base_seed
+        state = None if resume is None else resume.draws
+        base_seed = kept_seed if self.persistent_workers else None
+        draws = Draws(self, epoch, state, self._substitute, base_seed=base_seed)
         if workers is None:
             every = self.snapshot_every_n_steps or 0
             workers = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every).start(draws.base_seed)

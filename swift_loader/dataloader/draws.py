@@ -8,17 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from swift_loader.dataloader.generators import GlobalStates, generators_of, pack_generators, unpack_generators
+from swift_loader.dataloader.generators import (
+    NO_STATES,
+    GlobalStates,
+    Substitute,
+    generators_of,
+    pack_generators,
+    unpack_generators,
+)
 
 __all__ = ["Drawn", "Draws", "DrawsState", "is_stateful"]
 
-NO_STATES = GlobalStates(None, None, None)
+_NOTHING = object()
 
 
 class Drawn(NamedTuple):
@@ -44,6 +50,10 @@ class DrawsState:
     """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
     global_states: dict[str, Any]
     """States of the global generators when the epoch began, of those that the sampler has drawn from."""
+    present_states: dict[str, Any]
+    """The same generators when the state was taken."""
+    is_begun: bool
+    """Whether the first index was asked for. Samplers of torch draw a seed then."""
     draws_seed: bool
     """Whether the base seed was drawn when the epoch began."""
     is_over: bool
@@ -59,7 +69,13 @@ class Draws:
     """The draws of one epoch."""
 
     def __init__(
-        self, loader: DataLoader[Any], epoch: int = 0, state: DrawsState | None = None, *, base_seed: int | None = None
+        self,
+        loader: DataLoader[Any],
+        epoch: int,
+        state: DrawsState | None,
+        substitute: Substitute,
+        *,
+        base_seed: int | None = None,
     ) -> None:
         """Begin an epoch, or continue one.
 
@@ -69,9 +85,11 @@ class Draws:
             loader: Whose sampler to draw from.
             epoch: Which epoch of this loader it is, from 0.
             state: Where to continue.
+            substitute: Of the loader. Stands for the global generators once a state was loaded.
             base_seed: The base seed, if workers keep that of an earlier epoch. None: draw it.
         """
         self._loader = loader
+        self._substitute = substitute
         self._source = _SamplerSource(loader)
         self._own = generators_of(loader, loader.sampler, loader.batch_sampler, self._source.sampler)
         self._own_at_begin: list[str] = []
@@ -80,15 +98,20 @@ class Draws:
         self._untold: tuple[GlobalStates, GlobalStates] | None = None
         """The global generators when the epoch began and before the first draw, until that tells which ones matter."""
         self._iterator: Iterator[Any] = iter(())
+        self._first: Any = _NOTHING
+        """Drawn ahead."""
         self.num_drawn = 0
         self.epoch = epoch
         self._draws_seed = base_seed is None
         self.base_seed = 0 if base_seed is None else base_seed
+        if state is not None:
+            substitute.load(GlobalStates.unpack(state.present_states))
         if state is not None and state.is_over:
             self._pass_end(state)
             state = None
         if state is None:
-            self._begin()
+            with substitute.applied():
+                self._begin()
         else:
             self._continue(state)
 
@@ -121,9 +144,12 @@ class Draws:
                 self._iterator = self._source.load(state.sampler_state)
             if state.draws_seed:
                 self._draw_base_seed()
-            num_again = state.num_drawn if state.sampler_state is None and not self._source.is_stream else 0
-            for _ in islice(self._iterator, num_again):
-                pass
+            if state.sampler_state is None and state.is_begun and not self._source.is_stream:
+                for _ in range(state.num_drawn):
+                    next(self._iterator, None)
+                self._first = next(self._iterator, _NOTHING)
+        if not state.is_begun:
+            self._untold = self._used, self._used
         self.num_drawn = state.num_drawn
 
     def _load_own(self, state: DrawsState) -> None:
@@ -140,14 +166,23 @@ class Draws:
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
-        for indices in self._iterator:
-            if self._untold is not None:
-                (began, seeded), self._untold = self._untold, None
-                self._used = self._used.merged(began.where_changed(seeded, GlobalStates.now()))
-            drawn = Drawn(self.num_drawn, indices, self._source.state())
-            self.num_drawn += 1
-            return drawn
-        return None
+        if self._untold is None:
+            return self._next()
+        with self._substitute.applied():
+            return self._next()
+
+    def _next(self) -> Drawn | None:
+        indices, self._first = self._first, _NOTHING
+        if indices is _NOTHING:
+            indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
+        if indices is _NOTHING:
+            return None
+        if self._untold is not None:
+            (began, seeded), self._untold = self._untold, None
+            self._used = self._used.merged(began.where_changed(seeded, GlobalStates.now()))
+        drawn = Drawn(self.num_drawn, indices, self._source.state())
+        self.num_drawn += 1
+        return drawn
 
     def state_at(self, num_drawn: int, sampler_state: tuple[Any, Any] | None, *, is_over: bool) -> DrawsState:
         """Return how to continue after so many draws.
@@ -159,8 +194,19 @@ class Draws:
         """
         own = pack_generators(self._own) if is_over else self._own_at_begin
         used = self._used if self._untold is None else self._untold[0]
-        packed = {} if is_over or sampler_state is not None else used.pack()
-        return DrawsState(self.base_seed, self.epoch, num_drawn, sampler_state, own, packed, self._draws_seed, is_over)
+        at_begin = {} if is_over or sampler_state is not None else used.pack()
+        return DrawsState(
+            base_seed=self.base_seed,
+            epoch=self.epoch,
+            num_drawn=num_drawn,
+            sampler_state=sampler_state,
+            generators=own,
+            global_states=at_begin,
+            present_states=self._substitute.present().only(used).pack(),
+            is_begun=self._untold is None,
+            draws_seed=self._draws_seed,
+            is_over=is_over,
+        )
 
 
 class _SamplerSource:
@@ -184,8 +230,8 @@ class _SamplerSource:
         """Return an iterator over the indices of the batches."""
         self._iterator = iter(self.sampler)
         if self._batches is None:
-            return iter(self._iterator)
-        return _batched(iter(self._iterator), self._batches.batch_size, drop_last=self._batches.drop_last)
+            return self._iterator  # type: ignore[no-any-return]
+        return _batched(self._iterator, self._batches.batch_size, drop_last=self._batches.drop_last)
 
     def load(self, state: tuple[Any, Any]) -> Iterator[Any]:
         """Return an iterator that continues at a state."""
@@ -208,7 +254,11 @@ class _SamplerSource:
 
 def _batched(indices: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
     """Yield what torch's `BatchSampler` yields."""
-    while batch := list(islice(indices, batch_size)):
-        if len(batch) < batch_size and drop_last:
-            return
+    batch: list[Any] = []
+    while (index := next(indices, _NOTHING)) is not _NOTHING:
+        batch.append(index)
+        if len(batch) == batch_size:
+            yield batch
+            batch = []
+    if batch and not drop_last:
         yield batch

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GlobalStates", "generators_of", "pack_generators", "unpack_generators"]
+__all__ = ["NO_STATES", "GlobalStates", "Substitute", "generators_of", "pack_generators", "unpack_generators"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,22 @@ class GlobalStates:
             self.torch_state if self.torch_state is not None else other.torch_state,
             self.python_state if self.python_state is not None else other.python_state,
             self.numpy_state if self.numpy_state is not None else other.numpy_state,
+        )
+
+    def only(self, other: GlobalStates) -> GlobalStates:
+        """Return these states, but only of the generators of which the other ones have a state."""
+        return GlobalStates(
+            self.torch_state if other.torch_state is not None else None,
+            self.python_state if other.python_state is not None else None,
+            self.numpy_state if other.numpy_state is not None else None,
+        )
+
+    def matches(self, other: GlobalStates) -> bool:
+        """Return whether the generators that have a state here have the same there."""
+        return (
+            (self.torch_state is None or _equal_torch(self.torch_state, other.torch_state))
+            and (self.python_state is None or self.python_state == other.python_state)
+            and (self.numpy_state is None or _equal_numpy(self.numpy_state, other.numpy_state))
         )
 
     def apply(self) -> None:
@@ -97,6 +113,43 @@ class GlobalStates:
             name, words, position, has_gauss, gauss = packed["numpy"]
             numpy_state = (name, np.frombuffer(_unpacked(words), np.uint32), int(position), int(has_gauss), gauss)
         return cls(torch_state, python_state, numpy_state)
+
+
+NO_STATES = GlobalStates(None, None, None)
+
+
+class Substitute:
+    """Stands for the global generators in a loader that has loaded a state.
+
+    A sampler that draws from the global generators continues as in the run that was saved, in all its later epochs. The
+    user's generators aren't touched. If they have the saved states themselves, because the user has restored them,
+    there is nothing to substitute.
+    """
+
+    def __init__(self) -> None:
+        self._states: GlobalStates | None = None
+
+    def load(self, states: GlobalStates) -> None:
+        """Continue with these states, unless the global generators have them."""
+        is_same = states.matches(GlobalStates.now())
+        self._states = None if is_same else states
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the substitutes in the place of the global generators."""
+        if self._states is None:
+            yield
+            return
+        with self._states.applied():
+            try:
+                yield
+            finally:
+                self._states = GlobalStates.now().only(self._states)
+
+    def present(self) -> GlobalStates:
+        """Return the states that the sampler would draw from next."""
+        now = GlobalStates.now()
+        return now if self._states is None else self._states.merged(now)
 
 
 def generators_of(*owners: Any) -> list[torch.Generator]:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.draws import Draws, is_stateful
+from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 
 __all__ = ["InlineEpoch"]
@@ -18,13 +19,16 @@ __all__ = ["InlineEpoch"]
 class InlineEpoch:
     """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""
 
-    def __init__(self, loader: DataLoader[Any], epoch: int, resume: LoaderPosition | None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], epoch: int, resume: LoaderPosition | None, substitute: Substitute
+    ) -> None:
         """Begin.
 
         Args:
             loader: What to load. Its `collate_fn` may change between epochs.
             epoch: Which epoch of this loader it is, if it resumes nothing.
             resume: Where to continue.
+            substitute: As for `Draws`.
         """
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # type: ignore[attr-defined] # noqa: SLF001
         self._num_yielded = 0
@@ -33,7 +37,7 @@ class InlineEpoch:
         saved = resume.workers[0] if resume is not None and resume.workers else WorkerSnapshot()
         if saved.dataset_state is not None and is_stateful(loader.dataset):
             loader.dataset.load_state_dict(saved.dataset_state)  # first: it may set the global generators
-        self._draws = Draws(loader, epoch, None if resume is None else resume.draws)
+        self._draws = Draws(loader, epoch, None if resume is None else resume.draws, substitute)
         kind, batches = loader._dataset_kind, loader._auto_collation  # type: ignore[attr-defined] # noqa: SLF001
         self._fetcher = _DatasetKind.create_fetcher(kind, loader.dataset, batches, loader.collate_fn, loader.drop_last)
         if resume is not None and not resume.draws.is_over:

@@ -22,6 +22,7 @@ class Shards:
         """Begin with fresh datasets, or where `resume` says."""
         saved = () if resume is None else resume.workers
         self._is_resumed = resume is not None
+        self._is_persistent = loader.persistent_workers
         self._begins_epoch = resume is None or resume.draws.is_over
         self._snapshots = list(saved) or [WorkerSnapshot() for _ in range(loader.num_workers)]
         self._states: dict[int, bytes] = {}
@@ -32,23 +33,18 @@ class Shards:
 
     def resume(self) -> dict[int, bytes] | None:
         """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
-        if not self._is_resumed:
+        if not self._is_resumed or (self._begins_epoch and not self._is_persistent):
             return None
-        return {number: self._resume_of(one) for number, one in enumerate(self._snapshots)}
+        return {number: self._resume_of(one).pack() for number, one in enumerate(self._snapshots)}
 
-    def _resume_of(self, saved: WorkerSnapshot) -> bytes:
+    def _resume_of(self, saved: WorkerSnapshot) -> Resume:
+        if not saved.has_state:
+            return Resume(None, 0 if self._begins_epoch else saved.num_batches)
+        num_batches = saved.num_batches - saved.num_since
         snapshot = Snapshot(
-            num_batches=0 if self._begins_epoch else saved.num_batches - saved.num_since,
-            has_ended=False if self._begins_epoch else saved.has_ended,
-            iterator=None if self._begins_epoch else saved.iterator_state,
-            dataset=saved.dataset_state,
+            num_batches, saved.has_ended and not self._begins_epoch, saved.iterator_state, saved.dataset_state
         )
-        has_state = snapshot.iterator is not None or snapshot.dataset is not None
-        if self._begins_epoch:
-            return Resume(snapshot.pack() if has_state else None).pack()
-        return Resume(
-            snapshot.pack() if has_state else None, saved.num_since if has_state else saved.num_batches
-        ).pack()
+        return Resume(snapshot.pack(), 0 if self._begins_epoch else saved.num_since, begins_anew=self._begins_epoch)
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""

@@ -102,6 +102,8 @@ class LoaderPosition:
             "epoch": draws.epoch,
             "generators": draws.generators,
             "global_states": draws.global_states,
+            "present_states": draws.present_states,
+            "is_begun": draws.is_begun,
             "draws_seed": draws.draws_seed,
             "ahead": list(self.ahead),
         }
@@ -155,6 +157,8 @@ def _unpacked(state: dict[str, Any]) -> LoaderPosition:
         sampler_state=None if sampler_state == (None, None) else sampler_state,
         generators=main["generators"],
         global_states=main["global_states"],
+        present_states=main["present_states"],
+        is_begun=main["is_begun"],
         draws_seed=main["draws_seed"],
         is_over=state["_iterator_finished"],
     )

@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from loguru import logger
@@ -37,6 +38,8 @@ __all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart"]
 STALL_WARNING_S = 60.0
 """How long a worker may spend on a batch that the loop waits for before there is a warning."""
 
+_SERIALS = count()
+
 DEFAULT_PREFETCH = 2
 """torch's default, with which this loader chooses how many batches are in flight."""
 
@@ -47,6 +50,8 @@ class LoaderWorkers:
     def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, marks: Marks) -> None:
         """Start the processes, and wait until the template has the dataset."""
         self.marks = marks
+        self.serial = next(_SERIALS)
+        """Later ones have a larger number."""
         self.max_in_flight = delivery.limits.max_in_flight
         """How many batches may be built ahead of the loop."""
         self.base_seed = base_seed
@@ -85,6 +90,17 @@ class LoaderWorkers:
 
     def __repr__(self) -> str:
         return f"<LoaderWorkers {self._dispatcher!r}>"
+
+
+def start_method_of(context: Any) -> StartMethod:
+    """Return how to start workers.
+
+    Args:
+        context: The loader's `multiprocessing_context`. None: a fresh interpreter from which workers are forked, which
+            works for most datasets on all platforms.
+    """
+    asked = None if context is None else context.get_start_method()
+    return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)
 
 
 def _settings(base_seed: int) -> PlanSettings:
@@ -141,7 +157,7 @@ class WorkerStart:
             rng=rng,
             on_error=OnError.RAISE,
             validate=False,
-            start_method=StartMethod.TEMPLATE,
+            start_method=start_method_of(loader.multiprocessing_context),
             dataset_per_worker=False,
             torch=mode,
         )
@@ -193,10 +209,16 @@ class WorkerShelf:
 
     def put(self, workers: LoaderWorkers) -> None:
         """Keep workers for the next epoch, or close them. Any thread."""
-        if self._is_open and self._idle is None and not workers.has_failed and workers.marks.may_stay:
-            self._idle = workers
-        else:
-            workers.close()
+        idle, self._idle = self._idle, None
+        usable = [one for one in (idle, workers) if one is not None and self._may_stay(one)]
+        if usable:
+            self._idle = max(usable, key=lambda one: one.serial)  # the latest: their datasets are the furthest
+        for one in (idle, workers):
+            if one is not None and one is not self._idle:
+                one.close()
+
+    def _may_stay(self, workers: LoaderWorkers) -> bool:
+        return self._is_open and not workers.has_failed and workers.marks.may_stay
 
     def close(self) -> None:
         """Close the workers that wait, and later those that are in use now. Idempotent."""

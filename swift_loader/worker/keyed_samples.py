@@ -81,7 +81,7 @@ class KeyedSamples:
         fetched = self._fetch_batch(task, keys) if self._mode.auto_collation else self._fetch_single(task, keys)
         self._num_batches += 1
         every = self._mode.snapshot_every
-        if every and not self._num_batches % every and hasattr(self._dataset, "state_dict"):
+        if every and not (self._num_batches - 1) % every and hasattr(self._dataset, "state_dict"):
             self.state = self._snapshot()
         return fetched
 

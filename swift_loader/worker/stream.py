@@ -7,7 +7,6 @@ what is drawn while it is iterated isn't keyed by sample: the generators are see
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from swift_loader.sampling.plan import PlanSettings
@@ -72,7 +71,7 @@ class StreamSamples:
         except Exception as error:
             raise BuildError(Stage.FETCH) from harmless(error)
         every = self._mode.snapshot_every
-        if every and not self._num_batches % every:
+        if every and not (self._num_batches - 1) % every:
             self.state = self._snapshot()
         return Fetched(samples.copy() if self._mode.auto_collation else samples[0], (), len(samples))
 
@@ -110,6 +109,10 @@ class StreamSamples:
         iterator: Any = iter(self._dataset)
         if snapshot.iterator is not None:
             iterator.load_state_dict(snapshot.iterator)
+        if resume.begins_anew:
+            next(iterator, None)  # a generator takes the state only now
+            iterator = iter(self._dataset)
+            snapshot = Snapshot(0)
         self._iterator = iterator
         if snapshot.iterator is None and snapshot.dataset is None:
             return snapshot.num_batches + resume.num_batches_to_skip
@@ -128,8 +131,10 @@ class StreamSamples:
         self.seeding.begin(Fetching(self._seed, task.epoch, list(range(first, first + num_wanted)), samples))
         self._turn += 1
         self._num_batches += 1
-        samples.extend(islice(iterator, num_wanted))
-        if len(samples) < num_wanted:
+        try:
+            while len(samples) < num_wanted:
+                samples.append(next(iterator))  # not by `for`, which would call `__iter__` again
+        except StopIteration:
             self._iterator = None
             if not samples or mode.drop_last:
                 raise StreamEnd

@@ -26,7 +26,7 @@ class TorchMode:
     drop_last: bool
     """For a stream: whether its last batch is left out if it isn't full."""
     snapshot_every: int
-    """A snapshot comes with every n-th batch of a worker; 0: with none."""
+    """A snapshot comes with the first batch of a worker, and with every n-th one after it; 0: with none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,12 @@ class Resume:
     """A packed `Snapshot`; None: the dataset's beginning."""
     num_batches_to_skip: int = 0
     """How many batches after the snapshot aren't wanted. Only for a stream."""
+    begins_anew: bool = False
+    """Whether a stream begins anew once the snapshot, of its end, was restored. Only for a stream."""
 
     def pack(self) -> bytes:
         """Return it as bytes, for `Dispatcher.begin`."""
-        return pickle.dumps((self.snapshot, self.num_batches_to_skip))
+        return pickle.dumps((self.snapshot, self.num_batches_to_skip, self.begins_anew))
 
     @classmethod
     def unpack(cls, data: bytes) -> Resume:
