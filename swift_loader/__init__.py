@@ -23,6 +23,9 @@ nothing with each other. A worker's death closes its pipe, which is an event. Th
 other workers, and has the *supervisor*, a thread of the trainer, fork a replacement, unless too many died. The kernel
 kills the template when the trainer ends, and the workers when the template ends, whatever they are doing.
 
+A loader's template is itself a fork, of the *root*: one fresh interpreter per training process, which has imported what
+datasets need. See `executors.process.roots`.
+
 All processes must have the same dataset. `executors.process.launch` records what a dataset depends on (working
 directory, environment, import path, hash seed) and gives it to every interpreter that builds one. `dataset_check`
 beside it compares what they built. A dataset that holds open files can't be shared, so each worker builds its own: see

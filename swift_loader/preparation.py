@@ -6,11 +6,12 @@ import weakref
 from typing import Any
 
 from swift_loader.executors.local_builder import dataset_of
+from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import WorkerSpec, length_of
+from swift_loader.worker.spec import StartMethod, WorkerSpec, length_of
 
 __all__ = ["Preparation"]
 
@@ -27,6 +28,8 @@ class Preparation:
         """The dataset in this process; None if it isn't built here."""
         self._supervisor: Supervisor | None = None
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
+        if options.delivery.num_workers and options.workers.start_method is StartMethod.TEMPLATE:
+            ROOTS.warm(options.workers.modules)
 
     def built_dataset(self) -> Any:
         """Return the dataset in this process. Build it if it isn't built here yet."""

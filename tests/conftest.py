@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from swift_loader.executors.process.roots import ROOTS, SWITCH
 from tests.support.helpers import allowed_s
 
 PHOTOS_PER_CLASS = 7
@@ -50,8 +51,12 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     folder = tmp_path_factory.mktemp("temporary")
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    # Off, because a root for each test's TMPDIR takes time, and most tests look at a loader's own processes. Tests of
+    # the root switch it on; SWIFT_LOADER_ROOT=1 does so for all.
+    monkeypatch.setenv(SWITCH, os.environ.get(SWITCH, "0"))
     yield
     gc.collect()
+    ROOTS.stop()  # it belongs to the process, not to a loader
     new_children = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
     _, alive = psutil.wait_procs(new_children, timeout=allowed_s(_GRACE_S))
     assert not alive, f"processes left behind: {alive}"

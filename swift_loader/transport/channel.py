@@ -141,6 +141,13 @@ class Channel:
         """Close this end; the peer sees the end of the stream. Idempotent."""
         self._socket.close()
 
+    def end_sending(self) -> None:
+        """End the stream to the peer, and go on receiving. Idempotent."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:  # closed, or the peer is gone
+            return
+
     def shutdown(self) -> None:
         """End the stream in both directions and wake all threads that wait on either end. Idempotent, thread-safe."""
         try:

@@ -30,6 +30,9 @@ class Kind(IntEnum):
     FORK = 3  # trainer -> template: start a worker on the attached channel
     FORKED = 4  # template -> trainer: the worker has this pid; its pidfd is attached
     EXITED = 5  # template -> trainer: that worker has exited, with this code
+    BLANK = 6  # trainer -> root: import these modules, and fork a template on the attached channel
+    REFUSED = 7  # root -> trainer: no template can be forked, for this reason
+    WARMED = 8  # root -> trainer: the modules are imported
     READY = 10  # worker -> trainer: it accepts tasks; its counters are attached
     TASK = 12  # trainer -> worker: build this batch
     SEGMENT = 13  # worker -> trainer: batches may be in the attached memory

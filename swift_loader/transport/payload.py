@@ -18,16 +18,18 @@ import numpy as np
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport.bodies import FixedBody
-from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.frames import Kind
+from swift_loader.transport.module_names import modules_in
 from swift_loader.transport.segments import Segment, capacity_for
 
 __all__ = [
     "Environment",
     "PayloadLayout",
     "chosen_threads",
+    "modules_of",
     "read_environment",
     "read_payload",
     "same_payload",
@@ -154,6 +156,21 @@ def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definiti
     bulk = segment.array()[: layout.bulk_nbytes]
     content, things = decode_with_code(segment.memory[begin:end], layout.num_blocks, bulk)
     return content, Definitions(things)
+
+
+def modules_of(layout: PayloadLayout, descriptor: int) -> tuple[str, ...]:
+    """Return the modules that reading a payload imports, as far as they can be told. The descriptor stays open."""
+    _, begin, end = layout.ends
+    pieces, position = [], begin
+    while position < end and (piece := os.pread(descriptor, end - position, position)):
+        pieces.append(piece)
+        position += len(piece)
+    found = modules_in(b"".join(pieces))
+    return tuple(
+        name
+        for name in found
+        if name in sys.modules and name not in MAIN_MODULES and can_be_found(name.partition(".")[0])
+    )
 
 
 def same_payload(one: tuple[PayloadLayout, int], other: tuple[PayloadLayout, int]) -> bool:

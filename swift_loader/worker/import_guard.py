@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["importing", "refuse_nesting"]
+__all__ = ["importing", "is_importing", "refuse_nesting"]
 
 _is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", default=False)
 
@@ -23,6 +23,11 @@ def importing() -> Iterator[None]:
         yield
     finally:
         _is_importing.reset(token)
+
+
+def is_importing() -> bool:
+    """Return whether this process is a loader's, and is importing the dataset's modules."""
+    return _is_importing.get()
 
 
 def refuse_nesting() -> None:

@@ -67,6 +67,19 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         _check_dataset(self.dataset_class, self.dataset_kwargs, self.dataset)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that define the dataset and the callables, without those that can't be imported."""
+        things = (
+            self.dataset_class,
+            type(self.dataset),
+            self.collate_fn,
+            self.batch_encoder,
+            self.torch and self.torch.worker_init_fn,
+        )
+        found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
+        return tuple(dict.fromkeys(thing.__module__ for thing in found))
+
     def make_dataset(self) -> Any:
         """Return the dataset. Its class runs here, after the global generators are seeded."""
         if self.dataset_class is None:
@@ -109,16 +122,7 @@ class WorkerSpec:
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules that define the dataset and the callables, without those that can't be imported."""
-        options = self.options
-        things = (
-            options.dataset_class,
-            type(options.dataset),
-            options.collate_fn,
-            options.batch_encoder,
-            options.torch and options.torch.worker_init_fn,
-        )
-        found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
-        return tuple(dict.fromkeys(thing.__module__ for thing in found))
+        return self.options.modules
 
 
 def length_of(dataset: Any, torch: TorchMode | None = None) -> int:

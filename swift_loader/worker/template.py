@@ -46,7 +46,7 @@ from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.torch_settings import set_num_threads
 
-__all__ = ["build_and_serve", "main", "reset_signals"]
+__all__ = ["be_template", "build_and_serve", "main", "open_standard_streams", "reset_signals"]
 
 
 def main() -> NoReturn:
@@ -55,10 +55,10 @@ def main() -> NoReturn:
     channel, trainer_pid, traces = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(trainer_pid)
     lead_group()
-    _open_standard_streams()
+    open_standard_streams()
     for descriptor in (channel, traces):
         os.set_inheritable(descriptor, False)
-    run_and_exit(partial(_be_template, Channel.from_descriptor(channel), StackDumper(traces)))
+    run_and_exit(partial(be_template, Channel.from_descriptor(channel), StackDumper(traces)))
 
 
 def reset_signals() -> None:
@@ -71,7 +71,7 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _open_standard_streams() -> None:
+def open_standard_streams() -> None:
     """Open /dev/null for each closed descriptor from 0 to 2. Else another file would get it, and the output."""
     for number in range(3):
         try:
@@ -80,7 +80,7 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
-def _be_template(channel: Channel, stack_dumper: StackDumper) -> int:
+def be_template(channel: Channel, stack_dumper: StackDumper) -> int:
     """Serve the trainer until it hangs up; return the exit code."""
     try:
         failpoint(Failpoint.TEMPLATE_BOOT)

@@ -9,5 +9,6 @@ executor.py ──calls───► supervisor.py      one thread: starts the te
 The handles on processes: template.py, and worker.py with the memory (memory.py) and the leases (lease.py) of its slots.
 What comes from a worker: inbox.py waits for it, reader.py reads it, and dataset_check.py compares the datasets.
 What a person reads: explain.py, with deaths.py for exits, and diagnostics.py for stderr and stacks.
-How processes start and end: launch.py, forks.py for forks of the user's, and termination.py.
+How processes start and end: launch.py for interpreters, roots.py, root.py and blank_template.py for the process whose
+forks are templates, trainer_fork.py for forks of the trainer, forks.py for forks of the user's, and termination.py.
 """

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 __all__ = ["ChildProcess", "ForkedChild", "Start"]
@@ -30,9 +28,6 @@ class ChildProcess(Protocol):
         Raises:
             subprocess.TimeoutExpired: That takes longer than `timeout` seconds.
         """
-
-    def kill(self) -> None:
-        """Send SIGKILL, unless the process was reaped."""
 
 
 Start = Callable[[int, int, int], ChildProcess]
@@ -68,12 +63,6 @@ class ForkedChild:
         finally:
             os.close(pidfd)
         return os.waitstatus_to_exitcode(status)
-
-    def kill(self) -> None:
-        """See `ChildProcess`."""
-        if self.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
     def __repr__(self) -> str:
         return f"<ForkedChild pid {self.pid}, exit code {self.returncode}>"

@@ -40,12 +40,18 @@ class _State(Enum):
 class EventLoopThread:
     """Runs calls one after another. The thread starts with the first call."""
 
-    def __init__(self, look_after: Callable[[], None], on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        look_after: Callable[[], None],
+        on_failure: Callable[[BaseException], None],
+        name: str = "swift_loader-supervisor",
+    ) -> None:
         """Make the thread, without starting it.
 
         Args:
             look_after: Called on the thread before each wait.
             on_failure: Called on the thread with an error that ended its work.
+            name: The thread's.
         """
         self.loop = EventLoop()
         """Only the thread uses it, except for `wake`."""
@@ -58,6 +64,7 @@ class EventLoopThread:
         self._state = _State.OPEN
         self._calls: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
+        self._name = name
         self._look_after = look_after
         self._on_failure = on_failure
         self._failure: BaseException | None = None
@@ -99,7 +106,7 @@ class EventLoopThread:
             if self._state is not _State.OPEN:
                 return False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="swift_loader-supervisor", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._calls.append(function)
         self.loop.wake()

@@ -8,20 +8,21 @@ later. Changes that the trainer makes in between have no effect.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
 
 import swift_loader
-from swift_loader.transport.descriptors import avoid_std_streams, explaining_limits
+from swift_loader.transport.descriptors import avoid_std_streams, duplicate, explaining_limits
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "Place"]
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.template import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.{} import main; main()"
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -70,9 +71,16 @@ class Launch:
 
     def start(self, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
         """Start an interpreter as a template. It gets copies of the descriptors."""
+        return self._start("template", channel, traces, stderr)
+
+    def start_root(self, channel: int, stderr: int) -> subprocess.Popen[bytes]:
+        """Start an interpreter as a root. It gets copies of the descriptors."""
+        return self._start("root", channel, channel, stderr)
+
+    def _start(self, program: str, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
         numbers = [str(number) for number in (channel, os.getpid(), traces)]
         return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [*self.command, "-c", _PROGRAM, *numbers, *self.path],
+            [*self.command, "-c", _PROGRAM.format(program), *numbers, *self.path],
             stdin=subprocess.DEVNULL,
             stdout=None if self.has_stdout else subprocess.DEVNULL,
             stderr=stderr,
@@ -80,6 +88,21 @@ class Launch:
             env=self.environ,
             cwd=f"/proc/self/fd/{self.directory}",
             umask=self.umask,
+        )
+
+    def place(self) -> Place:
+        """Return what an interpreter that was started now would have, and what nothing changes later."""
+        directory = os.fstat(self.directory)
+        stdout = os.fstat(1) if self.has_stdout else None
+        return Place(
+            self.command,
+            frozenset((name, value) for name, value in self.environ.items() if name not in _SET_BY_LIBRARIES),
+            self.path,
+            (directory.st_dev, directory.st_ino),
+            self.umask,
+            None if stdout is None else (stdout.st_dev, stdout.st_ino),
+            frozenset(os.sched_getaffinity(0)),
+            tuple(resource.getrlimit(number) for number in _LIMITS),
         )
 
     def is_current(self) -> bool:
@@ -91,9 +114,39 @@ class Launch:
         changed = {name for name, _ in self.environ.items() ^ _environ().items()}
         return is_same_directory and changed <= _SET_BY_LIBRARIES and self.path == _path()
 
+    def copy(self) -> Launch:
+        """Return the same, with a descriptor of its own."""
+        return replace(self, directory=duplicate(self.directory))
+
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a process has from the time it starts. Two interpreters with equal places are interchangeable."""
+
+    command: tuple[str, ...]
+    environ: frozenset[tuple[str, str]]
+    path: tuple[str, ...]
+    directory: tuple[int, int]
+    """Device and inode."""
+    umask: int
+    stdout: tuple[int, int] | None
+    """Device and inode; None without a stdout."""
+    affinity: frozenset[int]
+    """The cores that it may use."""
+    limits: tuple[tuple[int, int], ...]
+
+
+_LIMITS = (
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_AS,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_STACK,
+    resource.RLIMIT_CORE,
+)
 
 
 def _without_isolation(flags: Sequence[str]) -> list[str]:

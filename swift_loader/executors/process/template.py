@@ -187,7 +187,9 @@ class TemplateProcess:
     def end(self, reason: str) -> None:
         """Kill it. `reason` becomes part of the error that reports its death."""
         self.reason = reason
-        self._process.kill()
+        if not self.is_gone:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def request_exit(self) -> None:
         """Tell the template to exit. Idempotent and thread-safe."""

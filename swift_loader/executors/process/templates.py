@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.executors.failures import rebuild
+from swift_loader.executors.process.blank_template import BlankTemplate, discard
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
@@ -20,15 +21,22 @@ from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
+from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.template import TemplateProcess
 from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.messages import Built, Failure
-from swift_loader.transport.payload import Environment, PayloadLayout, same_payload, write_payload
+from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 __all__ = ["Templates"]
+
+_MAX_ROOTS = 2
+"""How many are tried. The second one starts if the source of a module has changed since the first one imported it."""
+
+_IMPORT_LIMIT_S = 60.0
+"""How long a root may take for its imports. Then the loader starts its own interpreter, which may take any time."""
 
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
@@ -58,6 +66,8 @@ class Templates:
         """The payload and its descriptor, kept so that each later template gets the same."""
         self._launch: Launch | None = None
         """The environment in which all interpreters start."""
+        self._modules: tuple[str, ...] = ()
+        """The modules that reading the payload imports, as far as they are known."""
         self._fork: TrainerFork | None = None
         """Forks the trainer, instead of starting interpreters."""
         self.definitions = Definitions()
@@ -88,6 +98,7 @@ class Templates:
             self.definitions = self._fork.definitions
             return
         layout, descriptor, self.definitions = self._write_payload()
+        self._modules = tuple(dict.fromkeys((*self.spec.modules, *modules_of(layout, descriptor))))
         with self._thread.lock:
             is_open = self._thread.is_open
             if is_open:
@@ -145,10 +156,11 @@ class Templates:
 
     def add(self) -> TemplateProcess:
         """Start a template, and let it build the dataset."""
+        start = self._find_start()
         with self._thread.lock:
             self._thread.check_open()
             with explaining_limits():
-                template = TemplateProcess(self._start())
+                template = TemplateProcess(start)
             self.all = (*self.all, template)
         self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
@@ -157,11 +169,33 @@ class Templates:
             template.send_payload(*self._payload)
         return template
 
-    def _start(self) -> Start:
+    def _find_start(self) -> Start:
+        """Return what starts a template: a fork of the trainer or of the root, or an interpreter of its own."""
         if self._fork is not None:
             return self._fork.start
         assert self._launch is not None
-        return self._launch.start
+        is_spawned = self.spec.options.start_method is StartMethod.SPAWN
+        blank = None if is_spawned else self._fork_root(self._launch)
+        return self._launch.start if blank is None else blank.start
+
+    def _fork_root(self, launch: Launch) -> BlankTemplate | None:
+        """Return a fork of the root. None if there is no root for this loader."""
+        for _ in range(_MAX_ROOTS):
+            request = ROOTS.fork(launch, self._modules, may_start=self.first is None)
+            if request is None:
+                return None
+            request.add_done_callback(lambda _: self._thread.loop.wake())
+            try:
+                is_answered = self._thread.run_until(request.done, _IMPORT_LIMIT_S)
+            except BaseException:
+                request.add_done_callback(discard)
+                raise
+            if is_answered and request.exception() is None:
+                return request.result()
+            if not is_answered:
+                request.add_done_callback(discard)
+                ROOTS.give_up(self._modules)
+        return None
 
     def watch(self, diagnostics: Diagnostics) -> None:
         """Forward the stderr of a process."""

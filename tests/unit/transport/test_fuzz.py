@@ -38,6 +38,7 @@ from swift_loader.transport.messages import (
 )
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.root_messages import Blank, Refused, Warmed
 
 MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""
@@ -50,6 +51,9 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.FORK: Fork(3, False),
     Kind.FORKED: Forked(3, 1234),
     Kind.EXITED: Exited(3, -9),
+    Kind.BLANK: Blank(3, ("torch",)),
+    Kind.REFUSED: Refused(3, False, "because"),
+    Kind.WARMED: Warmed(3),
     Kind.READY: Ready(4096, BuildReport(100, 7, ((3, 99),))),
     Kind.RECHECKED: Verdicts({3: Verdict.CHANGED}),
     Kind.TASK: Task(1, 2, 3, 4, [8, -9, 8], (5, 6), (7,)),
@@ -64,7 +68,17 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.STREAM_ENDED: StreamEnded(1, 2),
 }
 BARE = [Kind.SKIPPED, Kind.RECHECK]
-PICKLED = [Kind.BUILT, Kind.READY, Kind.RECHECKED, Kind.FAILURE, Kind.SAMPLE_FAILED, Kind.PLAN, Kind.STATE]
+PICKLED = [
+    Kind.BUILT,
+    Kind.BLANK,
+    Kind.REFUSED,
+    Kind.READY,
+    Kind.RECHECKED,
+    Kind.FAILURE,
+    Kind.SAMPLE_FAILED,
+    Kind.PLAN,
+    Kind.STATE,
+]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 

@@ -1,0 +1,165 @@
+"""The root process: it has imported what datasets need, and forks a template for each loader of the trainer.
+
+So a module is imported once per training process, not once per loader. Like a template, the root is single-threaded and
+owns nothing: importing must leave no threads and no open descriptors. If it did, or failed, or the source of a module
+has changed since, the root refuses. Then the trainer starts another root or an interpreter for that loader alone.
+
+    trainer ──BLANK + channel──► root ──FORKED──► trainer          the fork waits on that channel for its descriptors
+                                  └─ fork ─► template ◄──FORK + channel, stderr, traces── trainer
+
+The kernel kills the root when the trainer ends, and the templates when the root ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn
+
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.frames import unpack_frame
+from swift_loader.transport.messages import Exited, Forked
+from swift_loader.transport.root_messages import Blank, Refused, Warmed
+from swift_loader.worker.fork_safety import ForkHazards
+from swift_loader.worker.import_guard import importing
+from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
+from swift_loader.worker.source_stamps import SourceStamps
+from swift_loader.worker.stack_dumps import StackDumper
+from swift_loader.worker.template import be_template, open_standard_streams, reset_signals
+from swift_loader.worker.torch_settings import set_num_threads
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Run a root in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, unused, *import path)."""
+    reset_signals()
+    channel, trainer_pid = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(trainer_pid)
+    lead_group()
+    open_standard_streams()
+    os.set_inheritable(channel, False)
+    run_and_exit(partial(_be_root, Channel.from_descriptor(channel)))
+
+
+def _be_root(channel: Channel) -> int:
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer hung up
+        _Root(channel).serve()
+    return 0
+
+
+class _Root:
+    """Imports modules, forks templates, reaps them, and reports how they ended."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._stamps = SourceStamps()
+        self._children: dict[int, tuple[int, int]] = {}
+        """pidfd -> (serial number, pid)"""
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def serve(self) -> None:
+        """Handle requests and exits of templates; return when the trainer has hung up and no template is left."""
+        is_wanted = True
+        while is_wanted or self._children:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._children:
+                    self._reap(descriptor)
+                elif is_wanted and not self._take_request():
+                    is_wanted = False
+                    self._poll.unregister(self._channel.fileno())
+
+    def _take_request(self) -> bool:
+        received = self._channel.receive()
+        if received is None:
+            return False
+        request = Blank.unpack(unpack_frame(received.data))
+        channels = [Channel.from_descriptor(descriptor) for descriptor in received.descriptors]
+        is_stale = self._stamps.are_stale()
+        reason = "the source of a module has changed" if is_stale else self._import(request.modules, channels)
+        if reason:
+            self._channel.send(Refused(request.serial, is_stale, reason).pack())
+        elif channels:
+            self._fork(request.serial, channels[0])
+        else:
+            self._channel.send(Warmed(request.serial).pack())
+        for channel in channels:
+            channel.close()  # only the fork may hold it
+        return True
+
+    def _import(self, modules: Iterable[str], channels: Iterable[Channel]) -> str:
+        """Import the modules that are missing. Return why this process can't be forked any more; empty if it can."""
+        missing = [name for name in modules if name not in sys.modules]
+        if not missing:
+            return ""
+        importlib.invalidate_caches()
+        with importing():
+            for name in missing:
+                try:
+                    importlib.import_module(name)
+                except BaseException as error:  # a module may also call sys.exit
+                    return f"importing {name} raised {type(error).__name__}: {error}"[:1000]
+        set_num_threads(1)
+        own = [self._channel.fileno(), *(channel.fileno() for channel in channels), *self._children]
+        reason = ForkHazards.settled(own, ()).beyond(ForkHazards.of_streams(), "importing its modules")
+        self._stamps.take()
+        gc.collect()
+        gc.freeze()  # the pages of what was imported stay shared
+        return reason
+
+    def _fork(self, serial: int, channel: Channel) -> None:
+        root_pid = os.getpid()
+        flush_streams()  # else each fork would print the buffers' content once more
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(root_pid)
+            lead_group()
+            self._channel.close()
+            for descriptor in self._children:
+                os.close(descriptor)
+            run_and_exit(partial(_await_descriptors, channel))
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (serial, pid)
+        self._poll.register(pidfd, select.POLLIN)
+        self._channel.send(Forked(serial, pid).pack())
+
+    def _reap(self, pidfd: int) -> None:
+        serial, pid = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        end_group(pid)
+        _, status = os.waitpid(pid, 0)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the trainer asks for nothing more
+            self._channel.send(Exited(serial, os.waitstatus_to_exitcode(status)).pack())
+
+
+def _await_descriptors(channel: Channel) -> int:
+    """Be a template with the descriptors that the trainer sends; return the exit code."""
+    received = channel.receive()
+    channel.close()
+    if received is None:
+        return 0  # the loader was closed meanwhile
+    served, traces, stderr = received.descriptors
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    _seed_like_new()
+    importlib.invalidate_caches()
+    served_channel = Channel.from_descriptor(served)
+    try:
+        return be_template(served_channel, StackDumper(traces))
+    finally:
+        served_channel.close()
+
+
+def _seed_like_new() -> None:
+    """Seed the generators that a new interpreter seeds from the system. `random` seeds itself after a fork."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and "numpy.random" in sys.modules:
+        numpy.random.seed()

@@ -1,0 +1,286 @@
+"""The root: modules are imported once per training process, and a loader's template is its fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from swift_loader import WorkerDied
+from swift_loader.executors.process import templates as templates_module
+from swift_loader.executors.process.roots import ROOTS, SWITCH
+from tests.support import datasets
+from tests.support.helpers import ROOT, ids_of, make_loader, wait_until
+
+IMPORTED = """
+import os, sys
+from pathlib import Path
+{body}
+with open({log!r}, "a") as log:
+    log.write(f"{{os.getpid()}}\\n")
+
+
+class Data:
+    VERSION = {version!r}
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {{"id": index, "parent": os.getppid(), "version": self.VERSION}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def root_is_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Switch the root on, and begin without one."""
+    ROOTS.stop()
+    ROOTS.__init__()  # type: ignore[misc]
+    monkeypatch.setenv(SWITCH, "1")
+    yield
+    ROOTS.stop()
+
+
+class Module:
+    """A module in a file, which notes each process that imports it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.log, self.file, self.name = folder / f"{name}.log", folder / f"{name}.py", name
+
+    def write(self, body: str = "", version: int = 1) -> None:
+        self.file.write_text(IMPORTED.format(body=body, log=str(self.log), version=version))
+
+    def load(self) -> Any:
+        sys.modules.pop(self.name, None)
+        return __import__(self.name)
+
+    def num_imports(self) -> int:
+        """Return how many other processes have imported it."""
+        pids = {int(line) for line in self.log.read_text().split()} if self.log.exists() else set()
+        return len(pids - {os.getpid()})
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Module]:
+    name = "rooted_" + "".join(c if c.isalnum() else "_" for c in request.node.name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield Module(tmp_path, name)
+    sys.modules.pop(name, None)
+
+
+def once(data_class: Any, **options: Any) -> list[Any]:
+    """Return the batches of a loader's first epoch."""
+    with make_loader(data_class, shuffle=False, validate=False, batch_size=4, **options) as loader:
+        return list(loader)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=50, check=False)
+
+
+def root_pid() -> int:
+    root = ROOTS._current
+    assert root is not None
+    assert root._process is not None
+    return root._process.pid
+
+
+def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
+    module.write()
+    data_class = module.load().Data
+    for _ in range(3):
+        assert ids_of(once(data_class)) == list(range(8))
+    assert module.num_imports() == 1
+
+
+def test_two_loaders_at_once_have_templates_of_their_own(module: Module) -> None:
+    module.write()
+    data_class = module.load().Data
+    with make_loader(data_class, validate=False) as one, make_loader(data_class, validate=False) as other:
+        parents = [set(next(iter(loader))["parent"].tolist()) for loader in (one, other)]
+        assert {psutil.Process(pid).ppid() for pair in parents for pid in pair} == {root_pid()}
+    assert parents[0].isdisjoint(parents[1])
+
+
+def test_a_script_s_own_classes_have_their_imports_in_the_root(module: Module) -> None:
+    module.write()
+    loaded = module.load()
+
+    class Local(datasets.Counting):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"id": index, "version": loaded.Data.VERSION}
+
+    for _ in range(2):
+        once(Local, kwargs={"num_samples": 8})
+    assert module.num_imports() == 1
+
+
+def test_a_module_that_was_edited_is_imported_anew(module: Module) -> None:
+    module.write(version=1)
+    assert once(module.load().Data)[0]["version"][0] == 1
+    module.write(version=22)
+    assert once(module.load().Data)[0]["version"][0] == 22
+    assert module.num_imports() == 2
+
+
+def test_another_environment_has_another_root(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module.write()
+    data_class = module.load().Data
+    once(data_class)
+    before = root_pid()
+    monkeypatch.setenv("MINE", "1")
+    once(data_class)
+    between = root_pid()
+    monkeypatch.chdir(tmp_path)
+    once(data_class)
+    assert len({before, between, root_pid()}) == 3
+    wait_until(lambda: not psutil.pid_exists(before), "the former root has ended")
+
+
+def test_a_former_root_stays_as_long_as_its_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_loader(datasets.Counting) as one:
+        iterator = iter(one)
+        batches = [next(iterator)]
+        monkeypatch.setenv("MINE", "1")
+        with make_loader(datasets.Counting) as other:
+            next(iter(other))
+        batches += list(iterator)
+    monkeypatch.setenv(SWITCH, "0")
+    with make_loader(datasets.Counting) as loader:
+        assert ids_of(batches) == ids_of(loader)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        f"KEPT = open({__file__!r})",
+    ],
+    ids=["thread", "file"],
+)
+def test_a_module_that_a_root_can_not_have_is_left_to_the_loaders(body: str, module: Module) -> None:
+    module.write(f"if os.getppid() == {os.getpid()} or os.getpid() != {os.getpid()}:\n    {body}")
+    data_class = module.load().Data
+    for number in (1, 2):
+        assert ids_of(once(data_class, workers=1)) == list(range(8))
+        assert module.num_imports() == 1 + number  # one of the root that tried, one for each loader
+    once(datasets.Counting)
+    assert root_pid()
+
+
+@pytest.mark.parametrize("body", ["raise KeyError('planted')", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_an_import_that_fails_in_the_root_is_an_error_of_that_loader_alone(body: str, module: Module) -> None:
+    module.write(f"if os.getpid() != {os.getpid()}:\n    {body}")
+    data_class = module.load().Data
+    with pytest.raises((WorkerDied, KeyError)):
+        once(data_class)
+    assert ids_of(once(datasets.Counting))
+
+
+def test_an_import_that_hangs_in_the_root_is_left_to_the_loader(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(templates_module, "_IMPORT_LIMIT_S", 3.0)
+    marker = tmp_path / "marker"
+    hang = f"Path({str(marker)!r}).touch(); import signal; signal.pause()"
+    module.write(f"if os.getpid() != {os.getpid()} and not Path({str(marker)!r}).exists():\n    {hang}")
+    assert ids_of(once(module.load().Data)) == list(range(8))
+
+
+def test_a_root_that_is_killed_takes_its_templates_and_they_are_replaced() -> None:
+    with make_loader(datasets.Counting, kwargs={"num_samples": 400}, data_queue_size=4) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator)]
+        os.kill(root_pid(), signal.SIGKILL)
+        with pytest.warns(UserWarning, match="template"):
+            batches += list(iterator)
+    assert sorted(ids_of(batches)) == list(range(400))
+    once(datasets.Counting)
+    assert psutil.pid_exists(root_pid())
+
+
+def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Module) -> None:
+    module.write()
+    data_class = module.load().Data
+    once(data_class)
+    killed = root_pid()
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: ROOTS._current is None or ROOTS._current.refusal is not None, "its end is noted")
+    once(data_class)
+    assert root_pid() != killed
+    assert module.num_imports() == 2
+
+
+def test_a_fork_of_the_trainer_has_a_root_of_its_own() -> None:
+    script = """
+import os
+from swift_loader.executors.process.roots import ROOTS
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader
+
+def take():
+    with make_loader(datasets.Counting) as loader:
+        ids = ids_of(loader)
+    return len(ids), ROOTS._current._process.pid
+
+first = take()
+pid = os.fork()
+if pid == 0:
+    second = take()
+    os._exit(int(second[0] != 100 or second[1] == first[1]))
+assert os.waitpid(pid, 0)[1] == 0
+assert take() == first
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=50, check=False
+    )
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_a_root_ends_with_the_trainer(end: str) -> None:
+    script = f"""
+import os
+from swift_loader.executors.process.roots import ROOTS
+from tests.support import datasets
+from tests.support.helpers import make_loader
+with make_loader(datasets.Counting) as loader:
+    next(iter(loader))
+print(ROOTS._current._process.pid, flush=True)
+{end}
+"""
+    done = run("-W", "error", "-c", script)
+    assert done.stderr == ""
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the root has ended", 3)
+
+
+def test_templates_of_a_root_draw_different_unseeded_numbers() -> None:
+    class Drawing(datasets.Counting):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.drawn = np.random.rand()
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"id": index, "drawn": self.drawn}
+
+    drawn = [once(Drawing, rng=None)[0]["drawn"][0] for _ in range(2)]
+    assert drawn[0] != drawn[1]
+
+
+def test_an_exit_code_comes_through_the_root() -> None:
+    class Exiting(datasets.Counting):
+        def __init__(self) -> None:
+            os._exit(7)
+
+    with pytest.raises(WorkerDied, match="exited with code 7"):
+        once(Exiting)
