@@ -19,7 +19,7 @@ from swift_loader.dataloader.pinning import pin_device_of
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
-from swift_loader.dataloader.workers import Marks, WorkerShelf, WorkerStart
+from swift_loader.dataloader.workers import Marks, WorkerShelf, WorkerStart, warm_root
 
 __all__ = ["DataLoader"]
 
@@ -89,6 +89,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         weakref.finalize(self, self._shelf.close)
+        warm_root(self)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 

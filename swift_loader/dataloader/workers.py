@@ -18,6 +18,7 @@ from swift_loader.dataloader.draws import is_stateful
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError
+from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.metrics import Metrics
@@ -30,7 +31,7 @@ from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
+from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_mode import TorchMode
 
 __all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart"]
@@ -90,6 +91,13 @@ class LoaderWorkers:
 
     def __repr__(self) -> str:
         return f"<LoaderWorkers {self._dispatcher!r}>"
+
+
+def warm_root(loader: DataLoader[Any]) -> None:
+    """Begin to import what the workers will need, in the background."""
+    if loader.num_workers and start_method_of(loader.multiprocessing_context) is StartMethod.TEMPLATE:
+        things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
+        ROOTS.warm(modules_of(*things))
 
 
 def start_method_of(context: Any) -> StartMethod:

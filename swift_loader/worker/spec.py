@@ -18,7 +18,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["StartMethod", "WorkerOptions", "WorkerSpec", "length_of"]
+__all__ = ["StartMethod", "WorkerOptions", "WorkerSpec", "length_of", "modules_of"]
 
 
 class StartMethod(str, Enum):
@@ -70,15 +70,8 @@ class WorkerOptions:
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules that define the dataset and the callables, without those that can't be imported."""
-        things = (
-            self.dataset_class,
-            type(self.dataset),
-            self.collate_fn,
-            self.batch_encoder,
-            self.torch and self.torch.worker_init_fn,
-        )
-        found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
-        return tuple(dict.fromkeys(thing.__module__ for thing in found))
+        init_fn = self.torch and self.torch.worker_init_fn
+        return modules_of(self.dataset_class, type(self.dataset), self.collate_fn, self.batch_encoder, init_fn)
 
     def make_dataset(self) -> Any:
         """Return the dataset. Its class runs here, after the global generators are seeded."""
@@ -86,6 +79,12 @@ class WorkerOptions:
             return self.dataset
         seed_for_construction(self.rng)
         return self.dataset_class(**(self.dataset_kwargs or {}))
+
+
+def modules_of(*things: Any) -> tuple[str, ...]:
+    """Return the modules that define classes and functions, without those that can't be imported."""
+    found = (thing for thing in things if isinstance(thing, (type, FunctionType)) and is_importable(thing))
+    return tuple(dict.fromkeys(thing.__module__ for thing in found))
 
 
 def _check_dataset(dataset_class: Any, dataset_kwargs: Any, dataset: Any) -> None:
