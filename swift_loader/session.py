@@ -102,8 +102,9 @@ class Session:
         """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
         delivery = self._options.delivery
         spec = WorkerSpec(self._options.workers, self._settings)
-        limits = delivery.limits
-        settings = SchedulerSettings(limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s)
+        settings = SchedulerSettings(
+            delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
+        )
         executor: Executor
         if supervisor is not None:
             make_page_lock = self._target.make_page_lock if self._target is not None else None
@@ -111,8 +112,6 @@ class Session:
             executor = ProcessExecutor(supervisor, self.metrics, self._log.write, on_segment)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
-            # No pipe limits the tasks. The loop may be away when an answer makes room for the next one.
-            settings = replace(settings, limits=replace(limits, max_tasks=limits.max_in_flight))
         else:
             executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))

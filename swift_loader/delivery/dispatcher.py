@@ -130,8 +130,6 @@ class Dispatcher:
         with self._driver.lock:
             self._driver.check_open()
         receivers.hand_over()
-        if receivers.loop_leads:  # there are no threads: hear of the workers now, so that they can begin
-            self._driver.receive(receivers.inbox, 0)
 
     def _try_out(self, inbox: Inbox, work: PlannedWork, *, keeps_trial: bool) -> None:
         with self._driver.lock:

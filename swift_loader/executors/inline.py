@@ -157,11 +157,11 @@ class InlineExecutor:
         except BuildError as failed:
             if failed.__cause__ is not None and is_interrupt(failed.__cause__):
                 raise failed.__cause__ from None
-            return [builder.failed(task, failed)]
+            return builder.failed(task, failed)
         except Exception as error:
             if is_interrupt(error):
                 raise
-            return [builder.failed(task, error)]
+            return builder.failed(task, error)
 
     def _describe(self, work: Work) -> str:
         _, plan = self._current

@@ -7,7 +7,7 @@ and share no memory with the dataset.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Built, Event, Failed, SampleFailed
 from swift_loader.scheduler.work import Work
+from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import Batch
@@ -101,6 +102,8 @@ class LocalBuilder:
         self._metrics = metrics
         self._speaker = speaker
         self._store = store
+        self.largest_nbytes = 0
+        """Of the batches so far. Any thread may read it."""
 
     @property
     def counters(self) -> CounterWriter:
@@ -132,23 +135,31 @@ class LocalBuilder:
         outcome = Outcome(self._reader.read(batch, encoded.memory), state=self._builder.state)
         self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)
+        events = self._sample_failures(task, self._builder.failures)
+        events.append(Built(self._worker, task.generation, task.sequence, outcome, build_s))
+        return events
+
+    def failed(self, task: Send, error: Exception) -> list[Event]:
+        """Return the events for what `encode` or `decode` raised.
+
+        The loop gets the user's own exception. The end of its chain of causes says where it happened.
+        """
         events: list[Event] = []
-        for failed in self._builder.failures:
+        if isinstance(error, BuildError):
+            events = self._sample_failures(task, error.failures)
+            error = self._explain(error, task.work)
+        events.append(Failed(self._worker, task.generation, task.sequence, error))
+        return events
+
+    def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
+        events: list[Event] = []
+        for failed in failures:
             where = f", {self._speaker.describe(task.work)}"
             error = rebuild(failed.failure, self._speaker.who, self._definitions, where)
             failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
             events.append(SampleFailed(self._worker, task.generation, task.sequence, failed.position, failure))
-        events.append(Built(self._worker, task.generation, task.sequence, outcome, build_s))
         return events
-
-    def failed(self, task: Send, error: Exception) -> Failed:
-        """Return the event for what `encode` or `decode` raised.
-
-        The loop gets the user's own exception. The end of its chain of causes says where it happened.
-        """
-        if isinstance(error, BuildError):
-            error = self._explain(error, task.work)
-        return Failed(self._worker, task.generation, task.sequence, error)
 
     def _explain(self, failed: BuildError, work: Work) -> Exception:
         error = failed.__cause__ if isinstance(failed.__cause__, Exception) else failed

@@ -38,6 +38,7 @@ OPTIONS: dict[str, list[Any]] = {
     "start_method": ["template", "spawn"],
     "dataset_per_worker": [False, True],
     "as_instance": [False, True],
+    "worker_type": ["process", "thread"],
 }
 
 CASES = [dict(zip(OPTIONS, values, strict=True)) for values in AllPairs(list(OPTIONS.values()))]

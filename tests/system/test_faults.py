@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from tests.support import datasets
 from tests.support.helpers import allowed_s, ids_of, make_loader, slow
 
 NOTICED_WITHIN_S = 1.0
+
+PLACES = pytest.mark.parametrize(("workers", "worker_type"), [(0, "process"), (2, "process"), (2, "thread")])
+"""Where the user's code runs: on the loop's thread, in worker processes, in worker threads."""
 
 
 def prefix_then_error(loader: Any, kind: type[BaseException]) -> tuple[list[int], BaseException]:
@@ -113,9 +117,10 @@ def test_a_death_while_the_loop_is_away_is_told_by_next() -> None:
         assert first == list(range(len(first)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_exception_keeps_its_type_and_names_the_dataset_index(workers: int) -> None:
+@PLACES
+def test_an_exception_keeps_its_type_and_names_the_dataset_index(workers: int, worker_type: str) -> None:
     options: dict[str, Any] = {"kwargs": {"deed": "raise"}, "shuffle": False, "batch_size": 4, "workers": workers}
+    options["worker_type"] = worker_type
     with make_loader(datasets.Misbehaving, **options) as loader:
         got, error = prefix_then_error(loader, datasets.CustomError)
         assert got == list(range(12))
@@ -124,13 +129,18 @@ def test_an_exception_keeps_its_type_and_names_the_dataset_index(workers: int) -
         assert isinstance(cause, RemoteTraceback)
         assert "dataset index 13" in str(cause)
         assert "batch 3 of epoch 0 (dataset indices 12, 13, 14, 15)" in str(cause)
-        if workers:
+        if workers and worker_type == "process":
             assert "of 2 (rank 0, pid " in str(cause)
             assert "in misbehave" in str(cause), "the worker's traceback should be shown"
+        elif workers:
+            assert "of 2 (rank 0, a thread)" in str(cause)
+            assert "misbehave" in [entry.name for entry in traceback.extract_tb(error.__traceback__)]
 
 
-def test_after_an_exception_the_next_epoch_begins_afresh() -> None:
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_after_an_exception_the_next_epoch_begins_afresh(worker_type: str) -> None:
     options: dict[str, Any] = {"kwargs": {"deed": "raise", "at": 39}, "shuffle": False, "batch_size": 4}
+    options["worker_type"] = worker_type
     with make_loader(datasets.Misbehaving, **options) as loader:
         for _ in range(3):
             got, _ = prefix_then_error(loader, datasets.CustomError)
@@ -169,13 +179,14 @@ def test_a_constructor_that_ends_the_process_is_a_death() -> None:
         loader.start(0)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stop_iteration_never_ends_the_epoch(workers: int) -> None:
+@PLACES
+def test_stop_iteration_never_ends_the_epoch(workers: int, worker_type: str) -> None:
     options: dict[str, Any] = {
         "kwargs": {"deed": "stop-iteration"},
         "shuffle": False,
         "batch_size": 4,
         "workers": workers,
+        "worker_type": worker_type,
     }
     with make_loader(datasets.Misbehaving, **options) as loader:
         got, error = prefix_then_error(loader, RuntimeError)
@@ -184,9 +195,12 @@ def test_stop_iteration_never_ends_the_epoch(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("deed", "type_name"), [("lock", "_thread.lock"), ("generator", "generator")])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_cannot_be_encoded_is_named_with_its_path(deed: str, type_name: str, workers: int) -> None:
+@PLACES
+def test_what_cannot_be_encoded_is_named_with_its_path(
+    deed: str, type_name: str, workers: int, worker_type: str
+) -> None:
     options: dict[str, Any] = {"kwargs": {"deed": deed}, "shuffle": False, "batch_size": 4, "workers": workers}
+    options["worker_type"] = worker_type
     with make_loader(datasets.Misbehaving, **options) as loader:
         got, error = prefix_then_error(loader, EncodeError)
     assert got == list(range(12))
@@ -205,8 +219,10 @@ def test_a_batch_that_cannot_be_decoded_is_a_typed_error() -> None:
     assert "can't be rebuilt here" in str(error)
 
 
-def test_a_batch_20_times_the_first_is_delivered() -> None:
-    with make_loader(datasets.Growing, kwargs={"num_samples": 40}, shuffle=False, batch_size=4) as loader:
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_a_batch_20_times_the_first_is_delivered(worker_type: str) -> None:
+    options: dict[str, Any] = {"shuffle": False, "batch_size": 4, "worker_type": worker_type}
+    with make_loader(datasets.Growing, kwargs={"num_samples": 40}, **options) as loader:
         for _ in range(2):
             for number, batch in enumerate(loader):
                 assert batch["x"].shape == (4, 20_000 if number >= 5 else 1000)

@@ -7,7 +7,7 @@ import json
 import pickle
 import tracemalloc
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -170,6 +170,18 @@ def test_a_chain_of_stopped_runs_sees_what_one_run_sees(
     num_samples: int, chain: list[Stretch], order: dict[str, Any]
 ) -> None:
     check_chain(num_samples, chain, **order)
+
+
+@given(
+    num_samples=st.integers(1, 60),
+    chain=st.lists(st.builds(replace, stretches, workers=st.integers(1, 3)), min_size=1, max_size=4),
+    order=orders,
+)
+@settings(max_examples=30, deadline=None)
+def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_threads(
+    num_samples: int, chain: list[Stretch], order: dict[str, Any]
+) -> None:
+    check_chain(num_samples, chain, worker_type="thread", **order)
 
 
 @pytest.mark.parametrize("seed", slow_unless({0}, range(4)))

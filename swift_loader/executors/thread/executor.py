@@ -1,7 +1,7 @@
 """Builds batches in threads of this process: carries out what the scheduler decides, and reports what happens.
 
-    loop's thread     ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
-    worker threads    fetch, collate, encode, decode
+    loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
+    worker threads                           fetch, collate, encode, decode
 
 Each thread has a builder of its own, and the dataset is shared unless `dataset_per_worker` is set. No thread can be
 killed: `timeout` ends the loop's wait with an error. A thread that hangs stays until the user's code returns.
@@ -25,7 +25,7 @@ from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.thread.draws import DrawWatch
 from swift_loader.executors.thread.heap import RecycledHeap
-from swift_loader.executors.thread.inbox import ThreadInbox
+from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.executors.thread.worker import Surroundings, ThreadWorker
 from swift_loader.metrics import Metrics
 from swift_loader.options import DeliveryOptions
@@ -54,8 +54,6 @@ class _State(Enum):
 class ThreadExecutor:
     """The worker threads of one loader."""
 
-    largest_batch_nbytes = 0
-    """Not measured."""
     grace_s = 0.0
     """Nothing is replaced."""
 
@@ -73,9 +71,9 @@ class ThreadExecutor:
         """
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""
-        self._inbox = ThreadInbox()
-        self.inboxes: Sequence[Inbox] = [self._inbox]
-        """No thread takes over while the loop is busy: with the GIL, a hand-over takes as long as a batch."""
+        self._mailbox = Mailbox()
+        self.inboxes: Sequence[Inbox] = [self._mailbox.of_loop, self._mailbox.of_receiver]
+        """One thread takes over while the loop is busy, and sends the next tasks."""
         self._spec = spec
         self._options = options
         self._metrics = metrics
@@ -100,7 +98,7 @@ class ThreadExecutor:
         num_samples = length_of(self._dataset)
         self._first_plan = plan = Plan.of(num_samples, self._spec.plan)
         self._explainer = explainer = Explainer(self._options, plan, Definitions(), 0.0)
-        surroundings = Surroundings(self._inbox, explainer.is_needed, self._watching(), self._describe_end)
+        surroundings = Surroundings(self._mailbox.post, explainer.is_needed, self._watching(), self._describe_end)
         datasets = [self._dataset, *(self._another_dataset() for _ in range(1, self._options.num_workers))]
         workers = [
             ThreadWorker(number, self._builder(number, dataset, num_samples), plan.settings, surroundings)
@@ -112,7 +110,7 @@ class ThreadExecutor:
             self._state, self._workers = _State.RUNNING, workers
             for worker in workers:
                 worker.start()
-        self._inbox.post(Ready(worker.worker_id, worker.worker_id) for worker in workers)
+        self._mailbox.post(Ready(worker.worker_id, worker.worker_id) for worker in workers)
 
     def _another_dataset(self) -> Any:
         options = self._spec.options
@@ -136,7 +134,11 @@ class ThreadExecutor:
         )
 
     def _watching(self) -> Callable[[], AbstractContextManager[None]]:
-        return DrawWatch(self._inbox, self._note).watching if self._spec.options.rng is Rng.SAMPLE else nullcontext
+        return (
+            DrawWatch(self._mailbox.of_loop, self._note).watching
+            if self._spec.options.rng is Rng.SAMPLE
+            else nullcontext
+        )
 
     # What it is
 
@@ -151,6 +153,11 @@ class ThreadExecutor:
         """The plan that the workers start with. Known after `start`."""
         assert self._first_plan is not None, "the executor hasn't started"
         return self._first_plan
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch so far; 0 before the first."""
+        return max((worker.largest_nbytes for worker in self._workers), default=0)
 
     # Acting
 
@@ -167,7 +174,7 @@ class ThreadExecutor:
             workers[action.worker].send(action, self.explainer.current[1].settings)
         else:
             assert isinstance(action, Kill), f"a worker thread never ends by itself: {action}"
-            self._inbox.post([ExecutorFailed(self._stalled(action.stall, workers[action.worker]))])
+            self._mailbox.post([ExecutorFailed(self._stalled(action.stall, workers[action.worker]))])
         return []
 
     def _stalled(self, stall: Stall, worker: ThreadWorker) -> WorkerStalled:
@@ -208,7 +215,7 @@ class ThreadExecutor:
             workers = self._workers
         for worker in workers:
             worker.stop()
-        self._inbox.wake()
+        self._mailbox.of_loop.wake()
 
     def close(self) -> list[Any]:
         """Wait for the threads to end, at most `JOIN_LIMIT_S`, and release the dataset. Idempotent."""

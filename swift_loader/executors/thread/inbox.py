@@ -1,8 +1,9 @@
-"""The events of the worker threads, for the loop's thread.
+"""The events of the worker threads.
 
-    worker threads ──post──► deque ──wait──► loop's thread
+    worker threads ──Mailbox.post──► deque ──ThreadInbox.wait──► the thread that leads
 
-Any thread may post. It takes no lock that the loop's thread holds, so a signal handler may interrupt `wait` anywhere.
+The loop's thread and one other take turns to lead, so there are two inboxes over one deque. Any thread may post. No
+lock is held in Python code, so a signal handler may interrupt `wait` anywhere.
 """
 
 from __future__ import annotations
@@ -13,32 +14,33 @@ from collections.abc import Iterable
 
 from swift_loader.scheduler.events import Event
 
-__all__ = ["ThreadInbox"]
+__all__ = ["Mailbox", "ThreadInbox"]
 
 _MAX_WAIT_S = 1e6
 """A lock can't be waited for much longer. A caller that waits longer calls again."""
 
 
 class ThreadInbox:
-    """Events, in the order in which they were posted."""
+    """One end of a mailbox. One thread at a time uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: deque[Event]) -> None:
+        """Return these events, in the order in which they were posted."""
         self.interrupt: Exception | None = None
         self.is_taking_in = False
         self.num_moves = 0
         """How often `wait` has begun or ended to block: odd while it blocks. Other threads may read it."""
-        self._events: deque[Event] = deque()
+        self._events = events
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Rung after each change of the other two. It is apart from the events because an interrupt may lose a ring."""
+        """Rung for new events and by `wake`. It is apart from the events because an interrupt may lose a ring."""
         self._is_woken = False
 
-    def post(self, events: Iterable[Event]) -> None:
-        """Add events. Thread-safe."""
-        self._events.extend(events)
-        self._bell.put(None)
+    def ring(self) -> None:
+        """Let `wait` look for events. Any thread calls it, after it has added them."""
+        if self._bell.empty():
+            self._bell.put(None)
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Return what the threads have posted; see `executors.base.Inbox.wait`."""
+        """Return what was posted; see `executors.base.Inbox.wait`."""
         limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_WAIT_S)
         while not self._events and not self._is_woken:
             if not self._await_ring(limit_s):
@@ -62,14 +64,14 @@ class ThreadInbox:
         return True
 
     def _silence(self) -> None:
-        """Forget earlier rings. Their events are in the deque, where `wait` looks next."""
+        """Forget earlier rings. Their events are in the deque, where `wait` looks next, or were taken."""
         while not self._bell.empty():
             self._bell.get()
 
     def wake(self) -> None:
         """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
         self._is_woken = True
-        self._bell.put(None)
+        self.ring()
 
     def sleep(self) -> None:
         """Let `wait` block again."""
@@ -77,3 +79,22 @@ class ThreadInbox:
 
     def __repr__(self) -> str:
         return f"<ThreadInbox of {len(self._events)} events>"
+
+
+class Mailbox:
+    """The events of all worker threads of a loader."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self.of_loop = ThreadInbox(self._events)
+        self.of_receiver = ThreadInbox(self._events)
+        """For the thread that leads while the loop is busy."""
+
+    def post(self, events: Iterable[Event]) -> None:
+        """Add events. Any thread."""
+        self._events.extend(events)
+        self.of_loop.ring()
+        self.of_receiver.ring()
+
+    def __repr__(self) -> str:
+        return f"<Mailbox of {len(self._events)} events>"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from swift_loader.errors import WorkerDied
 from swift_loader.executors.local_builder import LocalBuilder
-from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.executors.thread.stacks import stack_of
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
@@ -28,7 +27,8 @@ __all__ = ["Surroundings", "ThreadWorker"]
 class Surroundings:
     """What all worker threads of a loader use."""
 
-    inbox: ThreadInbox
+    post: Callable[[Iterable[Event]], None]
+    """Hands events over."""
     is_needed: Callable[[int], bool]
     """Returns whether batches of a generation are needed."""
     watching: Callable[[], AbstractContextManager[None]]
@@ -55,6 +55,11 @@ class ThreadWorker:
     def place(self) -> str:
         """Where it runs."""
         return "a thread"
+
+    @property
+    def largest_nbytes(self) -> int:
+        """Bytes of its largest batch so far."""
+        return self._builder.largest_nbytes
 
     def position_in_batch(self) -> int | None:
         """Return the position of the sample that it is fetching; None if unknown."""
@@ -92,10 +97,10 @@ class ThreadWorker:
         try:
             while (order := self._orders.get()) is not None:
                 task, plan = order
-                self._around.inbox.post(self._answer(task, plan))
+                self._around.post(self._answer(task, plan))
                 task = None
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
-            self._around.inbox.post([ExecutorFailed(self._died(task, error))])
+            self._around.post([ExecutorFailed(self._died(task, error))])
 
     def _answer(self, task: Send, plan: PlanSettings) -> list[Event]:
         if not self._around.is_needed(task.generation):
@@ -108,7 +113,7 @@ class ThreadWorker:
                 encoded = self._builder.encode(task)
             return self._builder.decode(task, encoded)
         except Exception as error:
-            return [self._builder.failed(task, error)]
+            return self._builder.failed(task, error)
 
     def _died(self, task: Send | None, error: BaseException) -> WorkerDied:
         died = WorkerDied(

@@ -1,0 +1,364 @@
+"""Worker threads: the same batches as from processes, in the same order, and what differs."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import (
+    LoaderClosed,
+    SwiftLoader,
+    SwiftLoaderError,
+    SwiftLoaderWarning,
+    WorkerDied,
+    WorkerStalled,
+    sample_rng,
+)
+from tests.support import datasets
+from tests.support.helpers import ids_of, make_loader, slow, wait_until
+from tests.system.test_faults import prefix_then_error
+
+
+def thread_loader(dataset_class: Any, **options: Any) -> SwiftLoader:
+    return make_loader(dataset_class, worker_type="thread", **options)
+
+
+def worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("swift_loader-worker")]
+
+
+class Varied(datasets.Counting):
+    """Draws from `sample_rng`, and gives arrays and tensors of all kinds; some are views of its own memory."""
+
+    ROWS = np.arange(400, dtype=np.int16).reshape(100, 4)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "id": index,
+            "drawn": sample_rng().random(3),
+            "row": self.ROWS[index],
+            "tensor": torch.full((2, 2), index, dtype=torch.bfloat16),
+            "text": str(index) * 3,
+            "ragged": None if index % 3 else np.float64(index),
+        }
+
+
+def digest(loader: SwiftLoader, num_epochs: int = 2) -> list[Any]:
+    """What each batch consists of: types and bytes."""
+    return [described(batch) for _ in range(num_epochs) for batch in loader]
+
+
+def described(thing: Any) -> Any:
+    if isinstance(thing, torch.Tensor):
+        return thing.dtype, thing.stride(), thing.is_inference(), thing.tolist()
+    if isinstance(thing, np.ndarray):
+        return thing.dtype.str, thing.strides, thing.flags.writeable, thing.tolist()
+    if isinstance(thing, dict):
+        return {name: described(value) for name, value in thing.items()}
+    return type(thing), list(map(described, thing)) if isinstance(thing, list) else thing
+
+
+@pytest.mark.parametrize("collate_fn", [None, datasets.identity])
+@pytest.mark.parametrize("in_inference_mode", [False, True])
+def test_batches_have_the_bytes_and_types_of_those_of_processes(collate_fn: Any, in_inference_mode: bool) -> None:
+    found = []
+    for worker_type, workers in (("process", 2), ("thread", 1), ("thread", 3)):
+        options: dict[str, Any] = {"collate_fn": collate_fn, "worker_type": worker_type, "workers": workers}
+        with torch.inference_mode(in_inference_mode), make_loader(Varied, **options) as loader:
+            found.append(digest(loader))
+    assert found == [found[0]] * 3
+
+
+def test_batches_share_no_memory_with_the_dataset() -> None:
+    with thread_loader(Varied, collate_fn=datasets.first_only, shuffle=False) as loader:
+        for batch in loader:
+            batch["row"][:] = -1
+            assert batch["row"].base is not Varied.ROWS
+    assert (np.arange(400) == Varied.ROWS.ravel()).all()
+
+
+def test_batches_that_are_kept_stay_as_they_are() -> None:
+    with thread_loader(datasets.Images, shuffle=False) as loader:
+        batches = [batch for _ in range(4) for batch in loader]
+    for number, batch in enumerate(batches):
+        assert [int(image[0, 0, 0]) for image in batch] == list(range(number % 8 * 8, number % 8 * 8 + 8))
+
+
+def test_the_order_goes_on_after_a_break_and_with_set_epoch() -> None:
+    with make_loader(datasets.Counting) as loader:
+        reference = [ids_of(loader) for _ in range(4)]
+    with thread_loader(datasets.Counting) as loader:
+        for epoch in range(2):
+            for number, batch in enumerate(loader):
+                assert batch["id"].tolist() == reference[epoch][number * 8 : number * 8 + 8]
+                if number == 3 * epoch:
+                    break
+        loader.set_epoch(1)
+        assert [ids_of(loader) for _ in range(3)] == reference[1:]
+
+
+def test_out_of_order_each_batch_comes_once() -> None:
+    with thread_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False) as loader:
+        got = [batch["id"].tolist() for batch in loader]
+    assert sorted(got) == [list(range(start, start + 4)) for start in range(0, 100, 4)]
+    assert got[0] != [0, 1, 2, 3]
+
+
+def test_batches_are_built_before_the_loop_asks() -> None:
+    built: list[int] = []
+
+    class Notes(datasets.Counting):
+        def __getitem__(self, index: int) -> Any:
+            built.append(index)
+            return super().__getitem__(index)
+
+    for validate in (True, False):
+        built.clear()
+        with thread_loader(Notes, validate=validate, message_queue_size=1, data_queue_size=5) as loader:
+            loader.start(0)
+            wait_until(lambda: len(built) == 40, "five batches are built")
+
+
+@pytest.mark.filterwarnings("ignore:epoch 0:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_samples_that_fail_are_skipped_or_replaced_as_in_processes(on_error: str) -> None:
+    found = []
+    for worker_type in ("process", "thread"):
+        options: dict[str, Any] = {"kwargs": {"deed": "raise"}, "on_error": on_error, "worker_type": worker_type}
+        with make_loader(datasets.Misbehaving, **options) as loader:
+            ids = ids_of(loader)
+            (failure,) = loader.failures
+        assert type(failure.exception) is datasets.CustomError
+        found.append((ids, failure.index, failure.reason, failure.replaced_by, failure.position))
+    assert found[0] == found[1]
+
+
+def test_a_decoder_that_fails_is_an_error_of_the_loop() -> None:
+    def decode(data: bytes) -> Any:
+        raise datasets.CustomError("no luck")
+
+    with (
+        thread_loader(datasets.Counting, batch_encoder=lambda batch: b"", batch_decoder=decode) as loader,
+        pytest.raises(datasets.CustomError),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_batches_come_on_a_device(device: str | None) -> None:
+    with thread_loader(datasets.Counting, shuffle=False) as loader:
+        loader.start(0, device)
+        assert ids_of(loader) == list(range(100))
+
+
+# Random numbers
+
+
+def test_a_dataset_that_draws_from_the_global_generators_is_told_once() -> None:
+    with thread_loader(datasets.AugmentingWithAll) as loader, pytest.warns(SwiftLoaderWarning) as told:
+        assert [len(ids_of(loader)) for _ in range(3)] == [100] * 3
+    (warning,) = told
+    assert "the dataset draws from random and numpy.random and torch's default generator" in str(warning.message)
+    assert warning.filename != threading.__file__
+
+
+def test_with_rng_none_draws_are_not_told() -> None:
+    with thread_loader(datasets.Augmenting, rng=None) as loader:
+        assert len(ids_of(loader)) == 100
+
+
+def test_the_users_generators_stay_as_they_are() -> None:
+    def states() -> list[Any]:
+        return [random.getstate(), [list(map(str, np.random.get_state()))], torch.get_rng_state().tolist()]
+
+    before = states()
+    with thread_loader(Varied) as loader:
+        for _ in loader:
+            assert states() == before
+    assert states() == before
+
+
+def test_rng_by_worker_is_refused() -> None:
+    with pytest.raises(ValueError, match="rng='worker' doesn't work with worker_type='thread'"):
+        thread_loader(datasets.Counting, rng="worker")
+
+
+# Datasets
+
+
+class SaysWhichItIs(datasets.Counting):
+    """Samples name the instance that they are from."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(0.001)
+        return {"id": index, "instance": id(self)}
+
+
+@pytest.mark.parametrize("per_worker", [False, True])
+@pytest.mark.parametrize("as_instance", [False, True])
+def test_threads_share_the_dataset_or_have_one_each(per_worker: bool, as_instance: bool) -> None:
+    instance = SaysWhichItIs()
+    options: dict[str, Any] = {"dataset": instance} if as_instance else {"dataset_class": SaysWhichItIs}
+    with SwiftLoader(
+        worker_per_consumer=2, worker_type="thread", batch_size=4, dataset_per_worker=per_worker, **options
+    ) as loader:
+        found = {number for batch in loader for number in batch["instance"].tolist()}
+        assert id(loader.dataset) in found
+    assert len(found) == 1 + per_worker
+
+
+def test_what_building_the_dataset_raises_comes_out_of_start() -> None:
+    for per_worker in (False, True):
+        with (
+            thread_loader(datasets.FailsToBuild, dataset_per_worker=per_worker) as loader,
+            pytest.raises(datasets.CustomError),
+        ):
+            loader.start(0)
+
+
+# Threads that hang or end
+
+
+class Hangs(datasets.Counting):
+    """Waits at one sample until it is told to go on."""
+
+    def __init__(self, num_samples: int = 40, *, at: int = 21) -> None:
+        super().__init__(num_samples)
+        self.at = at
+        self.is_waiting, self.go_on = threading.Event(), threading.Event()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.at:
+            self.is_waiting.set()
+            self.go_on.wait(60)
+        return super().__getitem__(index)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hangs]:
+    dataset = Hangs()
+    yield dataset
+    dataset.go_on.set()
+    wait_until(lambda: not worker_threads(), "the abandoned thread has ended")
+
+
+def loader_of(dataset: Hangs, **options: Any) -> SwiftLoader:
+    return SwiftLoader(
+        dataset=dataset, worker_per_consumer=2, worker_type="thread", batch_size=4, shuffle=False, **options
+    )
+
+
+def test_a_thread_that_hangs_is_told_with_its_stack_and_may_go_on(hanging: Hangs) -> None:
+    goer = threading.Timer(1.5, hanging.go_on.set)
+    goer.start()
+    with loader_of(hanging, stall_warning=0.2) as loader:
+        with pytest.warns(SwiftLoaderWarning) as told:
+            got = ids_of(loader)
+        assert got == list(range(40))
+    goer.join()
+    text = str(told[0].message)
+    assert "of 2 (rank 0, a thread) has been at batch 5 of epoch 0 " in text
+    assert "(dataset indices 20, 21, 22, 23), at dataset index 21, for " in text
+    stack = text[text.index("Its Python stack") :]
+    assert "self.go_on.wait(60)" in stack
+    assert "swift_loader/executors" not in stack
+
+
+def test_after_the_timeout_the_loop_gets_an_error_and_close_is_quick(hanging: Hangs) -> None:
+    with loader_of(hanging, timeout=0.3) as loader:
+        iterator, got = iter(loader), list[int]()
+        for _ in range(2):
+            with pytest.raises(
+                WorkerStalled, match=r"index 21, for .* longer than timeout=0.3 s. A thread can't be kil"
+            ):
+                got += ids_of(iterator)
+        assert got == list(range(len(got)))
+        assert not {20, 21, 22, 23} & set(got)
+        began = time.monotonic()
+        loader.close()
+        assert time.monotonic() - began < 5
+    assert len(worker_threads()) == 1
+
+
+def test_a_thread_that_the_dataset_ends_is_a_typed_error() -> None:
+    options: dict[str, Any] = {"kwargs": {"deed": "system-exit", "at": 21}, "shuffle": False, "batch_size": 4}
+    with thread_loader(datasets.Misbehaving, **options) as loader:
+        got, error = prefix_then_error(loader, WorkerDied)
+    assert got == list(range(len(got)))
+    assert isinstance(error.__cause__, SystemExit)
+    assert "at batch 5 of epoch 0 (dataset indices 20, 21, 22, 23), was ended by SystemExit(3)" in str(error)
+
+
+# Ends
+
+
+def test_close_from_another_thread_ends_a_waiting_loop(hanging: Hangs) -> None:
+    loader = loader_of(hanging)
+
+    def close() -> None:
+        hanging.is_waiting.wait()
+        loader.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(LoaderClosed):
+        list(loader)
+    closer.join()
+
+
+def test_a_loader_that_is_closed_while_it_starts_has_no_threads() -> None:
+    class ClosesItsLoader(datasets.Counting):
+        def __len__(self) -> int:
+            loader.close()
+            return 10
+
+    loader = thread_loader(ClosesItsLoader)
+    with pytest.raises(LoaderClosed):
+        loader.start(0)
+    assert not worker_threads()
+
+
+@pytest.mark.parametrize("num_batches", [0, 3])
+def test_a_loader_that_is_dropped_ends_its_threads(num_batches: int) -> None:
+    loader = thread_loader(datasets.Counting)
+    loader.start(0)
+    assert len(worker_threads()) == 2
+    for _, _ in zip(range(num_batches), loader, strict=False):
+        continue
+    del loader
+    wait_until(lambda: not worker_threads(), "the threads have ended")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_of_the_trainer_can_not_use_the_loader_and_leaves_it_whole() -> None:
+    with thread_loader(datasets.Counting, shuffle=False) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                next(iterator)
+            except SwiftLoaderError as error:
+                code = 0 if "is a fork of it" in str(error) else 2
+            loader.close()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert ids_of([first, *iterator]) == list(range(100))
+
+
+@pytest.mark.parametrize("num_loaders", [2, slow(8)])
+def test_loaders_with_threads_are_independent(num_loaders: int) -> None:
+    loaders = [thread_loader(Varied) for _ in range(num_loaders)]
+    found = list(zip(*(digest(loader, 1) for loader in loaders), strict=True))
+    for loader in loaders:
+        loader.close()
+    assert all(batch == batches[0] for batches in found for batch in batches)
