@@ -15,7 +15,7 @@ The path of a batch, and where each part runs:
     lease         returns the slot to its worker when the last view of the batch dies       trainer, any thread
 
 The scheduler decides, and touches nothing: events and times come in, actions go out. Executors act, and decide nothing:
-worker processes, or the calling thread. The thread that leads, the loop's or a receiver thread, carries events and
+processes, threads, or the calling thread. The thread that leads, the loop's or a receiver thread, carries events and
 actions between them.
 
 Workers are forked from a *template*: one fresh, single-threaded interpreter that built the dataset. Workers share

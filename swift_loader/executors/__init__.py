@@ -1,1 +1,1 @@
-"""Places where batches are built: worker processes, or the calling thread. They act, and decide nothing."""
+"""Places where batches are built: processes, threads, or the calling thread. They act, and decide nothing."""

@@ -134,11 +134,9 @@ class ThreadExecutor:
         )
 
     def _watching(self) -> Callable[[], AbstractContextManager[None]]:
-        return (
-            DrawWatch(self._mailbox.of_loop, self._note).watching
-            if self._spec.options.rng is Rng.SAMPLE
-            else nullcontext
-        )
+        if self._spec.options.rng is not Rng.SAMPLE:
+            return nullcontext
+        return DrawWatch(self._mailbox.of_loop, self._note).watching
 
     # What it is
 

@@ -7,7 +7,7 @@ from types import FrameType
 import pytest
 
 from swift_loader.executors.thread.inbox import Mailbox
-from swift_loader.scheduler.events import Skipped
+from swift_loader.scheduler.events import Event, Skipped
 from tests.support.helpers import wait_until
 
 
@@ -78,9 +78,14 @@ def test_other_threads_see_whether_it_blocks() -> None:
 
 def test_two_threads_take_turns_and_each_event_comes_once() -> None:
     mailbox = Mailbox()
-    poster = threading.Thread(target=lambda: [mailbox.post([Skipped(0, number)]) for number in range(2000)])
+
+    def post_all() -> None:
+        for number in range(2000):
+            mailbox.post([Skipped(0, number)])
+
+    poster = threading.Thread(target=post_all)
     poster.start()
-    got = []
+    got: list[Event] = []
     while len(got) < 2000:
         got += mailbox.of_loop.wait()
         got += mailbox.of_receiver.wait(0)
