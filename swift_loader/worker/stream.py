@@ -132,12 +132,12 @@ class StreamSamples:
         self._turn += 1
         self._num_batches += 1
         try:
-            while len(samples) < num_wanted:
-                samples.append(next(iterator))  # not by `for`, which would call `__iter__` again
+            for _ in range(num_wanted):
+                samples.append(next(iterator))  # not islice: it calls the iterator's `__iter__`, which may begin anew
         except StopIteration:
             self._iterator = None
             if not samples or mode.drop_last:
-                raise StreamEnd
+                raise StreamEnd from None
         return samples
 
     def _snapshot(self) -> bytes:

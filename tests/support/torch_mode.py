@@ -9,12 +9,15 @@ from typing import Any
 from swift_loader import SwiftLoader
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.executors.base import Executor
+from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import IndexSource, WorkSource
 from swift_loader.worker.fetch import OnError
@@ -35,7 +38,14 @@ def as_it_is(samples: Any) -> Any:
     return samples
 
 
-def worker_spec(dataset: Any, *, rng: Rng = Rng.NONE, collate_fn: Any = as_it_is, **mode: Any) -> WorkerSpec:
+def worker_spec(
+    dataset: Any,
+    *,
+    rng: Rng = Rng.NONE,
+    collate_fn: Any = as_it_is,
+    start_method: StartMethod = StartMethod.TEMPLATE,
+    **mode: Any,
+) -> WorkerSpec:
     """Return the spec for workers; `mode` has fields of `TorchMode`."""
     given = {
         "num_workers": 2,
@@ -55,7 +65,7 @@ def worker_spec(dataset: Any, *, rng: Rng = Rng.NONE, collate_fn: Any = as_it_is
         rng=rng,
         on_error=OnError.RAISE,
         validate=False,
-        start_method=StartMethod.TEMPLATE,
+        start_method=start_method,
         dataset_per_worker=False,
         torch=TorchMode(**{**given, **mode}),
     )
@@ -70,15 +80,20 @@ def mode_seed(mode: Mapping[str, Any]) -> int:
 
 @contextmanager
 def started(dataset: Any, *, num_workers: int = 2, in_flight: int = 4, **mode: Any) -> Iterator[Dispatcher]:
-    """Return a dispatcher that runs."""
+    """Return a dispatcher that runs. Without workers it builds batches itself."""
     spec = worker_spec(dataset, num_workers=num_workers, **mode)
     of_loader: DeliveryOptions = SwiftLoader(
         dataset=[0], worker_per_consumer=num_workers, data_queue_size=in_flight, worker_restarts=2
     )._options.delivery
     metrics = Metrics(enabled=False)
-    executor = ProcessExecutor(Supervisor(spec, of_loader), metrics, lambda _: None)
-    scheduler = Scheduler(SchedulerSettings(of_loader.limits, of_loader.max_restarts))
-    dispatcher = Dispatcher(executor, scheduler, metrics=metrics, on_restart=lambda _: None)
+    executor: Executor
+    if num_workers:
+        executor = ProcessExecutor(Supervisor(spec, of_loader), metrics, lambda _: None)
+        settings = SchedulerSettings(of_loader.limits, of_loader.max_restarts)
+    else:
+        executor = InlineExecutor(spec, metrics, None, dataset)
+        settings = SchedulerSettings(Limits(1, 1, 1, in_order=True))
+    dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=lambda _: None)
     dispatcher.start(tries_out=False, keeps_trial=False)
     try:
         yield dispatcher

@@ -15,6 +15,7 @@ import torch.utils.data
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import EncodeError
 from swift_loader.worker.seeding import Rng
+from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_mode import Resume, Snapshot
 from tests.support.torch_mode import begin_keys, begin_stream, rest_of, started
 
@@ -296,6 +297,19 @@ def test_draws_are_the_same_with_any_number_of_workers_and_differ_for_a_repeated
             seen.append(batches_of(rest_of(dispatcher)))
     assert seen[0] == seen[1]
     assert len({sample for batch in seen[0] for sample in batch}) == 18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_workers_may_be_interpreters_of_their_own(is_stream: bool) -> None:
+    dataset = Numbers() if is_stream else Informed()
+    with started(dataset, start_method=StartMethod.SPAWN, is_stream=is_stream) as dispatcher:
+        if is_stream:
+            begin_stream(dispatcher)
+            assert [batch[0] for batch in batches_of(rest_of(dispatcher))] == [0, 1, 4, 5, 8, 9, 12, 13, 16, 20, 24, 28]
+        else:
+            begin_keys(dispatcher, [[number] for number in range(40)])
+            assert {batch[0][0] for batch in batches_of(rest_of(dispatcher))} == {0, 1}
 
 
 # Streams

@@ -13,6 +13,7 @@ import pytest
 
 from swift_loader import SwiftLoaderError
 from tests.support.helpers import make_loader
+from tests.support.torch_mode import begin_keys, begin_stream, rest_of, started
 
 MAX_STEPS = 20_000
 """Python calls that this many batches never need."""
@@ -149,3 +150,22 @@ def test_an_interrupt_at_any_point_loses_nothing_unless_an_error_says_so() -> No
     finally:
         signal.signal(signal.SIGALRM, before)
     assert at > 50
+
+
+def test_any_keys_are_fetched_and_an_error_says_which() -> None:
+    with started({"a": 1, "b": 2}, num_workers=0) as dispatcher:
+        begin_keys(dispatcher, [["a", "b"], ["b", "no"], ["a"]])
+        deliveries = rest_of(dispatcher)
+        assert [delivery.batch for delivery in deliveries] == [[1, 2], None, [1]]
+        error = deliveries[1].error
+        assert type(error) is KeyError
+        assert "batch 1 of epoch 0 (dataset indices 'b', 'no')" in str(error.__cause__)
+
+
+def test_a_stream_is_iterated_in_the_loops_process() -> None:
+    with started(range(5), num_workers=0, is_stream=True, snapshot_every=2) as dispatcher:
+        for _ in range(2):
+            begin_stream(dispatcher, 1)
+            deliveries = rest_of(dispatcher)
+            assert [delivery.batch for delivery in deliveries] == [[0, 1], [2, 3], [4]]
+            assert [delivery.state is None for delivery in deliveries] == [True, False, True]
