@@ -20,7 +20,7 @@ from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.seeding import Fetching, Seeding
 
-__all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError", "harmless", "has_own_get_item"]
+__all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError", "harmless"]
 
 MAX_REPLACEMENTS = 10
 """How many other samples are tried as a replacement for one that fails."""
@@ -71,7 +71,7 @@ class Fetcher:
         self._seeding = seeding
         self._definitions = definitions
         self._get_items: Callable[[list[int]], Sequence[Any]] | None = getattr(dataset, "__getitems__", None)
-        self._gives_single_samples = has_own_get_item(dataset)
+        self._gives_single_samples = _has_own_get_item(dataset)
         has_singles = self._gives_single_samples or self._get_items is None
         self._singles: Any = dataset if has_singles else _Singles(dataset.__getitems__)
         """Returns one sample for an index."""
@@ -178,7 +178,7 @@ class _Singles:
         return _check_count(self._get_items([index]), 1)[0]
 
 
-def has_own_get_item(dataset: Any) -> bool:
+def _has_own_get_item(dataset: Any) -> bool:
     """Return whether the dataset has a `__getitem__` other than torch's, which only raises NotImplementedError."""
     torch_data = sys.modules.get("torch.utils.data")
     method = getattr(type(dataset), "__getitem__", None)

@@ -2,7 +2,7 @@
 
 A batch is `dataset.__getitems__(keys)` if the dataset has that, else `[dataset[key] for key in keys]`. Random draws are
 keyed by the sample's position in the epoch, not by its key: a sampler may repeat a key, and each time other numbers
-must be drawn.
+must be drawn. Those of `__getitems__` are keyed by the position of the batch: what it returns needn't be samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import Stage, Task
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.fetch import Fetched, harmless, has_own_get_item
+from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.samples import checked_keys
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
@@ -48,7 +48,6 @@ class KeyedSamples:
         self._seed = seed
         self._worker = worker
         self._get_items: Callable[[Any], Sequence[Any]] | None = getattr(dataset, "__getitems__", None)
-        self._gives_single_samples = has_own_get_item(dataset)
         self._num_batches = 0
 
     def use_plan(self, plan: PlanSettings, resume: bytes | None, turn: int) -> None:  # noqa: ARG002 - it has no turns
@@ -92,20 +91,18 @@ class KeyedSamples:
         return Fetched(samples[0], (), 1)
 
     def _fetch_batch(self, task: Task, keys: Any) -> Fetched:
-        seeding, get_items = self.seeding, self._get_items
-        if seeding.by_sample and self._gives_single_samples:
-            get_items = None
+        get_items = self._get_items
         samples = self.counters.begin(in_bulk=bool(get_items))
         try:
             listed = list(keys)
         except Exception as error:
             raise BuildError(Stage.FETCH) from harmless(error)
-        in_bulk = bool(get_items) and self._gives_single_samples
-        positions = _positions(task.step, len(listed))
-        seeding.begin(Fetching(self._seed, task.epoch, positions, samples, in_bulk=in_bulk))
+        self.seeding.begin(Fetching(self._seed, task.epoch, _positions(task.step, len(listed)), samples))
         if not get_items:
             self._fetch_one_by_one(listed, samples)
             return Fetched(samples.copy(), (), len(listed))
+        if self.seeding.by_sample and listed:
+            self.seeding.begin_sample(0)
         try:
             return Fetched(get_items(keys), (), len(listed))
         except Exception as error:

@@ -309,7 +309,7 @@ def test_workers_may_be_interpreters_of_their_own(is_stream: bool) -> None:
             assert [batch[0] for batch in batches_of(rest_of(dispatcher))] == [0, 1, 4, 5, 8, 9, 12, 13, 16, 20, 24, 28]
         else:
             begin_keys(dispatcher, [[number] for number in range(40)])
-            assert {batch[0][0] for batch in batches_of(rest_of(dispatcher))} == {0, 1}
+            assert {batch[0][0] for batch in batches_of(rest_of(dispatcher))} <= {0, 1}
 
 
 # Streams
