@@ -24,6 +24,7 @@ class Cursor:
             is_endless: Whether the plan doesn't know how many batches an epoch has.
         """
         self.plan = plan
+        self.is_endless = is_endless
         self._count: Callable[[int], float] = (lambda _: math.inf) if is_endless else plan.num_batches
         """Returns how many batches an epoch has."""
         self._in_order = in_order

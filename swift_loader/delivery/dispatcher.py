@@ -258,7 +258,7 @@ class Dispatcher:
         with self._driver.lock:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
         delivery = None if did_lead else self._take()  # the threads may have received it until now
-        if delivery is None:
+        if delivery is None and self._cursor is not None and self._cursor.is_endless:
             self._driver.act()  # the source may have more work than before
         while delivery is None:
             self._phase = _Phase.WAITING

@@ -127,16 +127,19 @@ class Counting(Keyed):
     """A sample says how many the worker's dataset has given before."""
 
     count = 0
+    bulk = bytes(300_000)
+    """Doesn't fit into a message that isn't in a file."""
 
     def __getitem__(self, key: Any) -> Any:
         self.count += 1
         return self.count - 1
 
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "bulk": self.bulk}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
+        assert state["bulk"] == self.bulk
 
 
 class Deadly(Keyed):
@@ -426,6 +429,6 @@ def test_the_state_of_a_map_style_dataset_comes_with_its_batches_and_is_loaded()
         assert [delivery.state is not None for delivery in deliveries] == [False, True, False, True, False]
         state = deliveries[1].state
         assert state is not None
-        assert Snapshot.unpack(state) == Snapshot(2, dataset={"count": 4})
+        assert Snapshot.unpack(state) == Snapshot(2, dataset={"count": 4, "bulk": Counting.bulk})
         begin_keys(dispatcher, [[0, 1]] * 2, resume={0: Resume(state).pack()})
         assert batches_of(rest_of(dispatcher)) == [[4, 5], [6, 7]]

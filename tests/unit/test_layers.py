@@ -131,6 +131,7 @@ PURE = [
     "transport.names",
     "transport.reports",
     "transport.slots",
+    "worker.torch_mode",
 ]
 
 WORKER_SIDE = ("worker", "transport", "batch", "vision.collate")

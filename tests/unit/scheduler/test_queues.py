@@ -45,6 +45,20 @@ def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_work
     assert set(counts) == {min(2, limits.share(num_workers))}
 
 
+@given(num_workers=st.integers(1, 4), max_in_flight=st.integers(1, 200))
+def test_a_streams_batches_wait_at_their_worker_up_to_its_share(num_workers: int, max_in_flight: int) -> None:
+    limits = replace(LIMITS, max_in_flight=max_in_flight)
+    queues = queues_of(num_workers, limits)
+    for build_s in (0.1, 0.5):  # its times vary
+        queues.push(0, (0, 0))
+        queues.complete(0, (0, 0), build_s, is_current=True)
+    turn = 0
+    while queues.pick(StreamWork(0, turn, 0, turn), 100) == 0:
+        queues.push(0, (0, turn))
+        turn += 1
+    assert turn == min(MAX_TASKS, limits.share(num_workers))
+
+
 @pytest.mark.parametrize(
     ("build_s", "in_order", "num_tasks"),
     [
