@@ -80,35 +80,52 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.rng = rng
-        self._shelf = WorkerShelf()
-        self._substitute = Substitute()
-        self._latest: LoaderIterator | None = None
-        """The iterator that `state_dict` tells of."""
-        self._is_prepared = False
-        """Whether `_latest` was made for `state_dict`, and `iter` returns it."""
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
+        self._begin_unused()
+
+    def _begin_unused(self) -> None:
+        """Be a loader that nobody has iterated over."""
+        self._shelf = WorkerShelf()
+        self._substitute = Substitute()
+        self._latest: Epoch | None = None
+        """The epoch that `state_dict` tells of. Its workers are those of its iterator, which isn't kept here: when the
+        loop leaves it, they are free for the next epoch."""
+        self._prepared: LoaderIterator | None = None
+        """An iterator that was made for `state_dict`, and that `iter` returns."""
         weakref.finalize(self, self._shelf.close)
         warm_root(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has, and what is pickled: no workers, and no iterator."""
+        own = ("_shelf", "_latest", "_prepared", "_substitute")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_unused()
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch. With workers, they begin to build batches."""
-        if self._is_prepared:
-            self._is_prepared = False
-        else:
-            self._latest = self._begin()
-        return self._latest
+        prepared, self._prepared = self._prepared, None
+        return self._begin() if prepared is None else prepared
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
-        epoch = 0 if self._latest is None else self._latest.position().draws.epoch + 1
+        number = 0
+        if self._latest is not None:
+            number = self._latest.number + 1
+            if self.persistent_workers:
+                self._latest.close()  # also if somebody still has its iterator: there is one set of workers
         pin_device = pin_device_of(self)
         if not self.num_workers:
-            return LoaderIterator(self, InlineEpoch(self, epoch, resume, self._substitute), pin_device=pin_device)
-        self.check_worker_number_rationality()
-        return LoaderIterator(self, self._begin_with_workers(epoch, resume), pin_device=pin_device)
+            self._latest = InlineEpoch(self, number, resume, self._substitute)
+        else:
+            self.check_worker_number_rationality()
+            self._latest = self._begin_with_workers(number, resume)
+        return LoaderIterator(self, self._latest, pin_device=pin_device)
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
         marks = Marks.of(self)
@@ -132,10 +149,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self._loaded is not None:
             return self._loaded.to_dict()
         if self._latest is None:
-            self._latest, self._is_prepared = self._begin(), True
+            self._prepared = self._begin()
+        assert self._latest is not None, "an epoch has begun"
         return self._latest.position().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator."""
         self._loaded = LoaderPosition.from_dict(state) if state else None
-        self._latest, self._is_prepared = None, False
+        self._latest = self._prepared = None

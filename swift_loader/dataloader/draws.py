@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from swift_loader.dataloader.datapipes import draw_pipe_seed, is_seeded_pipe
 from swift_loader.dataloader.generators import (
     NO_STATES,
     GlobalStates,
@@ -88,7 +89,7 @@ class Draws:
             substitute: Of the loader. Stands for the global generators once a state was loaded.
             base_seed: The base seed, if workers keep that of an earlier epoch. None: draw it.
         """
-        self._loader = loader
+        self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._substitute = substitute
         self._source = _SamplerSource(loader)
         self._own = generators_of(loader, loader.sampler, loader.batch_sampler, self._source.sampler)
@@ -102,6 +103,8 @@ class Draws:
         """Drawn ahead."""
         self.num_drawn = 0
         self.epoch = epoch
+        self.pipe_seed: int | None = None
+        """The seed of a DataPipe's shuffles; None for other datasets."""
         self._draws_seed = base_seed is None
         self.base_seed = 0 if base_seed is None else base_seed
         if state is not None:
@@ -119,6 +122,7 @@ class Draws:
         """Begin afresh, with the same draws as torch."""
         self._own_at_begin = pack_generators(self._own)
         before = GlobalStates.now() if self._source.may_draw else None
+        self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
         self._iterator = self._source.iterate()
         if before is not None:
             self._used = before.where_changed(before, GlobalStates.now())
@@ -128,7 +132,7 @@ class Draws:
             self._untold = before, GlobalStates.now()
 
     def _draw_base_seed(self) -> int:
-        seed = torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+        seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         return int(seed.item())
 
     def _continue(self, state: DrawsState) -> None:
@@ -138,6 +142,7 @@ class Draws:
         self._load_own(state)
         self._used = GlobalStates.unpack(state.global_states)
         with self._used.applied():
+            self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
             if state.sampler_state is None:
                 self._iterator = self._source.iterate()
             else:
@@ -220,18 +225,31 @@ class _SamplerSource:
             self.sampler = self._batches.sampler
         self._iterator: Any = None
         self.is_stream = isinstance(loader.dataset, IterableDataset)
+        self._seeds_pipe = is_seeded_pipe(loader.dataset)
 
     @property
     def may_draw(self) -> bool:
         """Whether iterating may draw from the global generators, and nothing else tells how to repeat that."""
-        return not (self.is_stream or type(self.sampler) is SequentialSampler or is_stateful(self.sampler))
+        if self.is_stream:
+            return self._seeds_pipe
+        return not (type(self.sampler) is SequentialSampler or is_stateful(self.sampler))
 
     def iterate(self) -> Iterator[Any]:
-        """Return an iterator over the indices of the batches."""
-        self._iterator = iter(self.sampler)
-        if self._batches is None:
-            return self._iterator  # type: ignore[no-any-return]
-        return _batched(self._iterator, self._batches.batch_size, drop_last=self._batches.drop_last)
+        """Return an iterator over the indices of the batches.
+
+        As with torch, the sampler in a `BatchSampler` is iterated for the first batch, after the base seed is drawn.
+        """
+        self._iterator = iter(self.sampler) if self._batches is None else None
+        return self._iterator if self._batches is None else self._batched(self._batches)
+
+    def _batched(self, batches: BatchSampler) -> Iterator[list[Any]]:
+        """Yield what torch's `BatchSampler` yields."""
+        if self._iterator is None:
+            self._iterator = iter(self.sampler)
+        while batch := list(islice(self._iterator, batches.batch_size)):
+            if len(batch) < batches.batch_size and batches.drop_last:
+                return
+            yield batch
 
     def load(self, state: tuple[Any, Any]) -> Iterator[Any]:
         """Return an iterator that continues at a state."""
@@ -240,6 +258,8 @@ class _SamplerSource:
             self.sampler.load_state_dict(of_sampler)
         iterator = self.iterate()
         if of_iterator is not None:
+            if self._iterator is None:
+                self._iterator = iter(self.sampler)
             self._iterator.load_state_dict(of_iterator)
         return iterator
 
@@ -250,15 +270,3 @@ class _SamplerSource:
         if self._iterator is not self.sampler and is_stateful(self._iterator):
             of_iterator = deepcopy(self._iterator.state_dict())
         return None if of_sampler is None and of_iterator is None else (of_sampler, of_iterator)
-
-
-def _batched(indices: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
-    """Yield what torch's `BatchSampler` yields."""
-    batch: list[Any] = []
-    while (index := next(indices, _NOTHING)) is not _NOTHING:
-        batch.append(index)
-        if len(batch) == batch_size:
-            yield batch
-            batch = []
-    if batch and not drop_last:
-        yield batch

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 # Private, but the only implementation of torch's fetching, and the same in all its versions.
 from torch.utils.data.dataloader import _DatasetKind
 
+from swift_loader.dataloader.datapipes import prepare_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
@@ -30,16 +31,22 @@ class InlineEpoch:
             resume: Where to continue.
             substitute: As for `Draws`.
         """
-        self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # type: ignore[attr-defined] # noqa: SLF001
+        self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._num_yielded = 0
         self._sampler_state: tuple[Any, Any] | None = None
         self._is_over = False
         saved = resume.workers[0] if resume is not None and resume.workers else WorkerSnapshot()
-        if saved.dataset_state is not None and is_stateful(loader.dataset):
-            loader.dataset.load_state_dict(saved.dataset_state)  # first: it may set the global generators
+        given: Any = loader.dataset
+        if saved.dataset_state is not None and is_stateful(given):
+            given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
         self._draws = Draws(loader, epoch, None if resume is None else resume.draws, substitute)
-        kind, batches = loader._dataset_kind, loader._auto_collation  # type: ignore[attr-defined] # noqa: SLF001
-        self._fetcher = _DatasetKind.create_fetcher(kind, loader.dataset, batches, loader.collate_fn, loader.drop_last)
+        if loader.timeout:  # torch's type, and as late as torch
+            raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
+        kind, batches = loader._dataset_kind, loader._auto_collation  # noqa: SLF001
+        dataset = prepare_pipe(given, self._draws.pipe_seed)
+        fetch: Any = _DatasetKind.create_fetcher
+        self._fetcher = fetch(kind, dataset, batches, loader.collate_fn, loader.drop_last)
         if resume is not None and not resume.draws.is_over:
             self._continue(resume, saved)
 
@@ -82,8 +89,13 @@ class InlineEpoch:
         """Whether the loop has met the end."""
         return self._is_over
 
-    def position(self, length_called: int | None) -> LoaderPosition:
-        """Return where the loop is. `length_called` is as in `LoaderPosition`."""
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        return self._draws.epoch
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
         draws = self._draws.state_at(self._num_yielded, self._sampler_state, is_over=self._is_over)
         return LoaderPosition(
             num_workers=0,
@@ -91,7 +103,7 @@ class InlineEpoch:
             num_yielded=self._num_yielded,
             draws=draws,
             workers=(self._snapshot(),),
-            length_called=length_called,
+            length_called=self._length_called,
         )
 
     def _snapshot(self) -> WorkerSnapshot:

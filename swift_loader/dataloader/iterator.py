@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -25,29 +26,35 @@ class Epoch(Protocol):
         """Return the next batch. Raises StopIteration at the end, and what the user's code raises."""
         ...
 
-    def position(self, length_called: int | None) -> LoaderPosition:
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        ...
+
+    def position(self) -> LoaderPosition:
         """Return where the loop is."""
         ...
 
     def close(self) -> None:
-        """Leave the workers to the next epoch."""
+        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
         ...
 
 
 class LoaderIterator:
-    """Yields the batches of one epoch.
+    """Yields the batches of one epoch. When nobody refers to it any more, the workers are free.
 
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
     """
 
     def __init__(self, loader: DataLoader[Any], epoch: Epoch, *, pin_device: str | None) -> None:
         self._epoch = epoch
-        self._index_sampler = loader._index_sampler  # type: ignore[attr-defined] # noqa: SLF001 - for `len`, as torch
+        self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
-        self._length_called: int | None = loader._IterableDataset_len_called  # type: ignore[attr-defined] # noqa: SLF001
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._has_workers = bool(loader.num_workers)
         self._pin_device = pin_device
         self._num_yielded = 0
+        weakref.finalize(self, epoch.close)
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
     def __iter__(self) -> LoaderIterator:
@@ -67,7 +74,7 @@ class LoaderIterator:
         if self._pin_device is not None:
             from torch.utils.data._utils.pin_memory import pin_memory
 
-            batch = pin_memory(batch, self._pin_device)
+            batch = pin_memory(batch, self._pin_device)  # type: ignore[no-untyped-call]
         return batch
 
     def _warn_of_length(self, length: int) -> None:
@@ -86,10 +93,6 @@ class LoaderIterator:
     def is_over(self) -> bool:
         """Whether the loop has met the end."""
         return self._epoch.is_over
-
-    def position(self) -> LoaderPosition:
-        """Return where the loop is."""
-        return self._epoch.position(self._length_called)
 
     def __len__(self) -> int:
         return len(self._index_sampler)

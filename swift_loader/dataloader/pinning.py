@@ -19,18 +19,18 @@ def pin_device_of(loader: DataLoader[Any]) -> str | None:
         warnings.warn(
             f"pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device={loader.pin_memory_device!r}.",
-            stacklevel=5,
+            stacklevel=4,
         )
     device = _accelerator()
     if device is None:
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
-            stacklevel=5,
+            stacklevel=4,
         )
     if device == "mps":
         warnings.warn(
             "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=5,
+            stacklevel=4,
         )
         return None
     return device

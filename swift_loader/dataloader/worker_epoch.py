@@ -26,7 +26,8 @@ class _WorkersInUse:
         self._give_back = weakref.finalize(epoch, shelf.put, workers)
 
     def next(self) -> Delivery:
-        assert self._workers is not None, "the epoch is over"
+        if self._workers is None:  # of a loader with persistent workers, and the next epoch has begun
+            raise StopIteration
         return self._workers.next()
 
     def give_back(self) -> None:
@@ -56,6 +57,7 @@ class IndexEpoch:
             resume: Where to continue.
         """
         self._num_workers = loader.num_workers
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._queue = IndexQueue(draws.epoch)
@@ -136,8 +138,13 @@ class IndexEpoch:
         """Whether the loop has met the end."""
         return self._is_over
 
-    def position(self, length_called: int | None) -> LoaderPosition:
-        """Return where the loop is. `length_called` is as in `LoaderPosition`."""
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        return self._draws.epoch
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
         return LoaderPosition(
             num_workers=self._num_workers,
             is_stream=False,
@@ -145,11 +152,11 @@ class IndexEpoch:
             draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self._is_over),
             ahead=tuple(sorted(self._done_ahead)),
             workers=self._shards.snapshots(),
-            length_called=length_called,
+            length_called=self._length_called,
         )
 
     def close(self) -> None:
-        """Leave the workers to the next epoch. Idempotent."""
+        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
         self._in_use.give_back()
 
 
@@ -166,6 +173,7 @@ class StreamEpoch:
     ) -> None:
         """Begin to build ahead of the loop. The arguments are those of `IndexEpoch`."""
         self._num_workers = loader.num_workers
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._is_over = False
@@ -200,8 +208,13 @@ class StreamEpoch:
         """Whether the loop has met the end."""
         return self._is_over
 
-    def position(self, length_called: int | None) -> LoaderPosition:
-        """Return where the loop is. `length_called` is as in `LoaderPosition`."""
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        return self._draws.epoch
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
         return LoaderPosition(
             num_workers=self._num_workers,
             is_stream=True,
@@ -209,9 +222,9 @@ class StreamEpoch:
             draws=self._draws.state_at(self._num_yielded, None, is_over=self._is_over),
             last_worker=self._last_worker,
             workers=self._shards.snapshots(),
-            length_called=length_called,
+            length_called=self._length_called,
         )
 
     def close(self) -> None:
-        """Leave the workers to the next epoch. Idempotent."""
+        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
         self._in_use.give_back()

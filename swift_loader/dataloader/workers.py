@@ -18,8 +18,8 @@ from swift_loader.dataloader.draws import is_stateful
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError
-from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
@@ -151,7 +151,7 @@ class WorkerStart:
             num_workers=loader.num_workers,
             worker_init_fn=loader.worker_init_fn,
             is_stream=isinstance(loader.dataset, IterableDataset),
-            auto_collation=loader._auto_collation,  # type: ignore[attr-defined] # noqa: SLF001
+            auto_collation=loader._auto_collation,  # noqa: SLF001
             batch_size=loader.batch_size or 1,
             drop_last=loader.drop_last,
             snapshot_every=snapshot_every,

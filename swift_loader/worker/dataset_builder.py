@@ -117,7 +117,8 @@ class DatasetBuilder:
         except BrokenPipeError:  # the trainer is gone
             return
         except Exception as error:
-            channel.send(describe_failure(error, stage, self.definitions).pack())
+            with suppress(BrokenPipeError):  # the trainer doesn't want to know
+                channel.send(describe_failure(error, stage, self.definitions).pack())
             return
         set_num_threads(self._environment.torch_threads)
         reported = self.report_length() if self.is_shared else self.report()

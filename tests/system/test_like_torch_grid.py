@@ -1,0 +1,50 @@
+"""The drop-in class does what torch's does: the same constructions with both, over generated grids of arguments.
+
+Every cell is compared in its batches, lengths, errors, warnings, attributes and in what becomes of the generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from swift_loader.dataloader.dataloader import DataLoader
+from tests.support.helpers import slow_unless
+from tests.support.like_torch import grids
+from tests.support.like_torch.comparing import differences
+from tests.support.like_torch.observing import Cell
+
+INLINE: dict[str, Callable[[], list[Cell]]] = {
+    "arguments": grids.arguments,
+    "maps": grids.inline_maps,
+    "streams": grids.inline_streams,
+}
+WITH_WORKERS: dict[str, Callable[[], list[Cell]]] = {
+    "maps": grids.worker_maps,
+    "streams": grids.worker_streams,
+}
+
+NUM_PARTS = 20
+"""One of them is quick."""
+
+NUM_PARTS_WITH_WORKERS = 40
+"""One of them is quick. Each cell starts two or three times one to three processes."""
+
+
+@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS)))
+@pytest.mark.parametrize("name", INLINE)
+def test_without_workers_everything_is_as_with_torch(name: str, part: int) -> None:
+    told = differences(DataLoader, INLINE[name]()[part::NUM_PARTS])
+    assert not told, told
+
+
+@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS)))
+@pytest.mark.parametrize("name", WITH_WORKERS)
+def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
+    told = differences(DataLoader, WITH_WORKERS[name]()[part::NUM_PARTS_WITH_WORKERS])
+    assert not told, told
+
+
+def test_the_grid_has_its_size() -> None:
+    assert sum(len(make()) for make in [*INLINE.values(), *WITH_WORKERS.values()]) >= 2_000
