@@ -6,11 +6,13 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from swift_loader.dataloader.callers import is_called_by_lightning
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
@@ -82,6 +84,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.rng = rng
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
+        self._passes_end = False
+        """Whether a position at the end of an epoch is taken as the beginning of the next one."""
         self._begin_unused()
 
     def _begin_unused(self) -> None:
@@ -114,18 +118,24 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
+        passes_end = resume is not None and self._passes_end
+        epoch = self._begin_epoch(resume)
+        return LoaderIterator(
+            self, epoch, pin_device=pin_device_of(self), begin=WeakMethod(self._begin_epoch), passes_end=passes_end
+        )
+
+    def _begin_epoch(self, resume: LoaderPosition | None) -> Epoch:
         number = 0
         if self._latest is not None:
             number = self._latest.number + 1
             if self.persistent_workers:
                 self._latest.close()  # also if somebody still has its iterator: there is one set of workers
-        pin_device = pin_device_of(self)
         if not self.num_workers:
             self._latest = InlineEpoch(self, number, resume, self._substitute)
         else:
             self.check_worker_number_rationality()
             self._latest = self._begin_with_workers(number, resume)
-        return LoaderIterator(self, self._latest, pin_device=pin_device)
+        return self._latest
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
         marks = Marks.of(self)
@@ -155,5 +165,14 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator."""
+        self._passes_end = is_called_by_lightning()
         self._loaded = LoaderPosition.from_dict(state) if state else None
         self._latest = self._prepared = None
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """False. Accelerate asks before it makes a loader of its own out of this one, see `integrations.accelerate`."""
+        from swift_loader.integrations.accelerate import keep_class
+
+        keep_class()
+        return False

@@ -6,8 +6,10 @@ Runs on the loop's thread, as the sampler is the user's code.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,9 @@ from swift_loader.dataloader.generators import (
 __all__ = ["Drawn", "Draws", "DrawsState", "is_stateful"]
 
 _NOTHING = object()
+
+_INNER = ("sampler", "batch_sampler")
+"""Under these names, samplers refer to those that they draw from: torch's, Lightning's, Accelerate's, timm's."""
 
 
 class Drawn(NamedTuple):
@@ -57,6 +62,8 @@ class DrawsState:
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
     draws_seed: bool
     """Whether the base seed was drawn when the epoch began."""
+    sampler_epochs: list[int]
+    """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
     is_over: bool
     """Whether the epoch is over, so that the next one begins."""
 
@@ -92,15 +99,17 @@ class Draws:
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._substitute = substitute
         self._source = _SamplerSource(loader)
-        self._own = generators_of(loader, loader.sampler, loader.batch_sampler, self._source.sampler)
+        self._own = generators_of(loader, *self._source.samplers)
         self._own_at_begin: list[str] = []
+        self._sampler_epochs: list[int] | None = None
+        """Known once something is drawn, since frameworks call `set_epoch` between `iter` and the first batch."""
         self._used = NO_STATES
         """What the global generators were when the epoch began, of those that the sampler has drawn from."""
         self._untold: tuple[GlobalStates, GlobalStates] | None = None
         """The global generators when the epoch began and before the first draw, until that tells which ones matter."""
+        self._epochs_now: list[int] | None = None
+        """The epochs of the samplers after the last draw. None: nothing drawn."""
         self._iterator: Iterator[Any] = iter(())
-        self._first: Any = _NOTHING
-        """Drawn ahead."""
         self.num_drawn = 0
         self.epoch = epoch
         self.pipe_seed: int | None = None
@@ -141,21 +150,35 @@ class Draws:
         self._own_at_begin = state.generators
         self._load_own(state)
         self._used = GlobalStates.unpack(state.global_states)
-        with self._used.applied():
-            self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
-            if state.sampler_state is None:
-                self._iterator = self._source.iterate()
-            else:
-                self._iterator = self._source.load(state.sampler_state)
-            if state.draws_seed:
-                self._draw_base_seed()
-            if state.sampler_state is None and state.is_begun and not self._source.is_stream:
-                for _ in range(state.num_drawn):
-                    next(self._iterator, None)
-                self._first = next(self._iterator, _NOTHING)
+        self.num_drawn = state.num_drawn
+        self._sampler_epochs = state.sampler_epochs if state.num_drawn else None
         if not state.is_begun:
             self._untold = self._used, self._used
-        self.num_drawn = state.num_drawn
+        if self._source.epochs and state.sampler_state is None:
+            self._iterator = self._draw_again_later(state)
+        else:
+            self._iterator = self._draw_again(state)
+
+    def _draw_again_later(self, state: DrawsState) -> Iterator[Any]:
+        """Draw again when the first batch is asked for: Lightning calls `set_epoch` after `iter`."""
+        yield from self._draw_again(state)
+
+    def _draw_again(self, state: DrawsState) -> Iterator[Any]:
+        """Return an iterator over what is left to draw."""
+        counts = state.sampler_state is None and not self._source.is_stream
+        num_again = state.num_drawn if counts else 0
+        epochs = state.sampler_epochs if num_again else None
+        first = _NOTHING
+        with self._used.applied(), self._source.at_epochs(epochs):
+            self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
+            iterator = self._source.iterate(state.sampler_state)
+            if state.draws_seed:
+                self._draw_base_seed()
+            for _ in range(num_again):
+                next(iterator, None)
+            if counts and state.is_begun:  # here, because samplers of torch draw a seed for the first index
+                first = next(iterator, _NOTHING)
+        return iterator if first is _NOTHING else chain((first,), iterator)
 
     def _load_own(self, state: DrawsState) -> None:
         """Set the samplers' own generators to their saved states."""
@@ -167,7 +190,7 @@ class Draws:
         self.epoch = state.epoch + 1
         self._load_own(state)
         if state.sampler_state is not None:
-            self._source.load(state.sampler_state)
+            self._source.iterate(state.sampler_state)
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
@@ -177,9 +200,10 @@ class Draws:
             return self._next()
 
     def _next(self) -> Drawn | None:
-        indices, self._first = self._first, _NOTHING
-        if indices is _NOTHING:
-            indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
+        if self._sampler_epochs is None:
+            self._sampler_epochs = self._source.epochs
+        indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
+        self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
         if indices is _NOTHING:
             return None
         if self._untold is not None:
@@ -188,6 +212,11 @@ class Draws:
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self.num_drawn += 1
         return drawn
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called since something was drawn."""
+        return self._epochs_now is not None and self._epochs_now != self._source.epochs
 
     def state_at(self, num_drawn: int, sampler_state: tuple[Any, Any] | None, *, is_over: bool) -> DrawsState:
         """Return how to continue after so many draws.
@@ -199,6 +228,7 @@ class Draws:
         """
         own = pack_generators(self._own) if is_over else self._own_at_begin
         used = self._used if self._untold is None else self._untold[0]
+        epochs = self._source.epochs if self._sampler_epochs is None else self._sampler_epochs
         at_begin = {} if is_over or sampler_state is not None else used.pack()
         return DrawsState(
             base_seed=self.base_seed,
@@ -210,6 +240,7 @@ class Draws:
             present_states=self._substitute.present().only(used).pack(),
             is_begun=self._untold is None,
             draws_seed=self._draws_seed,
+            sampler_epochs=epochs,
             is_over=is_over,
         )
 
@@ -223,7 +254,11 @@ class _SamplerSource:
         self.sampler: Any = loader.sampler if batches is None else batches
         if self._batches is not None:
             self.sampler = self._batches.sampler
+        self.samplers = list(_with_inner(loader.sampler, loader.batch_sampler))
+        """All samplers that take part, outermost first."""
         self._iterator: Any = None
+        self._iterator_state: Any = None
+        """What the iterator is to load when it is made."""
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         self._seeds_pipe = is_seeded_pipe(loader.dataset)
 
@@ -234,34 +269,54 @@ class _SamplerSource:
             return self._seeds_pipe
         return not (type(self.sampler) is SequentialSampler or is_stateful(self.sampler))
 
-    def iterate(self) -> Iterator[Any]:
-        """Return an iterator over the indices of the batches.
+    @property
+    def _with_epochs(self) -> list[Any]:
+        return [one for one in self.samplers if hasattr(one, "set_epoch") and isinstance(_epoch_of(one), int)]
 
-        As with torch, the sampler in a `BatchSampler` is iterated for the first batch, after the base seed is drawn.
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs of the samplers that have one."""
+        return [_epoch_of(one) for one in self._with_epochs]
+
+    @contextmanager
+    def at_epochs(self, epochs: list[int] | None) -> Iterator[None]:
+        """Set the samplers to these epochs, and afterwards to those that they had before."""
+        before = self.epochs
+        if epochs is None or len(epochs) != len(before) or epochs == before:
+            yield
+            return
+        try:
+            self._set_epochs(epochs)
+            yield
+        finally:
+            self._set_epochs(before)
+
+    def _set_epochs(self, epochs: list[int]) -> None:
+        for sampler, epoch in zip(self._with_epochs, epochs, strict=True):
+            sampler.set_epoch(epoch)
+
+    def iterate(self, state: tuple[Any, Any] | None = None) -> Iterator[Any]:
+        """Return an iterator over the indices of the batches, from their beginning or from a state.
+
+        A sampler inside torch's `BatchSampler` is asked for an iterator by the first draw, as with torch.
         """
-        self._iterator = iter(self.sampler) if self._batches is None else None
-        return self._iterator if self._batches is None else self._batched(self._batches)
-
-    def _batched(self, batches: BatchSampler) -> Iterator[list[Any]]:
-        """Yield what torch's `BatchSampler` yields."""
-        if self._iterator is None:
-            self._iterator = iter(self.sampler)
-        while batch := list(islice(self._iterator, batches.batch_size)):
-            if len(batch) < batches.batch_size and batches.drop_last:
-                return
-            yield batch
-
-    def load(self, state: tuple[Any, Any]) -> Iterator[Any]:
-        """Return an iterator that continues at a state."""
-        of_sampler, of_iterator = state
+        of_sampler, self._iterator_state = (None, None) if state is None else state
         if of_sampler is not None:
             self.sampler.load_state_dict(of_sampler)
-        iterator = self.iterate()
-        if of_iterator is not None:
-            if self._iterator is None:
-                self._iterator = iter(self.sampler)
-            self._iterator.load_state_dict(of_iterator)
-        return iterator
+        if self._batches is not None:
+            return _batched(self._inner_indices(), self._batches.batch_size, drop_last=self._batches.drop_last)
+        self._begin_iterator()
+        return self._iterator  # type: ignore[no-any-return]
+
+    def _inner_indices(self) -> Iterator[Any]:
+        self._begin_iterator()
+        yield from self._iterator
+
+    def _begin_iterator(self) -> None:
+        self._iterator = iter(self.sampler)
+        if self._iterator_state is not None:
+            self._iterator.load_state_dict(self._iterator_state)
+            self._iterator_state = None
 
     def state(self) -> tuple[Any, Any] | None:
         """Return copies of the present states of the sampler and its iterator."""
@@ -270,3 +325,27 @@ class _SamplerSource:
         if self._iterator is not self.sampler and is_stateful(self._iterator):
             of_iterator = deepcopy(self._iterator.state_dict())
         return None if of_sampler is None and of_iterator is None else (of_sampler, of_iterator)
+
+
+def _with_inner(*samplers: Any) -> Iterator[Any]:
+    """Yield samplers, and those that they draw from."""
+    left, seen = [one for one in reversed(samplers) if one is not None], set()
+    while left:
+        sampler = left.pop()
+        if id(sampler) not in seen:
+            seen.add(id(sampler))
+            yield sampler
+            inner = (getattr(sampler, name, None) for name in _INNER)
+            left += [one for one in inner if one is not None]
+
+
+def _epoch_of(sampler: Any) -> Any:
+    return getattr(sampler, "epoch", None)
+
+
+def _batched(indices: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    """Yield what torch's `BatchSampler` yields."""
+    while batch := list(islice(indices, batch_size)):
+        if len(batch) < batch_size and drop_last:
+            return
+        yield batch

@@ -94,6 +94,11 @@ class InlineEpoch:
         """Which epoch of its loader it is, from 0."""
         return self._draws.epoch
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
+        return self._draws.is_stale
+
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         draws = self._draws.state_at(self._num_yielded, self._sampler_state, is_over=self._is_over)

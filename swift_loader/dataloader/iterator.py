@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,11 @@ class Epoch(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the loop has met the end."""
+        ...
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
         ...
 
     def next(self) -> Any:
@@ -46,15 +52,36 @@ class LoaderIterator:
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
     """
 
-    def __init__(self, loader: DataLoader[Any], epoch: Epoch, *, pin_device: str | None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        epoch: Epoch,
+        *,
+        pin_device: str | None,
+        begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
+        passes_end: bool,
+    ) -> None:
+        """Begin with an epoch.
+
+        Args:
+            loader: Whose epoch it is.
+            epoch: Gives the batches.
+            pin_device: Where to pin them for; None: not at all.
+            begin: A weak reference to what begins an epoch, at a position or afresh.
+            passes_end: Whether the next epoch follows if the loop has had all batches of `epoch` already when it asks
+                for the first.
+        """
         self._epoch = epoch
+        weakref.finalize(self, epoch.close)
+        self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = begin
+        """None once a batch was asked for."""
+        self._passes_end = passes_end
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._has_workers = bool(loader.num_workers)
         self._pin_device = pin_device
         self._num_yielded = 0
-        weakref.finalize(self, epoch.close)
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
     def __iter__(self) -> LoaderIterator:
@@ -67,7 +94,7 @@ class LoaderIterator:
         return self._next()
 
     def _next(self) -> Any:
-        batch = self._epoch.next()
+        batch = self._epoch.next() if self._begin is None else self._first(self._begin())
         self._num_yielded += 1
         if self._length_called is not None and self._num_yielded > self._length_called:
             self._warn_of_length(self._length_called)
@@ -76,6 +103,24 @@ class LoaderIterator:
 
             batch = pin_memory(batch, self._pin_device)  # type: ignore[no-untyped-call]
         return batch
+
+    def _first(self, begin: Callable[[LoaderPosition | None], Epoch] | None) -> Any:
+        """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
+        self._begin = None
+        if begin is not None and self._epoch.is_stale:
+            self._continue_with(begin, self._epoch.position())
+        try:
+            return self._epoch.next()
+        except StopIteration:
+            if begin is None or not self._passes_end:
+                raise
+            self._continue_with(begin, None)
+            return self._epoch.next()
+
+    def _continue_with(self, begin: Callable[[LoaderPosition | None], Epoch], resume: LoaderPosition | None) -> None:
+        self._epoch.close()
+        self._epoch = begin(resume)
+        weakref.finalize(self, self._epoch.close)
 
     def _warn_of_length(self, length: int) -> None:
         advice = (

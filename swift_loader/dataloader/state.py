@@ -105,6 +105,7 @@ class LoaderPosition:
             "present_states": draws.present_states,
             "is_begun": draws.is_begun,
             "draws_seed": draws.draws_seed,
+            "sampler_epochs": draws.sampler_epochs,
             "ahead": list(self.ahead),
         }
         snapshots = [one.pack(is_stream=self.is_stream) for one in self.workers]
@@ -160,6 +161,7 @@ def _unpacked(state: dict[str, Any]) -> LoaderPosition:
         present_states=main["present_states"],
         is_begun=main["is_begun"],
         draws_seed=main["draws_seed"],
+        sampler_epochs=main["sampler_epochs"],
         is_over=state["_iterator_finished"],
     )
     snapshots = [WorkerSnapshot.unpack(workers[f"worker_{number}"]) for number in range(len(workers))]

@@ -143,6 +143,11 @@ class IndexEpoch:
         """Which epoch of its loader it is, from 0."""
         return self._draws.epoch
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
+        return self._draws.is_stale
+
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         return LoaderPosition(
@@ -212,6 +217,11 @@ class StreamEpoch:
     def number(self) -> int:
         """Which epoch of its loader it is, from 0."""
         return self._draws.epoch
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
+        return self._draws.is_stale
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""

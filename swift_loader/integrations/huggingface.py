@@ -1,8 +1,9 @@
-"""Hugging Face Trainer: a callback that saves the train loader's state in `trainer_state.json`.
+"""Hugging Face Trainer: a Trainer that loads with `swift_loader.DataLoader`, and a callback that saves the position.
 
-Return the loader from the Trainer's `get_train_dataloader`, and set `ignore_data_skip=True` in runs that may be
-resumed. Without it, the Trainer skips batches to find the position, which only works with torch's own DataLoader
-(https://github.com/huggingface/transformers/issues/26289).
+The Trainer makes its loaders itself, so the import to change is that of the Trainer. The callback saves the train
+loader's state in `trainer_state.json`. It takes this Trainer's loader, or a SwiftLoader that `get_train_dataloader`
+returns. Set `ignore_data_skip=True` in runs that may be resumed with it: otherwise, the Trainer draws the batches before
+the position again (https://github.com/huggingface/transformers/issues/26289).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 try:
+    import transformers
     from transformers.trainer_callback import ExportableState, TrainerCallback
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -17,12 +19,15 @@ except ModuleNotFoundError as error:
         name="transformers",
     ) from error
 
+from swift_loader.integrations.accelerate import load_with_swift
+
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader, Dataset
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from swift_loader.loader import SwiftLoader
 
-__all__ = ["LoaderStateCallback"]
+__all__ = ["LoaderStateCallback", "SwiftLoading", "Trainer"]
 
 _ATTRIBUTE = "loader_state"
 """The key of the state among the `attributes` that the Trainer saves for a callback."""
@@ -37,7 +42,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
     """
 
     def __init__(self) -> None:
-        self._loader: SwiftLoader | None = None
+        self._loader: SwiftLoader | DataLoader[Any] | None = None
         """Known once training begins."""
 
     def state(self) -> dict[str, Any]:
@@ -62,8 +67,9 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         loader = objects["train_dataloader"]
         if not hasattr(loader, "load_state_dict"):
             raise TypeError(
-                f"the Trainer's train loader is a {type(loader).__name__}, which has no load_state_dict; return a "
-                f"SwiftLoader from get_train_dataloader, or leave this callback out"
+                f"the Trainer's train loader is a {type(loader).__name__}, which has no load_state_dict; use "
+                f"swift_loader.integrations.huggingface.Trainer, return a SwiftLoader from get_train_dataloader, or leave "
+                f"this callback out"
             )
         self._loader = loader
         if not state.global_step:
@@ -80,3 +86,26 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
                 f"{type(self).__name__}; resume without this callback, which restarts the epoch"
             )
         loader.load_state_dict(saved)
+
+
+class SwiftLoading:
+    """Goes before a Trainer among the bases of a class, and makes it load with `swift_loader.DataLoader`."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the train loader."""
+        loader: DataLoader[Any] = load_with_swift(super().get_train_dataloader())  # type: ignore[misc]
+        return loader
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
+        """Return the loader for evaluation."""
+        loader: DataLoader[Any] = load_with_swift(super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
+        return loader
+
+    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
+        """Return the loader for prediction."""
+        loader: DataLoader[Any] = load_with_swift(super().get_test_dataloader(test_dataset))  # type: ignore[misc]
+        return loader
+
+
+class Trainer(SwiftLoading, transformers.Trainer):
+    """`transformers.Trainer` with `swift_loader.DataLoader`."""

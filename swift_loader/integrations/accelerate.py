@@ -1,0 +1,119 @@
+"""Accelerate: loaders that it prepares load with `swift_loader.DataLoader`.
+
+`Accelerator.prepare` wraps a loader in one of its own classes, which shards it and moves the batches to the device.
+Inside, it makes a new DataLoader, of torch's class whatever the given one was. `keep_class` puts a
+`swift_loader.DataLoader` in its place. It runs by itself when Accelerate meets the first `swift_loader.DataLoader`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+from weakref import ref
+
+try:
+    import accelerate.accelerator
+    from accelerate import PartialState
+    from accelerate.data_loader import DataLoaderDispatcher
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "swift_loader.integrations.accelerate needs Accelerate: pip install accelerate", name="accelerate"
+    ) from error
+
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
+
+from swift_loader.dataloader.dataloader import DataLoader
+
+__all__ = ["keep_class", "load_with_swift"]
+
+_OPTIONS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in {"self", "dataset"}]
+
+_ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+"""Options that depend on each other."""
+
+
+def keep_class() -> None:
+    """Let Accelerate load with `swift_loader.DataLoader` where it prepares one. Leaves other loaders alone. Idempotent."""
+    prepare = accelerate.accelerator.prepare_data_loader
+    if hasattr(prepare, "__wrapped__"):
+        return
+
+    @functools.wraps(prepare)
+    def prepare_and_keep(
+        dataloader: Any, *arguments: Any, use_stateful_dataloader: bool = False, **options: Any
+    ) -> Any:
+        if not isinstance(dataloader, DataLoader):
+            return prepare(dataloader, *arguments, use_stateful_dataloader=use_stateful_dataloader, **options)
+        # torchdata's loader would draw from the generator.
+        prepared = load_with_swift(prepare(dataloader, *arguments, **options), like=dataloader)
+        if use_stateful_dataloader and not (_is_dispatcher(prepared) and PartialState().process_index):
+            prepared.use_stateful_dataloader = True  # `save_state` saves its position
+        return prepared
+
+    accelerate.accelerator.prepare_data_loader = prepare_and_keep
+
+
+def load_with_swift(prepared: Any, like: Any = None) -> Any:
+    """Let a loader that Accelerate has prepared load with `swift_loader.DataLoader`, and return it.
+
+    Args:
+        prepared: What `Accelerator.prepare` returned. Must not have been iterated over.
+        like: The DataLoader that was given to `prepare`. Options that torch doesn't have are taken from it.
+    """
+    inner = getattr(prepared, "base_dataloader", None)
+    if isinstance(inner, TorchDataLoader) and not isinstance(inner, DataLoader):
+        prepared.base_dataloader = _converted(inner, inner if like is None else like)
+        prepared.dl_state_dict = {}  # what the prepared loader says before its first batch: nothing to resume
+        if _is_dispatcher(prepared) and not prepared.split_batches:
+            prepared.adjust_state_dict_for_prefetch = _WholeSteps(prepared, PartialState().num_processes)
+    return prepared
+
+
+def _is_dispatcher(prepared: Any) -> bool:
+    """Return whether rank 0 loads for all ranks, which never ask the loaders of their own for a batch."""
+    return isinstance(prepared, DataLoaderDispatcher)
+
+
+class _WholeSteps:
+    """Corrects the state of a loader that loads for all ranks, and is some ranks' batches ahead of the training loop.
+
+    Accelerate takes the state before each batch that it fetches. A step needs one batch for each rank, so only the
+    state before the first of them says where the loop is. Accelerate has a correction of its own, for torchdata's
+    loader, which only fits some of its states.
+    """
+
+    def __init__(self, prepared: Any, num_ranks: int) -> None:
+        self._prepared = ref(prepared)
+        self._num_ranks = num_ranks
+        self._latest: dict[str, Any] = {}
+
+    def __call__(self) -> None:
+        """Put the right state in the place of the present one. Accelerate calls it after taking a state."""
+        prepared = self._prepared()
+        if prepared.end_of_dataloader or prepared.dl_state_dict["_snapshot"]["_snapshot_step"] % self._num_ranks == 0:
+            self._latest = prepared.dl_state_dict
+        prepared.dl_state_dict = self._latest
+
+
+def _converted(loader: TorchDataLoader[Any], like: Any) -> DataLoader[Any]:
+    """Return a loader with the same options."""
+    options = {
+        name: getattr(loader, name, getattr(like, name, None))
+        for name in _OPTIONS
+        if name not in _ABOUT_BATCHES and (hasattr(loader, name) or hasattr(like, name))
+    }
+    if not loader.num_workers:
+        options["prefetch_factor"] = None
+    return DataLoader(loader.dataset, **options, **_batching(loader))
+
+
+def _batching(loader: TorchDataLoader[Any]) -> dict[str, Any]:
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is not None:
+        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    if loader.batch_sampler is not None:
+        return {"batch_sampler": loader.batch_sampler}
+    return {"batch_size": None, "sampler": loader.sampler}

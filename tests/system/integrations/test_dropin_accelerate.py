@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.integrations.ranks import run_ranks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("num_ranks", "num_workers", "case"),
+    [
+        (1, 0, "sampler"),
+        (1, 2, "seedable sampler"),
+        (2, 0, "sampler"),
+        (2, 0, "seedable sampler"),
+        (2, 0, "split batches"),
+        (2, 0, "stream"),
+        (2, 0, "stream, each rank its own"),
+        (2, 2, "sampler"),
+    ],
+)
+def test_a_prepared_loader_keeps_its_class_gives_what_torch_gives_and_resumes_exactly(
+    num_ranks: int, num_workers: int, case: str, tmp_path: Path
+) -> None:
+    launched = 0 if num_ranks == 1 else num_ranks
+    arguments = str(num_workers), case
+    for rank in run_ranks("dropin_accelerate.py", launched, tmp_path, *arguments, timeout_s=120, needs="accelerate"):
+        whole = rank["swift"]
+        assert whole["is_swift"]
+        for name in ("seen", "lengths", "weights"):
+            assert whole[name] == rank["torch"][name], name
+        assert rank["resumed"]
+        for run in rank["resumed"]:
+            assert run["seen"] == whole["seen"][run["num_steps"] :], run["num_steps"]
+            assert run["weights"] == whole["weights"], run["num_steps"]
