@@ -113,6 +113,7 @@ class DatasetBuilder:
             if self._dataset is None:
                 self.build()
             stage = Stage.SET_UP
+            set_num_threads(self._environment.torch_threads)
             torch_worker = self._set_up(worker, channel)
         except BrokenPipeError:  # the trainer is gone
             return
@@ -120,7 +121,6 @@ class DatasetBuilder:
             with suppress(BrokenPipeError):  # the trainer doesn't want to know
                 channel.send(describe_failure(error, stage, self.definitions).pack())
             return
-        set_num_threads(self._environment.torch_threads)
         reported = self.report_length() if self.is_shared else self.report()
         spec = replace(self.spec, draws=self._draws)
         builder = BatchBuilder(self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker)
@@ -142,7 +142,6 @@ class DatasetBuilder:
             raise BrokenPipeError
         identity = Identity.unpack(unpack_frame(received.data))
         torch_worker = TorchWorker(options.torch, options.rng, identity.worker_id, self._dataset)
-        set_num_threads(self._environment.torch_threads)
         torch_worker.begin(plan.order.seed)
         return torch_worker
 

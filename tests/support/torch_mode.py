@@ -26,7 +26,11 @@ from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_mode import TorchMode
 from tests.unit.scheduler.streams import StreamSource
 
-__all__ = ["begin_keys", "begin_stream", "rest_of", "started", "worker_spec"]
+__all__ = ["BASE_SEED", "begin_keys", "begin_stream", "plan_of", "rest_of", "started", "worker_spec"]
+
+
+BASE_SEED = 1234
+"""What workers start with."""
 
 
 def plan_of(base_seed: int) -> PlanSettings:
@@ -69,13 +73,7 @@ def worker_spec(
         dataset_per_worker=False,
         torch=TorchMode(**{**given, **mode}),
     )
-    return WorkerSpec(options, plan_of(mode_seed(mode)))
-
-
-def mode_seed(mode: Mapping[str, Any]) -> int:
-    """Return the base seed that workers start with."""
-    del mode
-    return 1234
+    return WorkerSpec(options, plan_of(BASE_SEED))
 
 
 @contextmanager
@@ -112,7 +110,7 @@ def begin_stream(dispatcher: Dispatcher, num_workers: int = 2, **options: Any) -
 
 
 def begin(
-    dispatcher: Dispatcher, source: WorkSource, *, base_seed: int = 1234, resume: Mapping[int, bytes] | None = None
+    dispatcher: Dispatcher, source: WorkSource, *, base_seed: int = BASE_SEED, resume: Mapping[int, bytes] | None = None
 ) -> None:
     dispatcher.begin(source, plan_of(base_seed), resume)
 

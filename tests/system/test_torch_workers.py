@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ import torch.utils.data
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import EncodeError
+from swift_loader.scheduler.work import IndexWork, Work
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_mode import Resume, Snapshot
-from tests.support.torch_mode import begin_keys, begin_stream, rest_of, started
+from tests.support.helpers import slow_unless
+from tests.support.torch_mode import begin_keys, begin_stream, plan_of, rest_of, started
 
 
 def batches_of(deliveries: list[Delivery]) -> list[Any]:
@@ -62,9 +66,8 @@ class Informed(Keyed):
 class Numbers(torch.utils.data.IterableDataset[int]):
     """Worker i of n has the numbers that leave i when divided by n, but the more of them the lower i is."""
 
-    def __init__(self, size: int = 30, *, fails_at: int | None = None, kills_at: int | None = None) -> None:
-        self.size = size
-        self.fails_at, self.kills_at = fails_at, kills_at
+    def __init__(self, size: int = 30, *, fails_at: int | None = None) -> None:
+        self.size, self.fails_at = size, fails_at
 
     def numbers(self) -> list[int]:
         info = torch.utils.data.get_worker_info()
@@ -145,7 +148,7 @@ class Counting(Keyed):
 class Deadly(Keyed):
     """Kills its process for a key, once per file."""
 
-    def __init__(self, folder: Any) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __getitem__(self, key: Any) -> Any:
@@ -156,23 +159,22 @@ class Deadly(Keyed):
         return key
 
 
-def deadly(stream: type[Numbers], folder: Any) -> Any:
-    """Return a stream that kills its process when a number for which there is a file is collated."""
-    return stream(), Deadly(folder)
-
-
 # Keys
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [[[0, 1], [2], [5, 5, 5]], [["a", "b"], ["c"]], [[[1, 2], [3]], [[4]]], [[(1, "x")], [None]]],
-    ids=["integers", "strings", "lists", "tuples"],
-)
-def test_keys_of_any_kind_reach_the_dataset(batches: Any) -> None:
+def test_keys_of_any_kind_reach_the_dataset() -> None:
+    many = list(range(100_000))
     with started(Keyed()) as dispatcher:
-        begin_keys(dispatcher, batches)
-        assert batches_of(rest_of(dispatcher)) == batches
+        for batches in (
+            [[0, 1], [2], [5, 5, 5]],
+            [["a", "b"], ["c"]],
+            [[[1, 2], [3]], [[4]]],
+            [[(1, "x")], [None]],
+            [many, many[::-1]],
+            [],
+        ):
+            begin_keys(dispatcher, batches)
+            assert batches_of(rest_of(dispatcher)) == batches
 
 
 def test_single_keys_give_single_samples() -> None:
@@ -182,15 +184,6 @@ def test_single_keys_give_single_samples() -> None:
         deliveries = rest_of(dispatcher)
         assert batches_of(deliveries) == keys
         assert [delivery.work.indices for delivery in deliveries] == keys  # type: ignore[union-attr]
-
-
-def test_a_batch_may_have_100_000_indices() -> None:
-    many = list(range(100_000))
-    with started(Keyed(), collate_fn=np.array) as dispatcher:
-        begin_keys(dispatcher, [many, many[::-1]])
-        one, other = batches_of(rest_of(dispatcher))
-        assert one.tolist() == many
-        assert other.tolist() == many[::-1]
 
 
 def test_getitems_gets_the_keys_and_what_it_returns_is_the_batch() -> None:
@@ -218,20 +211,20 @@ def test_an_error_comes_in_the_place_of_its_batch_and_the_next_one_follows() -> 
         assert type(lost) is EncodeError
 
 
+class Queue:
+    """Hands out what was put into it so far."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+
+    def next(self) -> Work | None:
+        return self.works.pop(0) if self.works else None
+
+    def end_shard(self, worker_id: int) -> None:
+        """There are no shards."""
+
+
 def test_work_that_comes_later_is_built() -> None:
-    class Queue:
-        def __init__(self) -> None:
-            self.works: list[Any] = []
-
-        def next(self) -> Any:
-            return self.works.pop(0) if self.works else None
-
-        def end_shard(self, worker_id: int) -> None:
-            """There are no shards."""
-
-    from swift_loader.scheduler.work import IndexWork
-    from tests.support.torch_mode import plan_of
-
     source = Queue()
     with started(Keyed()) as dispatcher:
         dispatcher.begin(source, plan_of(1))
@@ -257,14 +250,10 @@ def fail(worker_id: int) -> None:
 
 def draws_of(worker_id: int, base_seed: int) -> str:
     """Return what a worker of torch's DataLoader draws first."""
-    state = torch.get_rng_state()
-    python = random.Random(base_seed + worker_id)
-    words = torch.utils.data._utils.worker._generate_state(base_seed, worker_id)
-    generator = np.random.RandomState(words)
-    torch.manual_seed(base_seed + worker_id)
-    drawn = f"{worker_id} {python.random()} {generator.rand()} {torch.rand(())}"
-    torch.set_rng_state(state)
-    return drawn
+    words: Any = torch.utils.data._utils.worker._generate_state(base_seed, worker_id)  # type: ignore[no-untyped-call]
+    python, numpy = random.Random(base_seed + worker_id), np.random.RandomState(words)
+    drawn = torch.rand((), generator=torch.Generator().manual_seed(base_seed + worker_id))
+    return f"{worker_id} {python.random()} {numpy.rand()} {drawn}"
 
 
 def test_workers_know_who_they_are_and_are_seeded_as_torchs() -> None:
@@ -292,6 +281,7 @@ def test_an_error_of_worker_init_fn_reaches_the_loop() -> None:
         assert "setting up the worker" in str(error.__cause__)
 
 
+@pytest.mark.slow
 def test_draws_are_the_same_with_any_number_of_workers_and_differ_for_a_repeated_key() -> None:
     seen = []
     for num_workers in (1, 2):
@@ -318,9 +308,12 @@ def test_workers_may_be_interpreters_of_their_own(is_stream: bool) -> None:
 # Streams
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize(("batch_size", "drop_last"), [(1, False), (4, False), (4, True), (100, True), (None, False)])
-def test_a_stream_is_in_torchs_order(num_workers: int, batch_size: int | None, drop_last: bool) -> None:
+@pytest.mark.parametrize(
+    "case", slow_unless([(2, 4, False)], itertools.product([1, 2], [1, 4, 100, None], [False, True]))
+)
+def test_a_stream_is_in_torchs_order(case: tuple[int, int | None, bool]) -> None:
+    num_workers, batch_size, drop_last = case
+    drop_last = drop_last and batch_size is not None
     expected = torch.utils.data.DataLoader(
         Numbers(),
         batch_size=batch_size,
@@ -329,7 +322,7 @@ def test_a_stream_is_in_torchs_order(num_workers: int, batch_size: int | None, d
         collate_fn=as_given,
         multiprocessing_context="fork",
     )
-    mode = {"is_stream": True, "auto_collation": batch_size is not None, "batch_size": batch_size or 1}
+    mode: dict[str, Any] = {"is_stream": True, "auto_collation": batch_size is not None, "batch_size": batch_size or 1}
     with started(Numbers(), num_workers=num_workers, drop_last=drop_last, **mode) as dispatcher:
         for _ in range(2):
             begin_stream(dispatcher, num_workers)
@@ -351,10 +344,12 @@ def test_an_error_of_a_stream_ends_its_shard_only() -> None:
     assert numbers == [0, 2, 1, 3, 4, 6, 5, 7, 9, 11, 13]
 
 
-@pytest.mark.parametrize("snapshot_every", [1, 2, 3])
-@pytest.mark.parametrize("stream", [Numbers, Resumable, Stateful])
-def test_a_stream_resumes_after_any_batch(stream: type[Numbers], snapshot_every: int) -> None:
-    mode = {"is_stream": True, "batch_size": 3, "snapshot_every": snapshot_every}
+@pytest.mark.parametrize(
+    "case", slow_unless([(Resumable, 2)], itertools.product([Numbers, Resumable, Stateful], [1, 2, 3]))
+)
+def test_a_stream_resumes_after_any_batch(case: tuple[type[Numbers], int]) -> None:
+    stream, snapshot_every = case
+    mode: dict[str, Any] = {"is_stream": True, "batch_size": 3, "snapshot_every": snapshot_every}
     with started(stream(40), **mode) as dispatcher:
         begin_stream(dispatcher)
         whole = rest_of(dispatcher)
@@ -384,17 +379,17 @@ def resume_after(deliveries: list[Delivery], worker_id: int) -> bytes:
     return Resume(snapshot, num_to_skip).pack()
 
 
-@pytest.mark.parametrize("snapshot_every", [0, 2])
-@pytest.mark.parametrize("stream", [Numbers, Resumable, Stateful])
-def test_a_stream_goes_on_where_its_worker_was_killed(
-    stream: type[Numbers], snapshot_every: int, tmp_path: Any
-) -> None:
+@pytest.mark.parametrize(
+    "case", slow_unless([(Resumable, 2)], itertools.product([Numbers, Resumable, Stateful], [0, 2]))
+)
+def test_a_stream_goes_on_where_its_worker_was_killed(case: tuple[type[Numbers], int], tmp_path: Path) -> None:
+    stream, snapshot_every = case
     killer = Deadly(tmp_path)
 
     def collate(samples: list[int]) -> list[int]:
         return [killer[sample] for sample in samples]
 
-    mode = {"is_stream": True, "batch_size": 2, "snapshot_every": snapshot_every, "collate_fn": collate}
+    mode: dict[str, Any] = {"is_stream": True, "batch_size": 2, "snapshot_every": snapshot_every, "collate_fn": collate}
     with started(stream(60), **mode) as dispatcher:
         begin_stream(dispatcher)
         expected = batches_of(rest_of(dispatcher))
@@ -411,7 +406,7 @@ def test_a_stream_goes_on_where_its_worker_was_killed(
         assert batches_of(rest_of(dispatcher)) == expected
 
 
-def test_the_keys_of_a_killed_worker_are_fetched_by_another_one(tmp_path: Any) -> None:
+def test_the_keys_of_a_killed_worker_are_fetched_by_another_one(tmp_path: Path) -> None:
     batches = [["a", str(number)] for number in range(20)]
     for key in (3, 4, 11):
         (tmp_path / str(key)).touch()

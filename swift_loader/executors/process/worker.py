@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swift_loader.errors import ProtocolError
+from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.resume import ResumePoints
@@ -22,7 +22,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.descriptors import out_of_descriptors_error
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import Identity, NewPlan, Ready, Recheck, SegmentMade
+from swift_loader.transport.messages import Identity, LostKeys, NewPlan, Ready, Recheck, SegmentMade, Task
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 
@@ -105,8 +105,18 @@ class WorkerHandle:
             self._plan_generation = generation
         self.tasks.append(task)
         released, retired, given_up = returned
-        self._send(task_of(task, released, retired).pack())
+        self._send_task(task_of(task, released, retired))
         return given_up
+
+    def _send_task(self, task: Task) -> None:
+        """Send a task. If its keys are too many to be sent, the batch gets an error."""
+        try:
+            self._send(task.pack())
+        except (NoDescriptorsLeft, ProtocolError) as error:
+            if task.indices is None:
+                raise
+            task.indices = LostKeys(f"the keys of a batch can't be sent: {error}")
+            self._send(task.pack())
 
     def note_answer(self) -> None:
         """Record that it has answered its oldest task."""
