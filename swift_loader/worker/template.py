@@ -40,7 +40,7 @@ from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fallback_template import FallbackTemplate
 from swift_loader.worker.fork_safety import ForkHazards
-from swift_loader.worker.multiprocessing_state import reset_multiprocessing
+from swift_loader.worker.multiprocessing_state import finish_multiprocessing, reset_multiprocessing
 from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
@@ -301,4 +301,6 @@ def _be_worker(worker: int, channel: Channel, dataset_builder: DatasetBuilder, s
     failpoint(Failpoint.WORKER_BOOT)
     stack_dumper.start()
     dataset_builder.run_worker(worker, channel)
+    if dataset_builder.spec.options.start_method is StartMethod.FORK:
+        finish_multiprocessing()  # the trainer may read from a queue of the dataset's
     return 0
