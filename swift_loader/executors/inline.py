@@ -20,7 +20,6 @@ from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Event, Ready, Skipped, StreamEnded
-from swift_loader.scheduler.work import Work
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.failure import BuildError
@@ -163,10 +162,10 @@ class InlineExecutor:
                 raise
             return builder.failed(task, error)
 
-    def _describe(self, work: Work) -> str:
+    def _describe(self, task: Send) -> str:
         _, plan = self._current
         assert plan is not None
-        return describe_work(work, plan)
+        return describe_work(task.work, plan)
 
     def __repr__(self) -> str:
         return f"<InlineExecutor{' closed' if self._builder is None else ''}>"

@@ -23,7 +23,6 @@ from swift_loader.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Built, Event, Failed, SampleFailed
-from swift_loader.scheduler.work import Work
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
@@ -45,8 +44,8 @@ class Speaker:
 
     who: str
     """Who builds the batches."""
-    describe: Callable[[Work], str]
-    """Returns number, epoch and dataset indices of a batch."""
+    describe: Callable[[Send], str]
+    """Returns number, epoch and dataset indices of the batch of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,27 +147,27 @@ class LocalBuilder:
         events: list[Event] = []
         if isinstance(error, BuildError):
             events = self._sample_failures(task, error.failures)
-            error = self._explain(error, task.work)
+            error = self._explain(error, task)
         events.append(Failed(self._worker, task.generation, task.sequence, error))
         return events
 
     def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
         events: list[Event] = []
         for failed in failures:
-            where = f", {self._speaker.describe(task.work)}"
+            where = f", {self._speaker.describe(task)}"
             error = rebuild(failed.failure, self._speaker.who, self._definitions, where)
             failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
             events.append(SampleFailed(self._worker, task.generation, task.sequence, failed.position, failure))
         return events
 
-    def _explain(self, failed: BuildError, work: Work) -> Exception:
+    def _explain(self, failed: BuildError, task: Send) -> Exception:
         error = failed.__cause__ if isinstance(failed.__cause__, Exception) else failed
         sample = f", dataset index {failed.index}" if failed.index is not None else ""
         note = f". {failed.note}" if failed.note else ""
         last: BaseException = error
         while last.__cause__ is not None:
             last = last.__cause__
-        where = f"{failed.stage.value}{sample}, {self._speaker.describe(work)}"
+        where = f"{failed.stage.value}{sample}, {self._speaker.describe(task)}"
         last.__cause__ = RemoteTraceback(f"In {self._speaker.who}, {where}{note}")
         return error
 

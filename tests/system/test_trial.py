@@ -156,8 +156,10 @@ def test_a_rank_tries_its_own_first_batch(rank: int) -> None:
         assert ids_of(loader) == expected
 
 
-def test_what_fails_in_the_trial_fails_in_start_and_is_named() -> None:
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_what_fails_in_the_trial_fails_in_start_and_is_named(worker_type: str) -> None:
     options: dict[str, Any] = {"batch_size": 3, "shuffle": False, "collate_fn": collate_nothing}
+    options["worker_type"] = worker_type
     with make_loader(datasets.Counting, **options) as loader, pytest.raises(KeyError) as caught:
         loader.start(0)
     assert "the trial batch, batch 0 of epoch 0 (dataset indices 0, 1, 2)" in str(caught.value.__cause__)

@@ -129,7 +129,7 @@ class ThreadExecutor:
             spec,
             batch_decoder=self._options.batch_decoder,
             metrics=self._metrics,
-            speaker=Speaker(who, self.explainer.batch),
+            speaker=Speaker(who, self._describe),
             store=RecycledHeap(self._options.limits.max_ready_per_worker),
         )
 
@@ -199,10 +199,12 @@ class ThreadExecutor:
         worker = self._workers[about.worker]
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{attached(traces=worker.stack())}"
 
+    def _describe(self, task: Send) -> str:
+        return self.explainer.batch(task.work, is_trial=not task.generation)
+
     def _describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
-        explainer = self.explainer
-        at_work = "" if task is None else f", at {explainer.batch(task.work, is_trial=not task.generation)},"
-        return f"{explainer.who(worker)}{at_work}"
+        at_work = "" if task is None else f", at {self._describe(task)},"
+        return f"{self.explainer.who(worker)}{at_work}"
 
     # Stopping
 

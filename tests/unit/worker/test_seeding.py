@@ -21,7 +21,14 @@ from swift_loader.transport.store import HeapStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
-from swift_loader.worker.seeding import Rng, Seeding, seed_for_construction, seed_for_worker
+from swift_loader.worker.seeding import (
+    Fetching,
+    Rng,
+    Seeding,
+    keep_to_this_thread,
+    seed_for_construction,
+    seed_for_worker,
+)
 from swift_loader.worker.spec import WorkerSpec
 from tests.support.draws import DRAWS
 
@@ -321,3 +328,31 @@ def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkey
         assert seeding.needs_rebuild(), "torch came in the midst of a batch, so nobody had seeded it"
         seeding.begin(Fetching(1, 0, [0, 1], []))
         assert not seeding.needs_rebuild()
+
+
+def test_worker_threads_tell_their_samples_apart_and_other_threads_see_those_of_the_process() -> None:
+    def draw(index: int, *, as_worker: bool) -> None:
+        if as_worker:
+            keep_to_this_thread()
+            seeding = Seeding(Rng.NONE)
+            seeding.begin(Fetching(1, 0, [index], []))
+        for _ in range(100):
+            found.setdefault(index, set()).add(sample_rng().bit_generator.state["state"]["key"][0])
+            both.wait()
+        if as_worker:
+            seeding.needs_rebuild()
+
+    found: dict[int, set[int]] = {}
+    both = threading.Barrier(3)
+    outer = Seeding(Rng.NONE)
+    outer.begin(Fetching(1, 0, [7], []))  # on this thread, for the process
+    threads = [threading.Thread(target=draw, args=(index,), kwargs={"as_worker": index < 2}) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = sample_rng().bit_generator.state["state"]["key"][0]
+    outer.needs_rebuild()
+    assert [len(found[index]) for index in range(3)] == [1, 1, 1]
+    assert found[2] == {expected}
+    assert found[0] != found[1] != found[2]
