@@ -30,7 +30,7 @@ __all__ = ["SwiftLoader"]
 
 
 class SwiftLoader:
-    """Loads batches of a map-style dataset with worker processes.
+    """Loads batches of a map-style dataset with worker processes, or threads.
 
     Each `for` loop over the loader is one epoch:
 
@@ -94,8 +94,8 @@ class SwiftLoader:
         """Check the options. Starts no process.
 
         Args:
-            dataset_class: A class or function that returns a map-style dataset. Called in another process, unless
-                `worker_per_consumer=0`.
+            dataset_class: A class or function that returns a map-style dataset. Called in another process, or in this one
+                if there are no worker processes.
             dataset_kwargs: Keyword arguments for `dataset_class`. Default: none.
             batch_size: Samples per batch of one consumer, at least 1.
             nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
@@ -240,7 +240,7 @@ class SwiftLoader:
 
         Call it early, for example before you build the model: a fresh interpreter takes seconds to import torch, and
         this overlaps them. `start()` uses the result, unless working directory, environment or import path have
-        changed. Does nothing with 0 workers, or if the loader has started.
+        changed. Does nothing without worker processes, or if the loader has started.
 
         Raises:
             LoaderClosed: The loader was closed.

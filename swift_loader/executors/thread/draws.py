@@ -46,12 +46,10 @@ class DrawWatch:
         before = snapshot_generators()
         yield
         after = snapshot_generators()
-        if after != before and self._inbox.num_moves == num_moves and self._once.acquire(blocking=False):
-            changed = [
-                name for name, old, new in zip(_NAMES, before, after, strict=False) if old != new
-            ]  # a torch that was imported meanwhile is only in `after`
-            if changed:
-                self._note(_warning(changed))
+        # A torch that was imported meanwhile is only in `after`.
+        changed = [name for name, old, new in zip(_NAMES, before, after, strict=False) if old != new]
+        if changed and self._inbox.num_moves == num_moves and self._once.acquire(blocking=False):
+            self._note(_warning(changed))
 
     def __repr__(self) -> str:
         return f"<DrawWatch{' that has warned' if self._once.locked() else ''}>"

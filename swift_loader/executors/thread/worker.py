@@ -99,6 +99,8 @@ class ThreadWorker:
                 task, plan = order
                 self._around.post(self._answer(task, plan))
                 task = None
+        except Exception as error:  # not of the dataset: those are answers
+            self._around.post([ExecutorFailed(error)])
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
             self._around.post([ExecutorFailed(self._died(task, error))])
 
