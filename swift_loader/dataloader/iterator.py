@@ -124,7 +124,8 @@ class LoaderIterator:
 
     def _warn_of_length(self, length: int) -> None:
         advice = (
-            " Each worker has a copy of the dataset: let it give only its share, see torch.utils.data.get_worker_info."
+            " For multiprocessing data-loading, this means that each worker's copy of the dataset gives everything: "
+            "let it give only its share, see torch.utils.data.get_worker_info."
             if self._has_workers
             else ""
         )
@@ -141,6 +142,9 @@ class LoaderIterator:
 
     def __len__(self) -> int:
         return len(self._index_sampler)
+
+    def __del__(self) -> None:  # no weakref.finalize: that would keep the epoch, whose error may refer to this iterator
+        self._epoch.close()
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} can't be pickled; pickle the loader")

@@ -28,7 +28,10 @@ class _WorkersInUse:
     def next(self) -> Delivery:
         if self._workers is None:  # of a loader with persistent workers, and the next epoch has begun
             raise StopIteration
-        return self._workers.next()
+        delivery = self._workers.next()
+        if self._workers.failure is not None:
+            self._give_back()  # the error's traceback refers to the loop, so nothing global may refer to the error
+        return delivery
 
     def give_back(self) -> None:
         """Idempotent."""

@@ -57,8 +57,8 @@ class LoaderWorkers:
         """How many batches may be built ahead of the loop."""
         self.base_seed = base_seed
         """What the workers' generators were seeded with when they started."""
-        self.has_failed = False
-        """Whether they give no more batches."""
+        self.failure: Delivery | None = None
+        """Why they give no more batches."""
         self.owner = ProcessOwner()
         self._notices: deque[str] = deque()
         supervisor = Supervisor(WorkerSpec(worker_options, _settings(base_seed)), delivery)
@@ -77,11 +77,18 @@ class LoaderWorkers:
         self._dispatcher.begin(source, _settings(base_seed), resume)
 
     def next(self) -> Delivery:
-        """Return the next batch, its error, or the end of all shards. Blocks."""
+        """Return the next batch, its error, or the end of all shards. Blocks.
+
+        An error of no batch ends the processes: its traceback will refer to the loop, so nobody may wait for that to
+        be freed. It comes again at each later call.
+        """
+        if self.failure is not None:
+            return self.failure
         delivery = self._dispatcher.next_batch()
         self._issue_warnings()
         if delivery.error is not None and delivery.work is None:
-            self.has_failed = True
+            self.failure = delivery
+            self.close()
         delivery.keep()
         return delivery
 
@@ -226,7 +233,7 @@ class WorkerShelf:
                 one.close()
 
     def _may_stay(self, workers: LoaderWorkers) -> bool:
-        return self._is_open and not workers.has_failed and workers.marks.may_stay
+        return self._is_open and workers.failure is None and workers.marks.may_stay
 
     def close(self) -> None:
         """Close the workers that wait, and later those that are in use now. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,11 +26,19 @@ def differences(loader_class: Any, cells: list[Cell]) -> str:
 def difference(loader_class: Any, cell: Cell) -> str:
     """Return the first thing that differs from torch's class; an empty text if nothing does."""
     expected = observe(TorchDataLoader, cell).events
+    _end_workers(cell)
     seen = observe(loader_class, cell).events
+    _end_workers(cell)
     for (wanted_what, wanted), (what, value) in zip(expected, seen, strict=False):
         if wanted_what != what or not _agree(wanted, value):
             return f"  torch: {wanted_what}: {wanted}\n  this:  {what}: {value}"
     return "" if len(expected) == len(seen) else f"  torch saw {expected[len(seen) :]}, this {seen[len(expected) :]}"
+
+
+def _end_workers(cell: Cell) -> None:
+    """Free what errors refer to: no iterator may live on when processes are forked for the next one."""
+    if cell.get("num_workers"):
+        gc.collect()
 
 
 def _agree(wanted: Any, seen: Any) -> bool:

@@ -11,7 +11,7 @@ from tests.support.like_torch.datasets import MAPS, STREAMS
 from tests.support.like_torch.observing import Cell
 from tests.support.like_torch.options import COLLATES, ORDERS
 
-__all__ = ["arguments", "grid", "inline_maps", "inline_streams", "worker_maps", "worker_streams"]
+__all__ = ["arguments", "grid", "inline_maps", "inline_streams", "worker_failures", "worker_maps", "worker_streams"]
 
 SIZES = [(size, drop_last) for size in (None, 1, 2, 3, 100) for drop_last in (False, True)]
 LENGTHS = [7, 32, 0, 1]
@@ -88,21 +88,46 @@ WITH_WORKERS: dict[str, Iterable[Any]] = {
 KEYED = {"drawn"}
 """Datasets that draw from the global generators: each sample has draws of its own, however many workers there are."""
 
-DRAWN_LATER = {"drawing", "failing", "failing batches", "unusable"}
-"""Samplers that draw from the global generators or fail late: how far ahead of the loop they're drawn from differs."""
+DRAWN_LATER = {"drawing", "failing", "failing batches", "unusable", "bare"}
+"""Samplers that draw from the global generators one by one, or fail. How far ahead of the loop that happens differs,
+and batches drawn before a failure come first."""
+
+ENDING = {"broken_stop"}
+"""Datasets that raise StopIteration: with torch's workers the epoch ends early, here that is an error."""
 
 
-def worker_maps(num_cells: int = 150) -> list[Cell]:
+def worker_maps(num_cells: int = 160) -> list[Cell]:
     """Return cells with datasets of indexed samples and workers."""
-    orders, datasets = [one for one in ORDERS if one not in DRAWN_LATER], [one for one in MAPS if one not in KEYED]
-    chosen = {"dataset": datasets, "order": orders} | WITH_WORKERS
-    return grid(chosen, len(datasets) * len(orders))[:num_cells]
+    datasets = [one for one in MAPS if one not in KEYED | ENDING]
+    orders = [one for one in ORDERS if one not in DRAWN_LATER]
+    cells = grid({"dataset": datasets, "order": orders} | WITH_WORKERS, len(datasets) * len(orders))
+    return [*filter(_is_determined, cells)][:num_cells]
 
 
-def worker_streams(num_cells: int = 60) -> list[Cell]:
+def worker_streams(num_cells: int = 80) -> list[Cell]:
     """Return cells with streams and workers."""
-    datasets = [one for one in STREAMS if one not in KEYED and "pipe" not in one]
-    return grid({"dataset": datasets} | WITH_WORKERS, num_cells)
+    datasets = [one for one in STREAMS if one not in KEYED and one != "refusing" and "pipe" not in one]
+    cells = grid({"dataset": datasets} | WITH_WORKERS, 2 * num_cells)
+    return [*filter(_is_determined, cells)][:num_cells]
+
+
+def _is_determined(cell: Cell) -> bool:
+    """Return whether torch gives the same twice.
+
+    It doesn't if a loop is left and batches come as they are ready, or if a stream goes on where prefetching left it.
+    """
+    in_order = bool(cell["in_order"]) or cell["num_workers"] == 1
+    return bool(cell["loop"] != "broken" or (in_order and cell["dataset"] != "single"))
+
+
+def worker_failures() -> list[Cell]:
+    """Return cells whose workers fail when they start. Their later errors differ: those of torch are of its own."""
+    own = {"num_samples": 7, "num_workers": 2, "loop": "first", "multiprocessing_context": "fork"}
+    return [
+        {"dataset": dataset, "init": init, "persistent_workers": persistent} | own
+        for dataset, init in (("tensor", "bad"), ("plain", "bad"), ("refusing", "none"))
+        for persistent in (False, True)
+    ]
 
 
 def arguments() -> list[Cell]:

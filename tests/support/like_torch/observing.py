@@ -131,7 +131,7 @@ def _iterate(seen: Observation, loader: Any, cell: Cell, generator: torch.Genera
         _interleave(seen, loader)
         _see_states(seen, "interleaved", generator)
         return
-    for epoch in range(3 if loop == "broken" else 2):
+    for epoch in range({"broken": 3, "first": 1}.get(loop, 2)):
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)
         iterator = seen.attempt("iter", lambda: iter(loader))
@@ -140,7 +140,7 @@ def _iterate(seen: Observation, loader: Any, cell: Cell, generator: torch.Genera
             continue
         seen.see("iter of iterator", iter(iterator) is iterator)
         seen.see("len of iterator", seen.attempt("len of iterator", iterator.__len__))
-        steps = 2 if loop == "broken" and epoch == 0 else MAX_STEPS
+        steps = 1 if loop == "first" else 2 if loop == "broken" and epoch == 0 else MAX_STEPS
         batches = _drain(seen, iterator, steps)
         seen.see("batches", batches if ordered else sorted(batches, key=repr))
         _see_states(seen, "epoch", generator)
