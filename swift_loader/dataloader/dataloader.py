@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from swift_loader.dataloader.callers import is_called_by_lightning
 from swift_loader.dataloader.draws import Draws
+from swift_loader.dataloader.epochs import epoch_of
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderIterator
@@ -130,6 +131,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             number = self._latest.number + 1
             if self.persistent_workers:
                 self._latest.close()  # also if somebody still has its iterator: there is one set of workers
+        if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
+            self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
             self._latest = InlineEpoch(self, number, resume, self._substitute)
         else:

@@ -6,7 +6,6 @@ Runs on the loop's thread, as the sampler is the user's code.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -16,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from swift_loader.dataloader.datapipes import draw_pipe_seed, is_seeded_pipe
+from swift_loader.dataloader.epochs import at_epochs, epoch_of, epochs_of, with_inner
 from swift_loader.dataloader.generators import (
     NO_STATES,
     GlobalStates,
@@ -28,9 +28,6 @@ from swift_loader.dataloader.generators import (
 __all__ = ["Drawn", "Draws", "DrawsState", "is_stateful"]
 
 _NOTHING = object()
-
-_INNER = ("sampler", "batch_sampler")
-"""Under these names, samplers refer to those that they draw from: torch's, Lightning's, Accelerate's, timm's."""
 
 
 class Drawn(NamedTuple):
@@ -64,6 +61,8 @@ class DrawsState:
     """Whether the base seed was drawn when the epoch began."""
     sampler_epochs: list[int]
     """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
+    dataset_epoch: int | None
+    """What `set_epoch` has set on the dataset. None: it has no epoch."""
     is_over: bool
     """Whether the epoch is over, so that the next one begins."""
 
@@ -154,7 +153,7 @@ class Draws:
         self._sampler_epochs = state.sampler_epochs if state.num_drawn else None
         if not state.is_begun:
             self._untold = self._used, self._used
-        if self._source.epochs and state.sampler_state is None:
+        if epochs_of(self._source.samplers) and state.sampler_state is None:
             self._iterator = self._draw_again_later(state)
         else:
             self._iterator = self._draw_again(state)
@@ -169,7 +168,7 @@ class Draws:
         num_again = state.num_drawn if counts else 0
         epochs = state.sampler_epochs if num_again else None
         first = _NOTHING
-        with self._used.applied(), self._source.at_epochs(epochs):
+        with self._used.applied(), at_epochs(self._source.samplers, epochs):
             self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
             iterator = self._source.iterate(state.sampler_state)
             if state.draws_seed:
@@ -201,9 +200,9 @@ class Draws:
 
     def _next(self) -> Drawn | None:
         if self._sampler_epochs is None:
-            self._sampler_epochs = self._source.epochs
+            self._sampler_epochs = epochs_of(self._source.samplers)
         indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
-        self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
+        self._epochs_now = epochs_of(self._source.samplers)  # Accelerate's sampler counts its epochs itself
         if indices is _NOTHING:
             return None
         if self._untold is not None:
@@ -216,7 +215,7 @@ class Draws:
     @property
     def is_stale(self) -> bool:
         """Whether `set_epoch` was called since something was drawn."""
-        return self._epochs_now is not None and self._epochs_now != self._source.epochs
+        return self._epochs_now is not None and self._epochs_now != epochs_of(self._source.samplers)
 
     def state_at(self, num_drawn: int, sampler_state: tuple[Any, Any] | None, *, is_over: bool) -> DrawsState:
         """Return how to continue after so many draws.
@@ -228,7 +227,7 @@ class Draws:
         """
         own = pack_generators(self._own) if is_over else self._own_at_begin
         used = self._used if self._untold is None else self._untold[0]
-        epochs = self._source.epochs if self._sampler_epochs is None else self._sampler_epochs
+        epochs = epochs_of(self._source.samplers) if self._sampler_epochs is None else self._sampler_epochs
         at_begin = {} if is_over or sampler_state is not None else used.pack()
         return DrawsState(
             base_seed=self.base_seed,
@@ -241,6 +240,7 @@ class Draws:
             is_begun=self._untold is None,
             draws_seed=self._draws_seed,
             sampler_epochs=epochs,
+            dataset_epoch=epoch_of(self._dataset),
             is_over=is_over,
         )
 
@@ -254,7 +254,7 @@ class _SamplerSource:
         self.sampler: Any = loader.sampler if batches is None else batches
         if self._batches is not None:
             self.sampler = self._batches.sampler
-        self.samplers = list(_with_inner(loader.sampler, loader.batch_sampler))
+        self.samplers = list(with_inner(loader.sampler, loader.batch_sampler))
         """All samplers that take part, outermost first."""
         self._iterator: Any = None
         self._iterator_state: Any = None
@@ -268,32 +268,6 @@ class _SamplerSource:
         if self.is_stream:
             return self._seeds_pipe
         return not (type(self.sampler) is SequentialSampler or is_stateful(self.sampler))
-
-    @property
-    def _with_epochs(self) -> list[Any]:
-        return [one for one in self.samplers if hasattr(one, "set_epoch") and isinstance(_epoch_of(one), int)]
-
-    @property
-    def epochs(self) -> list[int]:
-        """The epochs of the samplers that have one."""
-        return [_epoch_of(one) for one in self._with_epochs]
-
-    @contextmanager
-    def at_epochs(self, epochs: list[int] | None) -> Iterator[None]:
-        """Set the samplers to these epochs, and afterwards to those that they had before."""
-        before = self.epochs
-        if epochs is None or len(epochs) != len(before) or epochs == before:
-            yield
-            return
-        try:
-            self._set_epochs(epochs)
-            yield
-        finally:
-            self._set_epochs(before)
-
-    def _set_epochs(self, epochs: list[int]) -> None:
-        for sampler, epoch in zip(self._with_epochs, epochs, strict=True):
-            sampler.set_epoch(epoch)
 
     def iterate(self, state: tuple[Any, Any] | None = None) -> Iterator[Any]:
         """Return an iterator over the indices of the batches, from their beginning or from a state.
@@ -325,22 +299,6 @@ class _SamplerSource:
         if self._iterator is not self.sampler and is_stateful(self._iterator):
             of_iterator = deepcopy(self._iterator.state_dict())
         return None if of_sampler is None and of_iterator is None else (of_sampler, of_iterator)
-
-
-def _with_inner(*samplers: Any) -> Iterator[Any]:
-    """Yield samplers, and those that they draw from."""
-    left, seen = [one for one in reversed(samplers) if one is not None], set()
-    while left:
-        sampler = left.pop()
-        if id(sampler) not in seen:
-            seen.add(id(sampler))
-            yield sampler
-            inner = (getattr(sampler, name, None) for name in _INNER)
-            left += [one for one in inner if one is not None]
-
-
-def _epoch_of(sampler: Any) -> Any:
-    return getattr(sampler, "epoch", None)
 
 
 def _batched(indices: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:

@@ -13,6 +13,7 @@ from swift_loader.dataloader.datapipes import prepare_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 
 __all__ = ["InlineEpoch"]
 
@@ -38,7 +39,10 @@ class InlineEpoch:
         self._is_over = False
         saved = resume.workers[0] if resume is not None and resume.workers else WorkerSnapshot()
         given: Any = loader.dataset
-        if saved.dataset_state is not None and is_stateful(given):
+        begins_epoch = resume is None or resume.draws.is_over
+        if begins_epoch and is_huggingface(given):
+            forget_state(given)
+        elif saved.dataset_state is not None and is_stateful(given):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
         self._draws = Draws(loader, epoch, None if resume is None else resume.draws, substitute)
         if loader.timeout:  # torch's type, and as late as torch
@@ -118,8 +122,8 @@ class InlineEpoch:
         iterator = self._fetcher.dataset_iter
         is_one = iterator is dataset
         return WorkerSnapshot(
-            dataset.state_dict() if is_stateful(dataset) and not is_one else None,
-            iterator.state_dict() if is_stateful(iterator) else None,
+            dataset.state_dict() if has_exact_state(dataset) and not is_one else None,
+            iterator.state_dict() if has_exact_state(iterator) else None,
             self._fetcher.ended,
         )
 

@@ -106,6 +106,7 @@ class LoaderPosition:
             "is_begun": draws.is_begun,
             "draws_seed": draws.draws_seed,
             "sampler_epochs": draws.sampler_epochs,
+            "dataset_epoch": draws.dataset_epoch,
             "ahead": list(self.ahead),
         }
         snapshots = [one.pack(is_stream=self.is_stream) for one in self.workers]
@@ -162,6 +163,7 @@ def _unpacked(state: dict[str, Any]) -> LoaderPosition:
         is_begun=main["is_begun"],
         draws_seed=main["draws_seed"],
         sampler_epochs=main["sampler_epochs"],
+        dataset_epoch=main["dataset_epoch"],
         is_over=state["_iterator_finished"],
     )
     snapshots = [WorkerSnapshot.unpack(workers[f"worker_{number}"]) for number in range(len(workers))]

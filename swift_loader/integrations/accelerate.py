@@ -35,7 +35,7 @@ _ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_las
 
 
 def keep_class() -> None:
-    """Let Accelerate load with `swift_loader.DataLoader` where it prepares one. Leaves other loaders alone. Idempotent."""
+    """Let Accelerate load with `swift_loader.DataLoader` where it prepares one, and leave other loaders alone."""
     prepare = accelerate.accelerator.prepare_data_loader
     if hasattr(prepare, "__wrapped__"):
         return
@@ -91,7 +91,7 @@ class _WholeSteps:
 
     def __call__(self) -> None:
         """Put the right state in the place of the present one. Accelerate calls it after taking a state."""
-        prepared = self._prepared()
+        prepared: Any = self._prepared()  # calls this
         if prepared.end_of_dataloader or prepared.dl_state_dict["_snapshot"]["_snapshot_step"] % self._num_ranks == 0:
             self._latest = prepared.dl_state_dict
         prepared.dl_state_dict = self._latest
@@ -99,7 +99,7 @@ class _WholeSteps:
 
 def _converted(loader: TorchDataLoader[Any], like: Any) -> DataLoader[Any]:
     """Return a loader with the same options."""
-    options = {
+    options: dict[str, Any] = {
         name: getattr(loader, name, getattr(like, name, None))
         for name in _OPTIONS
         if name not in _ABOUT_BATCHES and (hasattr(loader, name) or hasattr(like, name))

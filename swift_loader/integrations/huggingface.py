@@ -2,8 +2,8 @@
 
 The Trainer makes its loaders itself, so the import to change is that of the Trainer. The callback saves the train
 loader's state in `trainer_state.json`. It takes this Trainer's loader, or a SwiftLoader that `get_train_dataloader`
-returns. Set `ignore_data_skip=True` in runs that may be resumed with it: otherwise, the Trainer draws the batches before
-the position again (https://github.com/huggingface/transformers/issues/26289).
+returns. Set `ignore_data_skip=True` in runs that may be resumed with it. Otherwise, the Trainer skips batches to find
+the position (https://github.com/huggingface/transformers/issues/26289).
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from swift_loader.loader import SwiftLoader
-
 __all__ = ["LoaderStateCallback", "SwiftLoading", "Trainer"]
 
 _ATTRIBUTE = "loader_state"
@@ -42,7 +40,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
     """
 
     def __init__(self) -> None:
-        self._loader: SwiftLoader | DataLoader[Any] | None = None
+        self._loader: Any = None
         """Known once training begins."""
 
     def state(self) -> dict[str, Any]:
@@ -68,8 +66,8 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         if not hasattr(loader, "load_state_dict"):
             raise TypeError(
                 f"the Trainer's train loader is a {type(loader).__name__}, which has no load_state_dict; use "
-                f"swift_loader.integrations.huggingface.Trainer, return a SwiftLoader from get_train_dataloader, or leave "
-                f"this callback out"
+                f"swift_loader.integrations.huggingface.Trainer, return a SwiftLoader from get_train_dataloader, or "
+                f"leave this callback out"
             )
         self._loader = loader
         if not state.global_step:

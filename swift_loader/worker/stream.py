@@ -15,6 +15,7 @@ from swift_loader.transport.messages import Stage, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
+from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
 from swift_loader.worker.torch_worker import TorchWorker
 
@@ -99,10 +100,13 @@ class StreamSamples:
         """Begin to iterate. Return how many batches are to be skipped then."""
         self._num_batches = 0
         if resume.snapshot is None:
+            forget_state(self._dataset)
             self._iterator = iter(self._dataset)
             return resume.num_batches_to_skip
         snapshot = Snapshot.unpack(resume.snapshot)
-        if snapshot.dataset is not None:
+        if not snapshot.num_batches and is_huggingface(self._dataset):
+            forget_state(self._dataset)  # the state is that of the end of the epoch before
+        elif snapshot.dataset is not None:
             self._dataset.load_state_dict(snapshot.dataset)
         if snapshot.has_ended:
             return 0
@@ -144,15 +148,11 @@ class StreamSamples:
         iterator, dataset = self._iterator, self._dataset
         worker_id = 0 if self._worker is None else self._worker.worker_id
         try:
-            of_iterator = iterator.state_dict() if _has_state(iterator) else None  # type: ignore[union-attr]
-            of_dataset = dataset.state_dict() if iterator is not dataset and _has_state(dataset) else None
+            of_iterator = iterator.state_dict() if has_exact_state(iterator) else None  # type: ignore[union-attr]
+            of_dataset = dataset.state_dict() if iterator is not dataset and has_exact_state(dataset) else None
             return Snapshot(self._num_batches, iterator is None, of_iterator, of_dataset, worker_id).pack()
         except Exception as error:
             raise BuildError(Stage.SAVE) from error
 
     def __repr__(self) -> str:
         return f"<StreamSamples{' ended' if self._iterator is None else ''} at turn {self._turn}>"
-
-
-def _has_state(thing: Any) -> bool:
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")

@@ -83,7 +83,7 @@ def run(
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        eval_strategy="epoch",
+        eval_strategy="no" if num_workers else "epoch",  # the Trainer makes a new loader for each evaluation
     )
     recorder = Recorder()
     trainer = TRAINERS[name](
