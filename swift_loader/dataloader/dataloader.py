@@ -35,7 +35,7 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 class DataLoader(TorchDataLoader[_Batch_co]):
     """`torch.utils.data.DataLoader` with one import changed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - torch's signature
         self,
         dataset: Dataset[_Batch_co],
         batch_size: int | None = 1,

@@ -114,7 +114,7 @@ def start_method_of(context: Any) -> StartMethod:
         context: The loader's `multiprocessing_context`. None: a fresh interpreter from which workers are forked, which
             works for most datasets on all platforms.
     """
-    asked = None if context is None else context.get_start_method()
+    asked = "" if context is None else context.get_start_method()
     return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)
 
 

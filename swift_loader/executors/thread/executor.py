@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -159,7 +159,7 @@ class ThreadExecutor:
 
     # Acting
 
-    def use_plan(self, generation: int, plan: Plan) -> None:
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:  # noqa: ARG002
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.explainer.current = (generation, plan)
 
