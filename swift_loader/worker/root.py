@@ -66,7 +66,10 @@ class _Root:
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Handle requests and exits of templates; return when the trainer has hung up and no template is left."""
+        """Handle requests and exits of templates.
+
+        Return when no template is left, after the trainer has hung up or a request was refused.
+        """
         is_wanted = True
         while is_wanted or self._children:
             for descriptor, _ in self._poll.poll():
@@ -86,7 +89,8 @@ class _Root:
         reason = "the source of a module has changed" if is_stale else self._import(request.modules, channels)
         if reason:
             self._channel.send(Refused(request.serial, is_stale, reason).pack())
-        elif channels:
+            return False
+        if channels:
             self._fork(request.serial, channels[0])
         else:
             self._channel.send(Warmed(request.serial).pack())

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from swift_loader import WorkerDied
-from swift_loader.executors.process import templates as templates_module
+from swift_loader.executors.process import template_starts
 from swift_loader.executors.process.roots import ROOTS, SWITCH
 from tests.support import datasets
 from tests.support.helpers import ROOT, ids_of, make_loader, wait_until
@@ -189,7 +189,7 @@ def test_an_import_that_fails_in_the_root_is_an_error_of_that_loader_alone(body:
 def test_an_import_that_hangs_in_the_root_is_left_to_the_loader(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(templates_module, "_IMPORT_LIMIT_S", 3.0)
+    monkeypatch.setattr(template_starts, "_IMPORT_LIMIT_S", 3.0)
     marker = tmp_path / "marker"
     hang = f"Path({str(marker)!r}).touch(); import signal; signal.pause()"
     module.write(f"if os.getpid() != {os.getpid()} and not Path({str(marker)!r}).exists():\n    {hang}")

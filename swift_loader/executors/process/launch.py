@@ -92,15 +92,13 @@ class Launch:
 
     def place(self) -> Place:
         """Return what an interpreter that was started now would have, and what nothing changes later."""
-        directory = os.fstat(self.directory)
-        stdout = os.fstat(1) if self.has_stdout else None
         return Place(
             self.command,
             frozenset((name, value) for name, value in self.environ.items() if name not in _SET_BY_LIBRARIES),
             self.path,
-            (directory.st_dev, directory.st_ino),
+            _identity(self.directory),
             self.umask,
-            None if stdout is None else (stdout.st_dev, stdout.st_ino),
+            _identity(1) if self.has_stdout else None,
             frozenset(os.sched_getaffinity(0)),
             tuple(resource.getrlimit(number) for number in _LIMITS),
         )
@@ -130,11 +128,11 @@ class Place:
     command: tuple[str, ...]
     environ: frozenset[tuple[str, str]]
     path: tuple[str, ...]
-    directory: tuple[int, int]
+    directory: tuple[int, int] | None
     """Device and inode."""
     umask: int
     stdout: tuple[int, int] | None
-    """Device and inode; None without a stdout."""
+    """Device and inode; None without a stdout, or if it is closed."""
     affinity: frozenset[int]
     """The cores that it may use."""
     limits: tuple[tuple[int, int], ...]
@@ -147,6 +145,14 @@ _LIMITS = (
     resource.RLIMIT_STACK,
     resource.RLIMIT_CORE,
 )
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _without_isolation(flags: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ kernel kills the root when the thread that started it ends. `swift_loader.worker
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -137,14 +136,24 @@ class Root:
                 answer.set_exception(self.refusal)
             return
         self._num_requests += 1
-        ours, theirs = Channel.pair() if answer is not None else (None, None)
-        blank = None if ours is None else BlankTemplate(ours)
-        self._asked[self._num_requests] = modules, blank, answer
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is noted next
-            attached = [] if theirs is None else [theirs.fileno()]
-            self._channel.send(Blank(self._num_requests, modules).pack(), attached)
-        if theirs is not None:
-            theirs.close()
+        number, blank, attached = self._num_requests, None, []
+        try:
+            if answer is not None:
+                ours, theirs = Channel.pair()
+                blank, attached = BlankTemplate(ours), [theirs]
+            self._channel.send(Blank(number, modules).pack(), [channel.fileno() for channel in attached])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # its end is noted next
+        except (OSError, ProtocolError) as error:  # no descriptors are left, or there are too many modules
+            if blank is not None:
+                blank.close()
+            if answer is not None:
+                answer.set_exception(RootRefused(str(error)))
+            return
+        finally:
+            for channel in attached:
+                channel.close()
+        self._asked[number] = modules, blank, answer
 
     def _start(self) -> None:
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -213,10 +222,10 @@ class Root:
         self._end_with(RootRefused("it has ended", tuple(name for modules in importing[:1] for name in modules)))
 
     def _retire(self) -> None:
-        self._refuse(RootRefused("it was retired"))
+        self.refusal = self.refusal or RootRefused("it was retired")
+        self._channel.end_sending()  # it answers what was asked before
         if self._process is None:
             self._thread.end()
-        self._channel.end_sending()
 
     def _kill(self) -> None:
         if self._process is not None:

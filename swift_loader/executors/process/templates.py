@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
 from swift_loader.executors.failures import rebuild
-from swift_loader.executors.process.blank_template import BlankTemplate, discard
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
@@ -21,8 +20,8 @@ from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
-from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.template import TemplateProcess
+from swift_loader.executors.process.template_starts import TemplateStarts
 from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
@@ -31,12 +30,6 @@ from swift_loader.transport.payload import Environment, PayloadLayout, modules_o
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 __all__ = ["Templates"]
-
-_MAX_ROOTS = 2
-"""How many are tried. The second one starts if the source of a module has changed since the first one imported it."""
-
-_IMPORT_LIMIT_S = 60.0
-"""How long a root may take for its imports. Then the loader starts its own interpreter, which may take any time."""
 
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
@@ -64,12 +57,10 @@ class Templates:
         self._await_replacement = await_replacement
         self._payload: tuple[PayloadLayout, int] | None = None
         """The payload and its descriptor, kept so that each later template gets the same."""
-        self._launch: Launch | None = None
-        """The environment in which all interpreters start."""
-        self._modules: tuple[str, ...] = ()
-        """The modules that reading the payload imports, as far as they are known."""
+        self._starts: TemplateStarts | None = None
+        """Starts interpreters, or forks of the root."""
         self._fork: TrainerFork | None = None
-        """Forks the trainer, instead of starting interpreters."""
+        """Forks the trainer instead."""
         self.definitions = Definitions()
         """The definitions that travel by value, under the numbers that the processes use."""
         self.datasets = DatasetCheck()
@@ -82,7 +73,7 @@ class Templates:
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of the templates."""
         payload = [] if self._payload is None else [self._payload[1]]
-        return payload if self._launch is None else [*payload, self._launch.directory]
+        return payload if self._starts is None else [*payload, *self._starts.descriptors()]
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
@@ -98,12 +89,12 @@ class Templates:
             self.definitions = self._fork.definitions
             return
         layout, descriptor, self.definitions = self._write_payload()
-        self._modules = tuple(dict.fromkeys((*self.spec.modules, *modules_of(layout, descriptor))))
+        modules = tuple(dict.fromkeys((*self.spec.modules, *modules_of(layout, descriptor))))
         with self._thread.lock:
             is_open = self._thread.is_open
             if is_open:
                 self._payload = layout, descriptor
-                self._launch = Launch.of_this_process()
+                self._starts = TemplateStarts(Launch.of_this_process(), modules, self.spec.options.start_method)
         if not is_open:
             os.close(descriptor)
             raise LoaderClosed("the loader was closed; make a new one")
@@ -118,7 +109,7 @@ class Templates:
 
         Always false for a fork of the trainer: nothing tells whether what can't be serialised has changed.
         """
-        if self._launch is None or self._payload is None or not self._launch.is_current():
+        if self._starts is None or self._payload is None or not self._starts.is_current():
             return False
         layout, descriptor, _ = self._write_payload()
         try:
@@ -141,9 +132,9 @@ class Templates:
         if self._payload is not None:
             os.close(self._payload[1])
             self._payload = None
-        if self._launch is not None:
-            self._launch.close()
-            self._launch = None
+        if self._starts is not None:
+            self._starts.close()
+            self._starts = None
 
     # Building ---------------------------------------------------------------------------------------------------------
 
@@ -156,46 +147,27 @@ class Templates:
 
     def add(self) -> TemplateProcess:
         """Start a template, and let it build the dataset."""
-        start = self._find_start()
-        with self._thread.lock:
-            self._thread.check_open()
-            with explaining_limits():
-                template = TemplateProcess(start)
-            self.all = (*self.all, template)
+        blank = None
+        if self._fork is not None:
+            start: Start = self._fork.start
+        else:
+            assert self._starts is not None
+            start, blank = self._starts.next(self._thread, is_first=self.first is None)
+        try:
+            with self._thread.lock:
+                self._thread.check_open()
+                with explaining_limits():
+                    template = TemplateProcess(start)
+                self.all = (*self.all, template)
+        finally:
+            if blank is not None:
+                blank.close()  # it has started, or isn't wanted any more
         self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
             self._thread.loop.watch(descriptor, lambda: self._listen_to(template))
         if self._payload is not None:
             template.send_payload(*self._payload)
         return template
-
-    def _find_start(self) -> Start:
-        """Return what starts a template: a fork of the trainer or of the root, or an interpreter of its own."""
-        if self._fork is not None:
-            return self._fork.start
-        assert self._launch is not None
-        is_spawned = self.spec.options.start_method is StartMethod.SPAWN
-        blank = None if is_spawned else self._fork_root(self._launch)
-        return self._launch.start if blank is None else blank.start
-
-    def _fork_root(self, launch: Launch) -> BlankTemplate | None:
-        """Return a fork of the root. None if there is no root for this loader."""
-        for _ in range(_MAX_ROOTS):
-            request = ROOTS.fork(launch, self._modules, may_start=self.first is None)
-            if request is None:
-                return None
-            request.add_done_callback(lambda _: self._thread.loop.wake())
-            try:
-                is_answered = self._thread.run_until(request.done, _IMPORT_LIMIT_S)
-            except BaseException:
-                request.add_done_callback(discard)
-                raise
-            if is_answered and request.exception() is None:
-                return request.result()
-            if not is_answered:
-                request.add_done_callback(discard)
-                ROOTS.give_up(self._modules)
-        return None
 
     def watch(self, diagnostics: Diagnostics) -> None:
         """Forward the stderr of a process."""

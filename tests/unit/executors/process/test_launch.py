@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.executors.process.launch import Launch
+from swift_loader.executors.process.launch import Launch, Place
 
 
 @pytest.fixture
@@ -46,3 +46,25 @@ def test_the_umask_is_looked_up_and_not_changed(launch: Launch) -> None:
     mask = os.umask(0o022)
     os.umask(mask)
     assert launch.umask == mask
+
+
+def test_a_place_changes_with_what_an_interpreter_has_from_its_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def place() -> Place:
+        launch = Launch.of_this_process()
+        try:
+            return launch.place()
+        finally:
+            launch.close()
+
+    first = place()
+    assert place() == first
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/by/torch")
+    assert place() == first
+    monkeypatch.setenv("MINE", "1")
+    second = place()
+    monkeypatch.chdir(tmp_path)
+    third = place()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert len({first, second, third, place()}) == 4
