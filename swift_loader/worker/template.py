@@ -5,7 +5,8 @@ It is single-threaded and owns no exclusive resource; that makes forking it safe
 * If importing the dataset's modules left open descriptors or threads, or building the dataset left threads, nothing is
   forked. Each worker is a separate interpreter, and keeps the dataset that it has built.
 * If building the dataset opened descriptors (an HDF5 file, a database), the fallback takes over: a fork from before the
-  build. Each worker builds its own dataset.
+  build. Each worker builds its own dataset. A dataset that is an instance has no fallback, because it isn't built here.
+  If its `__len__` opens something, nothing is forked.
 * Otherwise workers are forks that share the dataset.
 
 So the constructor runs once in each process that builds the dataset. The kernel kills the template when the trainer
@@ -148,7 +149,8 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
     options = dataset_builder.spec.options
     unforkable = _why_unforkable(options.start_method, imported, streams)
     fallback = None
-    if not unforkable:
+    may_open_files = options.dataset is None or options.dataset_per_worker  # an instance exists already
+    if may_open_files and not unforkable:
         stack_dumper.stop()  # the process must have a single thread when it is forked
         fallback = FallbackTemplate.fork()
         if fallback is None:

@@ -595,3 +595,27 @@ def test_the_umask_and_the_recursion_limit_hold_for_workers_too(tmp_path: Path) 
             print(found)
     """
     assert run_script(code, folder=tmp_path) == "{(5000, 23)}\n"
+
+
+class OpensInLen(datasets.Counting):
+    """Opens a file when it is asked for its length, as datasets of HDF5 files do."""
+
+    def __len__(self) -> int:
+        self.file = Path(__file__).open()
+        self.opened_by = os.getpid()
+        return super().__len__()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "is_own": self.opened_by == os.getpid()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"num_samples": self.num_samples}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_an_instance_that_opens_a_file_for_its_length_is_not_shared() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "worker_per_consumer": 2, "shuffle": False, "validate": False}
+    with SwiftLoader(dataset=OpensInLen(24), **options) as loader:
+        batches = list(loader)
+    assert ids_of(batches) == list(range(24))
+    assert all(batch["is_own"].all() for batch in batches)
