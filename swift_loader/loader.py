@@ -94,8 +94,8 @@ class SwiftLoader:
         """Check the options. Starts no process.
 
         Args:
-            dataset_class: A class or function that returns a map-style dataset. Called in another process, or in this one
-                if there are no worker processes.
+            dataset_class: A class or function that returns a map-style dataset. Called in another process, or in this
+                one if there are no worker processes.
             dataset_kwargs: Keyword arguments for `dataset_class`. Default: none.
             batch_size: Samples per batch of one consumer, at least 1.
             nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
