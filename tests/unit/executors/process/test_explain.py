@@ -37,9 +37,7 @@ def explainer(max_restarts: int = 3) -> Explainer:
 
 
 def worker(hang: Hang | None = None, position: int | None = None) -> Any:
-    return SimpleNamespace(
-        worker_id=1, process=SimpleNamespace(pid=7), hang=hang, position_in_batch=lambda: position, tasks=()
-    )
+    return SimpleNamespace(worker_id=1, place="pid 7", hang=hang, position_in_batch=lambda: position, tasks=())
 
 
 def test_a_worker_that_is_replaced_is_told_of_with_how_and_where_it_ended() -> None:
