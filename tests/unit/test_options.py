@@ -153,6 +153,7 @@ def test_a_flag_that_is_no_bool_is_refused_by_name_and_value() -> None:
         ("on_error", "ignore", "'raise', 'skip', 'replace'"),
         ("start_method", "thread", "'template'"),
         ("start_method", 3, "'spawn'"),
+        ("worker_type", "fibre", "'process', 'thread'"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_those_there_are(name: str, value: object, allowed: str) -> None:
