@@ -75,15 +75,28 @@ RULES: dict[str, set[str]] = {
         "passes",
         "iterator",
     },
+    # The drop-in class: torch's signature, on the same scheduler and executors.
+    "dataloader": {
+        *FOUNDATION,
+        "checks",
+        "options",
+        "sampling",
+        "batch",
+        "scheduler",
+        "worker",
+        "executors",
+        "delivery",
+    },
     # For users only.
     "samplers": {"errors", "integers", "notices", "checks", "sampling", "ranks", "worker.generators"},
     "testing": {"batch"},
     "vision": {"batch", "device", "loader", "notices", "unknown_options"},
-    "integrations": set(),
+    "integrations": {"dataloader"},
 }
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("dataloader.dataloader", "integrations.accelerate"): "when Accelerate asks for it, which is the only hook there is",
     ("device.prefetch", "delivery.delivery"): "a batch with its place in the epoch, which is what it moves",
     ("device.prefetcher", "delivery.delivery"): "the same, made of what the user's iterable gives",
 }

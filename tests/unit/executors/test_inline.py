@@ -171,4 +171,4 @@ def test_a_stream_is_iterated_in_the_loops_process() -> None:
             begin_stream(dispatcher, 1)
             deliveries = rest_of(dispatcher)
             assert [delivery.batch for delivery in deliveries] == [[0, 1], [2, 3], [4]]
-            assert [delivery.state is None for delivery in deliveries] == [True, False, True]
+            assert [delivery.state is None for delivery in deliveries] == [False, True, False]
