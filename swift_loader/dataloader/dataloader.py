@@ -33,7 +33,18 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 
 
 class DataLoader(TorchDataLoader[_Batch_co]):
-    """`torch.utils.data.DataLoader` with one import changed."""
+    """torch's DataLoader on the workers of this package.
+
+    Same arguments, same batches, and the same order for the same seed. Workers stay between epochs and are replaced
+    when they die. `state_dict()` works after any batch.
+
+        loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=4)
+        for epoch in range(10):
+            for inputs, labels in loader:
+                train(inputs, labels)
+
+    It is a `torch.utils.data.DataLoader`, so frameworks accept it. docs/dataloader.md says what differs.
+    """
 
     def __init__(  # noqa: PLR0917 - torch's signature
         self,
@@ -58,6 +69,37 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         snapshot_every_n_steps: int | None = 1,
         rng: str | None = "sample",
     ) -> None:
+        """Check the arguments, and begin to import in the background what workers need. Starts no worker.
+
+        All arguments but the last two are torch's, with torch's meanings and defaults.
+
+        Args:
+            dataset: A map-style dataset or an `IterableDataset`.
+            batch_size: Samples per batch. None: each sample is a batch of its own.
+            shuffle: True visits the samples in a new order each epoch.
+            sampler: Gives the indices of the samples.
+            batch_sampler: Gives lists of indices, one for each batch.
+            num_workers: Worker processes. 0 builds batches in the calling thread.
+            collate_fn: Turns a list of samples into a batch. Default: as `torch.utils.data.default_collate`.
+            pin_memory: True page-locks batches if there is an accelerator.
+            drop_last: True leaves out the last batch if it isn't full.
+            timeout: Seconds that the loop waits for a batch; 0: no limit.
+            worker_init_fn: Called in each worker with its id, before it loads anything.
+            multiprocessing_context: "fork", "spawn" or "forkserver", or a context. Default: as "forkserver"; by a fork
+                of this process if the dataset can't be serialised.
+            generator: Gives the order and the workers' seeds. Default: torch's default generator.
+            prefetch_factor: Batches in flight per worker. With 2, the default, the loader chooses.
+            persistent_workers: True keeps the workers, also where new ones could do otherwise.
+            pin_memory_device: Ignored, as in torch.
+            in_order: False delivers batches as soon as they are built.
+            snapshot_every_n_steps: How often the state of a dataset is saved, in batches of a worker. None or 0: never.
+            rng: "sample" seeds the global generators for each sample of a map-style dataset, by its place in the epoch,
+                unless `worker_init_fn` is yours. None seeds each worker once, as torch does.
+
+        Raises:
+            ValueError: An argument is out of its range, or two exclude each other. The messages are torch's.
+            TypeError: An argument has the wrong type.
+        """
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -158,7 +200,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     # Resuming ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is."""
+        """Return where the loop is, as plain types. Call it at any time.
+
+        It counts the batches that the loop got. Before the first epoch, it begins that epoch, because its seed is part
+        of the state.
+        """
         if self._loaded is not None:
             return self._loaded.to_dict()
         if self._latest is None:
@@ -167,7 +213,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         return self._latest.position().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called, with the next iterator."""
+        """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
+
+        Raises:
+            TypeError: The state isn't a dict.
+            StateMismatch: It isn't a state of this class. The message says what is missing.
+        """
         self._passes_end = is_called_by_lightning()
         self._loaded = LoaderPosition.from_dict(state) if state else None
         self._latest = self._prepared = None

@@ -24,7 +24,8 @@ def pin_device_of(loader: DataLoader[Any]) -> str | None:
     device = _accelerator()
     if device is None:
         warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory "
+            "won't be used.",
             stacklevel=4,
         )
     if device == "mps":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -19,6 +21,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError
 from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.metrics import Metrics
@@ -197,12 +200,24 @@ class WorkerStart:
 
     def start(self, base_seed: int) -> LoaderWorkers:
         """Start them. A dataset that can't be sent is shared by forking this process, as torch does."""
-        try:
-            return LoaderWorkers(self.worker_options, self.delivery, base_seed, self.marks)
-        except EncodeError as error:
-            logger.info(f"swift_loader forks this process to start workers, because the dataset can't be sent: {error}")
-            options = replace(self.worker_options, start_method=StartMethod.FORK)
-            return LoaderWorkers(options, self.delivery, base_seed, self.marks)
+        options, spec = self.worker_options, WorkerSpec(self.worker_options, _settings(base_seed))
+        reason = why_fork_is_needed(spec) if options.start_method is StartMethod.TEMPLATE else ""
+        if not reason:
+            try:
+                return LoaderWorkers(options, self.delivery, base_seed, self.marks)
+            except EncodeError as error:
+                if not hasattr(os, "fork") or options.start_method is not StartMethod.TEMPLATE:
+                    raise
+                reason = str(error)
+        _tell_of_fork(reason)
+        forked = replace(options, start_method=StartMethod.FORK)
+        return LoaderWorkers(forked, self.delivery, base_seed, self.marks)
+
+
+@cache
+def _tell_of_fork(reason: str) -> None:
+    """Log why workers are forked from this process. Once for the same reason."""
+    logger.info(f"workers are forked from this process, because the dataset can't be sent to another one: {reason}")
 
 
 class WorkerShelf:

@@ -96,7 +96,10 @@ RULES: dict[str, set[str]] = {
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("dataloader.dataloader", "integrations.accelerate"): "when Accelerate asks for it, which is the only hook there is",
+    (
+        "dataloader.dataloader",
+        "integrations.accelerate",
+    ): "when Accelerate asks for it, which is the only hook there is",
     ("device.prefetch", "delivery.delivery"): "a batch with its place in the epoch, which is what it moves",
     ("device.prefetcher", "delivery.delivery"): "the same, made of what the user's iterable gives",
 }
