@@ -99,7 +99,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     (
         "dataloader.dataloader",
         "integrations.accelerate",
-    ): "when Accelerate asks for it, which is the only hook there is",
+    ): "when Accelerate asks for it: there is no other hook",
     ("device.prefetch", "delivery.delivery"): "a batch with its place in the epoch, which is what it moves",
     ("device.prefetcher", "delivery.delivery"): "the same, made of what the user's iterable gives",
 }
