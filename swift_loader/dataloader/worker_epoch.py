@@ -64,7 +64,7 @@ class IndexEpoch:
         self._draws = draws
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._queue = IndexQueue(draws.epoch)
-        self._max_ahead = workers.max_in_flight + 1  # one is sent when the loop takes a batch
+        self._max_ahead = workers.max_in_flight
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
         self._has_drawn_all = False
@@ -79,12 +79,12 @@ class IndexEpoch:
         self._states: dict[int, tuple[Any, Any] | None] = {}
         """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
         self._shards = Shards(loader, resume)
-        self._draw_ahead()
+        self._draw_ahead(self._max_ahead)
         workers.begin(self._queue, draws.base_seed, self._shards.resume())
 
-    def _draw_ahead(self) -> None:
-        """Draw as far ahead as the workers may work."""
-        while self._num_in_flight < self._max_ahead and not self._has_drawn_all:
+    def _draw_ahead(self, num_batches: int) -> None:
+        """Draw until so many batches are in flight."""
+        while self._num_in_flight < num_batches and not self._has_drawn_all:
             try:
                 drawn = self._draws.next()
             except Exception as error:  # the sampler's: it comes after the batches that were drawn
@@ -107,7 +107,7 @@ class IndexEpoch:
             StopIteration: There is none.
             Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
         """
-        self._draw_ahead()
+        self._draw_ahead(self._max_ahead + 1)  # one is sent when the loop takes a batch
         if self._num_in_flight == 0:
             self._end()
         delivery = self._in_use.next()
