@@ -2,6 +2,8 @@
 
 Wrong arguments raise plain `ValueError` and `TypeError`. An exception of the user's code keeps its type if it survives
 a pickle round trip; otherwise it becomes a `WorkerError`. Either way its `__cause__` is a `RemoteTraceback`.
+
+What torch's DataLoader tells of a worker is a RuntimeError, so these are, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class SwiftLoaderError(Exception):
     """Base class of the loader's own errors."""
 
 
-class WorkerError(SwiftLoaderError):
+class WorkerError(SwiftLoaderError, RuntimeError):
     """The user's code raised in a worker, and the exception can't be pickled or rebuilt in the trainer."""
 
 
@@ -39,7 +41,7 @@ class EncodeError(WorkerError, TypeError):
     """
 
 
-class WorkerDied(SwiftLoaderError):
+class WorkerDied(SwiftLoaderError, RuntimeError):
     """A worker or the template process died and isn't replaced.
 
     Either `worker_restarts` is used up, or the batch has ended two workers. The message names worker, exit code or
@@ -47,7 +49,7 @@ class WorkerDied(SwiftLoaderError):
     """
 
 
-class WorkerStalled(SwiftLoaderError, TimeoutError):
+class WorkerStalled(SwiftLoaderError, RuntimeError, TimeoutError):
     """A worker spent more than `timeout` seconds on one batch, or no worker was there to build it for that long."""
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from swift_loader.batch.torch_collate import torch_collate
 from swift_loader.dataloader.changes import fingerprint
 from swift_loader.dataloader.draws import is_stateful
+from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError
@@ -62,6 +63,7 @@ class LoaderWorkers:
         """What the workers' generators were seeded with when they started."""
         self.failure: Delivery | None = None
         """Why they give no more batches."""
+        self._timeout_s = delivery.timeout_s or 0
         self.owner = ProcessOwner()
         self._notices: deque[str] = deque()
         supervisor = Supervisor(WorkerSpec(worker_options, _settings(base_seed)), delivery)
@@ -89,6 +91,8 @@ class LoaderWorkers:
             return self.failure
         delivery = self._dispatcher.next_batch()
         self._issue_warnings()
+        if delivery.error is not None:
+            delivery = replace(delivery, error=with_torch_text(delivery.error, self._timeout_s))
         if delivery.error is not None and delivery.work is None:
             self.failure = delivery
             self.close()

@@ -1,0 +1,41 @@
+"""Begins the text of a failure of the workers as torch's: programs and log filters look for that."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from swift_loader.errors import WorkerDied, WorkerStalled
+
+__all__ = ["with_torch_text"]
+
+_PID = re.compile(r"\bpid (\d+)")
+_SIGNAL = re.compile(r"\bwas ended by (SIG\w+)")
+
+
+def with_torch_text(error: BaseException, timeout_s: float) -> BaseException:
+    """Return the same error with what torch says in front, if it is about a worker that died or took too long.
+
+    Args:
+        error: Why there are no more batches.
+        timeout_s: The loader's `timeout`.
+    """
+    told: BaseException
+    if isinstance(error, WorkerStalled):
+        told = WorkerStalled(f"DataLoader timed out after {timeout_s:g} seconds: {error}")
+    elif isinstance(error, WorkerDied):
+        told = WorkerDied(f"{_torch_text(str(error))}: {error}")
+    else:
+        return error
+    told.__cause__ = error.__cause__
+    return told
+
+
+def _torch_text(text: str) -> str:
+    pid, ended_by = _PID.search(text), _SIGNAL.search(text)
+    if pid is None:
+        return "DataLoader worker exited unexpectedly"
+    if ended_by is None:
+        return f"DataLoader worker (pid(s) {pid[1]}) exited unexpectedly"
+    name = signal.strsignal(signal.Signals[ended_by[1]])
+    return f"DataLoader worker (pid {pid[1]}) is killed by signal: {name}"
