@@ -128,7 +128,7 @@ def _checksum(array: np.ndarray[Any, Any]) -> int:
 def _tensor(tensor: Any) -> int:
     version = None if tensor.is_inference() else tensor._version  # noqa: SLF001 - counts changes in place
     try:
-        pointer = tensor.data_ptr()
-    except RuntimeError:  # sparse and the like
-        pointer = id(tensor)
-    return hash((pointer, tuple(tensor.shape), str(tensor.dtype), version))
+        place: Any = (tensor.data_ptr(), tuple(tensor.shape))
+    except RuntimeError:  # sparse, nested and the like
+        place = id(tensor)
+    return hash((place, str(tensor.dtype), version))
