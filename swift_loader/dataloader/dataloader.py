@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from swift_loader.dataloader.callers import is_called_by_lightning
+from swift_loader.dataloader.datapipes import seed_pipe
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epochs import epoch_of
 from swift_loader.dataloader.generators import Substitute
@@ -192,6 +193,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         base_seed = kept_seed if self.persistent_workers else None
         draws = Draws(self, epoch, state, self._substitute, base_seed=base_seed)
         if workers is None:
+            seed_pipe(self.dataset, draws.pipe_seed)
             every = self.snapshot_every_n_steps or 0
             workers = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every).start(draws.base_seed)
         make = StreamEpoch if isinstance(self.dataset, IterableDataset) else IndexEpoch

@@ -1,17 +1,22 @@
-"""What torch does with a DataPipe when an epoch begins: it seeds the pipe's shuffles and gives each rank a shard."""
+"""What torch does with a DataPipe when an epoch begins: it seeds the pipe's shuffles and gives each rank, and each
+worker, a shard.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed
 import torch.utils.data
+from torch.utils.data import DataLoader
 
-# Private, but the only ones that know which ranks share a seed.
-from torch.utils.data.dataloader import _get_distributed_settings, _share_dist_seed
+# Private, but the only ones that know which ranks share a seed, and which workers of all ranks share the data.
+from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn, _share_dist_seed
 
-__all__ = ["draw_pipe_seed", "is_seeded_pipe", "prepare_pipe"]
+__all__ = ["draw_pipe_seed", "init_of_workers", "is_seeded_pipe", "seed_pipe", "shard_pipe"]
 
 _PIPES: tuple[Any, ...] = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 
@@ -30,11 +35,22 @@ def draw_pipe_seed(dataset: Any, generator: torch.Generator | None) -> int | Non
     return int(_share_dist_seed(generator, group))  # type: ignore[no-untyped-call]
 
 
-def prepare_pipe(dataset: Any, seed: int | None) -> Any:
-    """Seed the shuffles of a pipe and shard it over the ranks. Other datasets stay as they are."""
+def seed_pipe(dataset: Any, seed: int | None) -> None:
+    """Seed the shuffles of a pipe, in place. None: leave the dataset as it is."""
     if seed is not None:
-        dataset = torch.utils.data.graph_settings.apply_random_seed(dataset, torch.Generator().manual_seed(seed))
+        torch.utils.data.graph_settings.apply_random_seed(dataset, torch.Generator().manual_seed(seed))
+
+
+def shard_pipe(dataset: Any) -> None:
+    """Give this rank its shard of a pipe, in place. Other datasets stay as they are."""
     if isinstance(dataset, _PIPES):
         world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
         torch.utils.data.graph_settings.apply_sharding(dataset, world_size, rank)
-    return dataset
+
+
+def init_of_workers(loader: DataLoader[Any]) -> Callable[[int], None] | None:
+    """Return the loader's `worker_init_fn`. For a pipe, it gives the worker its shard first."""
+    if not isinstance(loader.dataset, _PIPES):
+        return loader.worker_init_fn
+    world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
+    return partial(_sharding_worker_init_fn, loader.worker_init_fn, world_size, rank)

@@ -59,6 +59,8 @@ class DrawsState:
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
     draws_seed: bool
     """Whether the base seed was drawn when the epoch began."""
+    begins_twice: bool
+    """Whether the sampler was iterated twice when the epoch began, as torch does with new workers."""
     sampler_epochs: list[int]
     """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
     dataset_epoch: int | None
@@ -115,6 +117,7 @@ class Draws:
         """The seed of a DataPipe's shuffles; None for other datasets."""
         self._draws_seed = base_seed is None
         self.base_seed = 0 if base_seed is None else base_seed
+        self._begins_twice = bool(loader.num_workers) and self._draws_seed and not is_stateful(self._source.sampler)
         if state is not None:
             substitute.load(GlobalStates.unpack(state.present_states))
         if state is not None and state.is_over:
@@ -136,8 +139,15 @@ class Draws:
             self._used = before.where_changed(before, GlobalStates.now())
         if self._draws_seed:
             self.base_seed = self._draw_base_seed()
+        if self._begins_twice:
+            self._iterator = self._begin_again()
         if before is not None:
             self._untold = before, GlobalStates.now()
+
+    def _begin_again(self) -> Iterator[Any]:
+        """Do what torch does once more when it has started workers. A sampler may draw when it is iterated."""
+        draw_pipe_seed(self._dataset, self._generator)  # for nothing: the workers have the first one
+        return self._source.iterate()
 
     def _draw_base_seed(self) -> int:
         seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
@@ -146,6 +156,7 @@ class Draws:
     def _continue(self, state: DrawsState) -> None:
         """Draw again what was drawn. The global generators stay as they are."""
         self.epoch, self.base_seed, self._draws_seed = state.epoch, state.base_seed, state.draws_seed
+        self._begins_twice = state.begins_twice
         self._own_at_begin = state.generators
         self._load_own(state)
         self._used = GlobalStates.unpack(state.global_states)
@@ -173,6 +184,8 @@ class Draws:
             iterator = self._source.iterate(state.sampler_state)
             if state.draws_seed:
                 self._draw_base_seed()
+            if state.begins_twice:
+                iterator = self._begin_again()
             for _ in range(num_again):
                 next(iterator, None)
             if counts and state.is_begun:  # here, because samplers of torch draw a seed for the first index
@@ -239,6 +252,7 @@ class Draws:
             present_states=self._substitute.present().only(used).pack(),
             is_begun=self._untold is None,
             draws_seed=self._draws_seed,
+            begins_twice=self._begins_twice,
             sampler_epochs=epochs,
             dataset_epoch=epoch_of(self._dataset),
             is_over=is_over,

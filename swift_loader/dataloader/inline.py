@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 # Private, but the only implementation of torch's fetching, and the same in all its versions.
 from torch.utils.data.dataloader import _DatasetKind
 
-from swift_loader.dataloader.datapipes import prepare_pipe
+from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
@@ -48,9 +48,10 @@ class InlineEpoch:
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
         kind, batches = loader._dataset_kind, loader._auto_collation  # noqa: SLF001
-        dataset = prepare_pipe(given, self._draws.pipe_seed)
+        seed_pipe(given, self._draws.pipe_seed)
+        shard_pipe(given)
         fetch: Any = _DatasetKind.create_fetcher
-        self._fetcher = fetch(kind, dataset, batches, loader.collate_fn, loader.drop_last)
+        self._fetcher = fetch(kind, given, batches, loader.collate_fn, loader.drop_last)
         if resume is not None and not resume.draws.is_over:
             self._continue(resume, saved)
 

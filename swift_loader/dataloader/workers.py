@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.torch_collate import torch_collate
 from swift_loader.dataloader.changes import fingerprint
+from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.delivery.delivery import Delivery
@@ -143,6 +144,8 @@ class Marks:
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Marks:
         """Return the marks of the loader as it is now."""
+        if is_seeded_pipe(loader.dataset):
+            return cls(may_stay=False, fingerprint=0)
         if loader.persistent_workers:
             return cls(may_stay=True, fingerprint=0)
         dataset = loader.dataset
@@ -163,7 +166,7 @@ class WorkerStart:
         """Return what the loader asks for as it is now."""
         mode = TorchMode(
             num_workers=loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=init_of_workers(loader),
             is_stream=isinstance(loader.dataset, IterableDataset),
             auto_collation=loader._auto_collation,  # noqa: SLF001
             batch_size=loader.batch_size or 1,

@@ -109,7 +109,7 @@ def worker_maps(num_cells: int = 160) -> list[Cell]:
 
 def worker_streams(num_cells: int = 80) -> list[Cell]:
     """Return cells with streams and workers."""
-    datasets = [one for one in STREAMS if one not in KEYED and one != "refusing" and "pipe" not in one]
+    datasets = [one for one in STREAMS if one not in KEYED and one != "refusing"]
     cells = grid({"dataset": datasets} | WITH_WORKERS, 2 * num_cells)
     return [*filter(_is_determined, cells)][:num_cells]
 
@@ -122,6 +122,8 @@ def _is_determined(cell: Cell) -> bool:
     """
     if cell["prefetch_factor"] is None and cell.get("order", "default") not in FIXED:
         return False
+    if "pipe" in cell["dataset"] and cell["persistent_workers"]:
+        return False  # torch seeds the shuffles of workers that stay; here there are new workers, with a base seed
     in_order = bool(cell["in_order"]) or cell["num_workers"] == 1
     return bool(cell["loop"] != "broken" or (in_order and cell["dataset"] != "single"))
 
