@@ -172,6 +172,7 @@ class WorkerStart:
             batch_size=loader.batch_size or 1,
             drop_last=loader.drop_last,
             snapshot_every=snapshot_every,
+            persists=loader.persistent_workers,
         )
         workers = WorkerOptions(
             dataset_class=None,

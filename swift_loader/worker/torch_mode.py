@@ -27,6 +27,8 @@ class TorchMode:
     """For a stream: whether its last batch is left out if it isn't full."""
     snapshot_every: int
     """A snapshot comes with the first batch of a worker, and with every n-th one after it; 0: with none."""
+    persists: bool = False
+    """Whether the worker's generators go on from epoch to epoch. False: they are seeded for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class TorchWorker:
         if is_seeded:
             return
         self._announce(base_seed)
+        if self._mode.persists:  # the seed is that of all epochs, and epochs must differ
+            return
         if self._rng is not Rng.NONE or self._mode.worker_init_fn is None:
             self._reseed(base_seed)
 
