@@ -14,7 +14,7 @@ from typing import Any
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from swift_loader.batch.torch_collate import torch_collate
+from swift_loader.batch.torch_collate import registered_functions, torch_collate
 from swift_loader.dataloader.changes import fingerprint
 from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
@@ -150,7 +150,11 @@ class Marks:
             return cls(may_stay=True, fingerprint=0)
         dataset = loader.dataset
         is_fresh = isinstance(dataset, IterableDataset) or is_stateful(dataset) or loader.worker_init_fn is not None
-        return cls(may_stay=not is_fresh, fingerprint=0 if is_fresh else fingerprint(dataset, loader.collate_fn))
+        return cls(may_stay=not is_fresh, fingerprint=0 if is_fresh else _fingerprint(loader))
+
+
+def _fingerprint(loader: DataLoader[Any]) -> int:
+    return fingerprint(loader.dataset, loader.collate_fn, registered_functions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class WorkerStart:
             drop_last=loader.drop_last,
             snapshot_every=snapshot_every,
             persists=loader.persistent_workers,
+            collate_functions=registered_functions(),
         )
         workers = WorkerOptions(
             dataset_class=None,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Resume", "Snapshot", "TorchMode"]
@@ -29,6 +29,8 @@ class TorchMode:
     """A snapshot comes with the first batch of a worker, and with every n-th one after it; 0: with none."""
     persists: bool = False
     """Whether the worker's generators go on from epoch to epoch. False: they are seeded for each."""
+    collate_functions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    """What the user registered in torch's `default_collate_fn_map`."""
 
 
 @dataclass(frozen=True, slots=True)

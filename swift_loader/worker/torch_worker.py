@@ -1,4 +1,5 @@
-"""Makes a process look to the dataset like a worker of torch's DataLoader: `get_worker_info()`, and the seeds.
+"""Makes a process look to the dataset like a worker of torch's DataLoader: `get_worker_info()`, the seeds, and
+`default_collate`.
 
 Only worker processes do this. torch is imported by the template, so that all workers share it.
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from swift_loader.batch.torch_collate import use_in_default_collate
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.torch_mode import TorchMode
 
@@ -33,10 +35,15 @@ class TorchWorker:
         """What the generators were seeded with at the start, until the first generation begins."""
 
     def begin(self, base_seed: int) -> None:
-        """Seed the generators, let `get_worker_info()` answer, and call `worker_init_fn`, which may raise anything."""
+        """Seed the generators, let torch's functions do as in its workers, and call `worker_init_fn`.
+
+        Raises:
+            Exception: Whatever `worker_init_fn` raised.
+        """
         self._reseed(base_seed)
         self._announce(base_seed)
         self._unused_seed = base_seed
+        use_in_default_collate(self._mode.collate_functions)
         if self._mode.worker_init_fn is not None:
             self._mode.worker_init_fn(self.worker_id)
 
