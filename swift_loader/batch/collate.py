@@ -29,6 +29,7 @@ __all__ = [
     "HeapMemory",
     "collate_into",
     "default_collate",
+    "join_into",
     "takes_memory",
     "write_rows",
 ]
@@ -183,14 +184,14 @@ def write_rows(batch: NDArray[Any], arrays: Sequence[Any], *, alike: bool) -> No
     first = arrays[0]
     if not first.shape:
         batch[...] = arrays
-    elif not (alike and first.nbytes <= _SMALL_NBYTES and _join_into(batch, arrays)):
+    elif not (alike and join_into(batch, arrays)):
         # Concatenation along the first axis writes the same bytes as np.stack, in a third of the time.
         np.concatenate(arrays, axis=0, out=batch.reshape(len(arrays) * first.shape[0], *first.shape[1:]))
 
 
-def _join_into(batch: NDArray[Any], arrays: Sequence[Any]) -> bool:
-    """Write contiguous arrays of the same dtype and shape in sequence; return False if they can't be joined."""
-    if batch.dtype.kind in "mMV":  # times have no buffer format
+def join_into(batch: NDArray[Any], arrays: Sequence[Any]) -> bool:
+    """Write small contiguous arrays of the batch's dtype and the same shape in sequence; False: there are others."""
+    if arrays[0].nbytes > _SMALL_NBYTES or batch.dtype.kind in "mMV":  # times have no buffer format
         return False
     try:
         joined = b"".join(arrays)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
 from types import ModuleType
@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift_loader.batch.collate import ARRAY_TYPES, BatchMemory, HeapMemory, write_rows
+from swift_loader.batch.collate import ARRAY_TYPES, BatchMemory, HeapMemory, join_into, write_rows
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
 __all__ = ["collating_into", "registered_functions", "torch_collate", "use_in_default_collate"]
 
@@ -48,7 +49,7 @@ _NUMBER_TYPES = (bool, int, float)
 _MANY = 32
 """NumPy makes an array of at least so many numbers faster than torch makes a tensor of them."""
 
-_layout_of = attrgetter("dtype", "shape", "strides")
+_dtype_of, _shape_of, _strides_of = attrgetter("dtype"), attrgetter("shape"), attrgetter("strides")
 
 
 def torch_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> Any:
@@ -61,10 +62,19 @@ def torch_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> 
     Raises:
         Exception: Whatever torch raises, with its message.
     """
-    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+    torchs = _torchs()
+    token = _memory.set(memory)  # as `collating_into` does, which takes 1 us
+    try:
+        return torchs.collate(samples, collate_fn_map=_replaced(torchs.default_collate_fn_map))
+    finally:
+        _memory.reset(token)
 
-    with collating_into(memory):
-        return collate(samples, collate_fn_map=_replaced(default_collate_fn_map))
+
+@functools.cache
+def _torchs() -> ModuleType:
+    from torch.utils.data._utils import collate
+
+    return collate
 
 
 @contextmanager
@@ -138,8 +148,10 @@ def _collate_tensors(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mappi
 
     first, collated = batch[0], None
     if first.layout is torch.strided and first.is_cpu and not first.is_quantized:
-        with suppress(*_REFUSALS):
+        try:
             collated = _stacked(batch, _memory.get(), torch)
+        except _REFUSALS:
+            collated = None
     return own(batch, collate_fn_map=collate_fn_map) if collated is None else collated
 
 
@@ -170,28 +182,34 @@ def _collate_arrays(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mappin
     import torch
 
     tensors = (collate_fn_map or {}).get(torch.Tensor)
-    if getattr(tensors, "func", None) is _collate_tensors and _are_alike(
-        batch
-    ):  # else tensors are the user's to collate
-        like = _probe(torch.as_tensor, batch[0])
-        if like is not None:
-            collated = (_memory.get() or HeapMemory()).empty_tensor((len(batch), *like.shape), like.dtype)
-            write_rows(collated.numpy(), batch, alike=True)
+    is_tensors_own = getattr(tensors, "func", None) is _collate_tensors  # else tensors are the user's to collate
+    like = _probe(torch.as_tensor, batch[0]) if is_tensors_own and _are_alike(batch) else None
+    if like is not None:
+        collated = (_memory.get() or HeapMemory()).empty_tensor((len(batch), *like.shape), like.dtype)
+        if _write(collated.numpy(), batch):
             return collated
     return own(batch, collate_fn_map=collate_fn_map)
 
 
 def _are_alike(arrays: Sequence[Any]) -> bool:
-    """Return whether arrays can be joined: they have one dtype and shape, and strides that torch accepts."""
-    if not ARRAY_TYPES.issuperset(map(type, arrays)):
-        return False
-    first = arrays[0]
-    return all(
-        dtype == first.dtype
-        and shape == first.shape
-        and all(step >= 0 and not step % dtype.itemsize for step in strides)
-        for dtype, shape, strides in set(map(_layout_of, arrays))
+    """Return whether arrays have one dtype and shape."""
+    return (
+        ARRAY_TYPES.issuperset(map(type, arrays))
+        and len(set(map(_dtype_of, arrays))) == 1
+        and len(set(map(_shape_of, arrays))) == 1
     )
+
+
+def _write(rows: NDArray[Any], arrays: Sequence[Any]) -> bool:
+    """Write arrays into a batch; return False if torch refuses their strides."""
+    # Contiguous arrays have the strides that torch accepts, but those of axes with one element may be anything.
+    if min(arrays[0].shape, default=0) > 1 and join_into(rows, arrays):
+        return True
+    size = arrays[0].itemsize
+    if any(step < 0 or step % size for strides in set(map(_strides_of, arrays)) for step in strides):
+        return False
+    write_rows(rows, arrays, alike=True)
+    return True
 
 
 def _collate_numbers(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mapping[Any, Leaves] | None = None) -> Any:

@@ -6,6 +6,7 @@ but keeps its offset. So the whole batch can later move to a larger slot without
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,19 @@ class Block:
     offset: int
     memory: NDArray[np.uint8]
     """`(nbytes,)`; a part of the slot, or separate memory if the slot was full."""
+
+
+_NUMPYS = frozenset(
+    ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+)
+"""The names of the dtypes that torch and NumPy have in common, and give the same meaning."""
+
+
+@functools.cache
+def _numpys(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Return NumPy's dtype for torch's, None if there is none. `torch.from_numpy` takes 1 us, `torch.frombuffer` 4."""
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype(name) if name in _NUMPYS else None
 
 
 class Arena:
@@ -70,7 +84,13 @@ class Arena:
 
         count = math.prod(shape)
         block = self.allocate(count * dtype.itemsize)
-        tensor = torch.frombuffer(block.memory, dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+        numpys = _numpys(dtype)
+        if not count:
+            tensor = torch.empty(shape, dtype=dtype, device="cpu")
+        elif numpys is None:
+            tensor = torch.frombuffer(block.memory, dtype=dtype).view(shape)
+        else:
+            tensor = torch.from_numpy(np.ndarray(shape, numpys, buffer=block.memory))
         self._handed_out[id(tensor)] = (tensor, block)
         return tensor
 

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from swift_loader.transport.arena import ALIGNMENT, Arena, Block
 
 ARRAY_DTYPES = [np.dtype(dtype) for dtype in ("u1", "f8", "M8[s]", ">i4", "U5", [("a", "i1"), ("b", "f8")])]
-TENSOR_DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float8_e5m2, torch.complex128]
+TENSOR_DTYPES = [
+    torch.uint8,
+    torch.bool,
+    torch.uint16,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e5m2,
+    torch.complex128,
+]
 
 
 def memory_of(nbytes: int) -> NDArray[np.uint8]:
