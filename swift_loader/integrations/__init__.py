@@ -1,4 +1,4 @@
-"""Callbacks for training frameworks, one module per framework. Only that module imports the framework.
+"""What training frameworks need beside the loader, one module per framework. Only that module imports the framework.
 
-Fabric and Accelerate need no callback: they save and load any object with `state_dict` and `load_state_dict`.
+Fabric needs nothing: it saves and loads any object with `state_dict` and `load_state_dict`.
 """

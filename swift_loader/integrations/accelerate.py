@@ -8,7 +8,6 @@ Inside, it makes a new DataLoader, of torch's class whatever the given one was. 
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any
 from weakref import ref
 
@@ -22,16 +21,11 @@ except ModuleNotFoundError as error:
     ) from error
 
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset
 
+from swift_loader.dataloader.conversion import converted
 from swift_loader.dataloader.dataloader import DataLoader
 
 __all__ = ["keep_class", "load_with_swift"]
-
-_OPTIONS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in {"self", "dataset"}]
-
-_ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
-"""Options that depend on each other."""
 
 
 def keep_class() -> None:
@@ -64,7 +58,7 @@ def load_with_swift(prepared: Any, like: Any = None) -> Any:
     """
     inner = getattr(prepared, "base_dataloader", None)
     if isinstance(inner, TorchDataLoader) and not isinstance(inner, DataLoader):
-        prepared.base_dataloader = _converted(inner, inner if like is None else like)
+        prepared.base_dataloader = converted(inner, like)
         prepared.dl_state_dict = {}  # what the prepared loader says before its first batch: nothing to resume
         if _is_dispatcher(prepared) and not prepared.split_batches:
             prepared.adjust_state_dict_for_prefetch = _WholeSteps(prepared, PartialState().num_processes)
@@ -95,25 +89,3 @@ class _WholeSteps:
         if prepared.end_of_dataloader or prepared.dl_state_dict["_snapshot"]["_snapshot_step"] % self._num_ranks == 0:
             self._latest = prepared.dl_state_dict
         prepared.dl_state_dict = self._latest
-
-
-def _converted(loader: TorchDataLoader[Any], like: Any) -> DataLoader[Any]:
-    """Return a loader with the same options."""
-    options: dict[str, Any] = {
-        name: getattr(loader, name, getattr(like, name, None))
-        for name in _OPTIONS
-        if name not in _ABOUT_BATCHES and (hasattr(loader, name) or hasattr(like, name))
-    }
-    if not loader.num_workers:
-        options["prefetch_factor"] = None
-    return DataLoader(loader.dataset, **options, **_batching(loader))
-
-
-def _batching(loader: TorchDataLoader[Any]) -> dict[str, Any]:
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is not None:
-        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    if loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    return {"batch_size": None, "sampler": loader.sampler}

@@ -96,10 +96,7 @@ RULES: dict[str, set[str]] = {
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    (
-        "dataloader.dataloader",
-        "integrations.accelerate",
-    ): "when Accelerate asks for it: there is no other hook",
+    ("dataloader.dataloader", "integrations.accelerate"): "imported when Accelerate asks the loader, so it is there",
     ("device.prefetch", "delivery.delivery"): "a batch with its place in the epoch, which is what it moves",
     ("device.prefetcher", "delivery.delivery"): "the same, made of what the user's iterable gives",
 }

@@ -15,6 +15,8 @@ FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
     [
         ("lightning", ("lightning", "pytorch_lightning"), "pip install lightning"),
         ("huggingface", ("transformers",), "pip install 'transformers"),
+        ("accelerate", ("accelerate",), "pip install accelerate"),
+        ("timm", ("timm",), "pip install timm"),
     ],
 )
 def test_a_missing_framework_is_an_import_error_that_says_what_to_install(

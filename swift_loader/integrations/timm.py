@@ -1,0 +1,35 @@
+"""timm: its own `create_loader`, loading with `swift_loader.DataLoader`. Only the import changes.
+
+Order, transforms and collate function are timm's, so a batch has the bits that timm gives it. All options work, also
+`num_aug_repeats` and the scheduled sizes. `swift_loader.vision.create_loader` is faster, but has an order of its own
+and refuses some options.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import timm.data
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("swift_loader.integrations.timm needs timm: pip install timm", name="timm") from error
+
+from swift_loader.dataloader.conversion import converted
+
+__all__ = ["create_loader"]
+
+
+def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **options: Any) -> Any:
+    """Return what `timm.data.create_loader` returns.
+
+    Args:
+        arguments: As of `timm.data.create_loader`.
+        use_multi_epochs_loader: Does nothing: workers stay from epoch to epoch anyway.
+        options: As of `timm.data.create_loader`.
+    """
+    del use_multi_epochs_loader
+    loader = timm.data.create_loader(*arguments, **options)
+    if not hasattr(loader, "loader"):
+        return converted(loader)
+    loader.loader = converted(loader.loader)  # inside timm's PrefetchLoader, which moves and normalises the images
+    return loader
