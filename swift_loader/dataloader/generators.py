@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -169,12 +170,13 @@ def unpack_generators(generators: list[torch.Generator], packed: list[str]) -> N
         generator.set_state(_as_torch(state))
 
 
+@lru_cache(maxsize=16)  # Accelerate asks for the state after each batch, and most generators stay as they are
 def _packed(state: bytes) -> str:
-    return base64.b85encode(zlib.compress(state, 1)).decode()
+    return base64.b64encode(zlib.compress(state, 1)).decode()
 
 
 def _unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b85decode(text))
+    return zlib.decompress(base64.b64decode(text))
 
 
 def _as_torch(text: str) -> torch.Tensor:

@@ -42,14 +42,14 @@ def test_a_converted_loader_gives_the_same_batches(options: dict[str, Any]) -> N
 
 
 def test_options_that_torch_does_not_have_come_from_another_loader() -> None:
-    like: Any = DataLoader(range(7), snapshot_every_n_steps=5)  # type: ignore[arg-type, var-annotated]
-    loader: Any = TorchDataLoader(range(7))  # type: ignore[arg-type, var-annotated]
+    like: Any = DataLoader(range(7), snapshot_every_n_steps=5)  # type: ignore[arg-type]
+    loader: Any = TorchDataLoader(range(7))  # type: ignore[arg-type]
     assert converted(loader, like).snapshot_every_n_steps == 5
     assert converted(loader).snapshot_every_n_steps == 1
 
 
 def test_workers_and_what_belongs_to_them_are_kept() -> None:
-    loader: Any = TorchDataLoader(  # type: ignore[var-annotated]
+    loader: Any = TorchDataLoader(
         range(7),  # type: ignore[arg-type]
         num_workers=2,
         prefetch_factor=3,
