@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -228,7 +229,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """False. Accelerate asks before it makes a loader of its own out of this one, see `integrations.accelerate`."""
-        from swift_loader.integrations.accelerate import keep_class
+        if "accelerate.accelerator" in sys.modules:  # it may also be somebody who lists attributes
+            from swift_loader.integrations.accelerate import keep_class
 
-        keep_class()
+            keep_class()
         return False

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -59,3 +61,11 @@ def test_workers_and_what_belongs_to_them_are_kept() -> None:
     found = converted(loader)
     assert (found.num_workers, found.prefetch_factor, found.persistent_workers) == (2, 3, True)
     assert found.multiprocessing_context is loader.multiprocessing_context
+
+
+def test_attributes_can_be_listed_without_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "accelerate.accelerator", raising=False)
+    loader: Any = DataLoader(range(7))  # type: ignore[arg-type]
+
+    assert dict(inspect.getmembers(loader))["_is_accelerate_prepared"] is False
