@@ -12,7 +12,8 @@ CHANGED = "from torch.utils.data import TensorDataset\nfrom swift_loader import 
 
 
 @pytest.mark.usefixtures("compilers_cache")
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_plain_script_prints_the_same_with_one_import_changed(num_workers: int, tmp_path: Path) -> None:
     code = (FOLDER / "dropin_plain.py").read_text()
     assert IMPORT in code
