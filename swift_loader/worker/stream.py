@@ -114,7 +114,8 @@ class StreamSamples:
         if snapshot.iterator is not None:
             iterator.load_state_dict(snapshot.iterator)
         if resume.begins_anew:
-            next(iterator, None)  # a generator takes the state only now
+            for _ in iterator:  # the state may be a few batches older; also, a generator takes it only now
+                pass
             iterator = iter(self._dataset)
             snapshot = Snapshot(0)
         self._iterator = iterator

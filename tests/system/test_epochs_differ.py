@@ -46,3 +46,52 @@ def test_no_draw_comes_twice(dataset: Any, persistent_workers: bool, rng: str | 
     )
     drawn = [number for _ in range(3) for batch in loader for sample in batch for number in sample]
     assert len(set(drawn)) == len(drawn)
+
+
+class Drawing:
+    """An iterator of draws, whose state is that of the generator."""
+
+    def __init__(self) -> None:
+        self.num_left = 5
+
+    def __iter__(self) -> Drawing:
+        return self
+
+    def __next__(self) -> int:
+        if not self.num_left:
+            raise StopIteration
+        self.num_left -= 1
+        return int(torch.randint(1000, ()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.num_left, "generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_left = state["left"]
+        torch.set_rng_state(state["generator"])
+
+
+class DrawingStream(IterableDataset[int]):
+    def __iter__(self) -> Drawing:
+        return Drawing()
+
+
+def _persistent() -> DataLoader[Any]:
+    return DataLoader(
+        DrawingStream(),
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+        snapshot_every_n_steps=4,
+        generator=torch.Generator().manual_seed(2),
+    )
+
+
+def test_generators_go_on_after_a_resume_between_epochs_as_without_it() -> None:
+    loader = _persistent()
+    list(loader)
+    state = loader.state_dict()
+    expected = [int(number) for number in loader]
+    resumed = _persistent()
+    resumed.load_state_dict(state)
+    assert [int(number) for number in resumed] == expected
