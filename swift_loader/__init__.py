@@ -35,8 +35,8 @@ A run can stop after any batch. `sampling.checkpoint` is the saved form, `sampli
 `sampling.plan` continues with another batch size or number of ranks. A sample's random draws depend on the sample
 alone: see `worker.seeding`.
 
-`DataLoader` in `dataloader` has torch's signature. It runs on the same scheduler and executors; a sampler or a stream takes
-the plan's place.
+`DataLoader` in `dataloader` has torch's signature. It runs on the same scheduler and executors; a sampler or a stream
+takes the plan's place.
 
 Where to look: docs/code.md has the tree, the threads, the owners of memory, and walks through the code.
 """

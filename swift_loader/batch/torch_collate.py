@@ -183,12 +183,23 @@ def _collate_arrays(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mappin
 
     tensors = (collate_fn_map or {}).get(torch.Tensor)
     is_tensors_own = getattr(tensors, "func", None) is _collate_tensors  # else tensors are the user's to collate
-    like = _probe(torch.as_tensor, batch[0]) if is_tensors_own and _are_alike(batch) else None
-    if like is not None:
-        collated = (_memory.get() or HeapMemory()).empty_tensor((len(batch), *like.shape), like.dtype)
+    dtype = _torch_dtype(batch[0].dtype) if is_tensors_own and _are_alike(batch) else None
+    if dtype is not None and torch.empty(0).is_cpu:  # the default device
+        collated = (_memory.get() or HeapMemory()).empty_tensor((len(batch), *batch[0].shape), dtype)
         if _write(collated.numpy(), batch):
             return collated
     return own(batch, collate_fn_map=collate_fn_map)
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Return torch's dtype for NumPy's; None if there is none."""
+    import torch
+
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except _REFUSALS:
+        return None
 
 
 def _are_alike(arrays: Sequence[Any]) -> bool:

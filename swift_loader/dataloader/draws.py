@@ -5,7 +5,7 @@ Runs on the loop's thread, as the sampler is the user's code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -292,19 +292,15 @@ class _SamplerSource:
         if of_sampler is not None:
             self.sampler.load_state_dict(of_sampler)
         if self._batches is not None:
-            return _batched(self._inner_indices(), self._batches.batch_size, drop_last=self._batches.drop_last)
-        self._begin_iterator()
-        return self._iterator  # type: ignore[no-any-return]
+            return _batched(self._begin_iterator, self._batches.batch_size, drop_last=self._batches.drop_last)
+        return self._begin_iterator()
 
-    def _inner_indices(self) -> Iterator[Any]:
-        self._begin_iterator()
-        yield from self._iterator
-
-    def _begin_iterator(self) -> None:
+    def _begin_iterator(self) -> Iterator[Any]:
         self._iterator = iter(self.sampler)
         if self._iterator_state is not None:
             self._iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
+        return self._iterator  # type: ignore[no-any-return]
 
     def state(self) -> tuple[Any, Any] | None:
         """Return copies of the present states of the sampler and its iterator."""
@@ -315,8 +311,9 @@ class _SamplerSource:
         return None if of_sampler is None and of_iterator is None else (of_sampler, of_iterator)
 
 
-def _batched(indices: Iterator[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
-    """Yield what torch's `BatchSampler` yields."""
+def _batched(begin: Callable[[], Iterator[Any]], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    """Yield what torch's `BatchSampler` yields for the indices that `begin` returns."""
+    indices = begin()
     while batch := list(islice(indices, batch_size)):
         if len(batch) < batch_size and drop_last:
             return
