@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -72,7 +71,6 @@ class LoaderIterator:
                 for the first.
         """
         self._epoch = epoch
-        weakref.finalize(self, epoch.close)
         self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = begin
         """None once a batch was asked for."""
         self._passes_end = passes_end
@@ -120,7 +118,6 @@ class LoaderIterator:
     def _continue_with(self, begin: Callable[[LoaderPosition | None], Epoch], resume: LoaderPosition | None) -> None:
         self._epoch.close()
         self._epoch = begin(resume)
-        weakref.finalize(self, self._epoch.close)
 
     def _warn_of_length(self, length: int) -> None:
         advice = (

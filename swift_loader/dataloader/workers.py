@@ -71,7 +71,10 @@ class LoaderWorkers:
         metrics = Metrics(enabled=False)
         executor = ProcessExecutor(supervisor, metrics, logger.debug)
         settings = SchedulerSettings(
-            delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
+            replace(delivery.limits, num_expected=delivery.num_workers),
+            delivery.max_restarts,
+            delivery.stall_warning_s,
+            delivery.timeout_s,
         )
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
         self.close = weakref.finalize(self, self._dispatcher.close)

@@ -43,6 +43,8 @@ class Limits:
     """Tasks that may wait in a worker's pipe."""
     in_order: bool
     """False delivers batches as soon as they are ready, within an epoch."""
+    num_expected: int = 0
+    """Until so many workers are there, each has at most one task. Datasets may wait for each other in all of them."""
 
     def max_of_worker(self, num_workers: int) -> int:
         """Return how many batches of one of so many workers may be built or waiting at a time."""
@@ -174,7 +176,7 @@ class Queues:
         """
         worker_id = work.worker_id if isinstance(work, StreamWork) else None
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
-        share = self.limits.share(len(self._queues))
+        share = self.limits.share(len(self._queues)) if len(self._queues) >= self.limits.num_expected else 1
         least: tuple[int, int, int] | None = None
         for serial, queue in self._open.items():
             if (

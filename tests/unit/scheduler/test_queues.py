@@ -163,3 +163,14 @@ def test_the_batches_of_one_worker_are_limited_by_those_of_all(limits: Limits) -
     assert limits.max_of_worker(1) == min(
         limits.max_in_flight, limits.max_ready_per_worker + min(limits.max_tasks, limits.max_in_flight)
     )
+
+
+def test_a_worker_gets_a_second_task_once_all_expected_workers_are_there() -> None:
+    queues = Queues(replace(LIMITS, num_expected=2))
+    queues.add(0, 0)
+    queues.push(0, (1, 0))
+    assert queues.pick(PlannedWork(0, 1), 10) is None
+    queues.add(1, 1)
+    assert queues.pick(PlannedWork(0, 1), 10) == 1
+    queues.push(1, (1, 1))
+    assert queues.pick(PlannedWork(0, 2), 10) == 0
