@@ -19,7 +19,7 @@ from swift_loader.failpoints import Failpoint, failpoint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALIGNMENT", "Arena", "Block"]
+__all__ = ["ALIGNMENT", "Arena", "Block", "numpy_dtype"]
 
 ALIGNMENT = 64
 """Bytes: a cache line. Vector instructions and the GPU's copy engines work best with this alignment."""
@@ -40,11 +40,26 @@ _NUMPYS = frozenset(
 """The names of the dtypes that torch and NumPy have in common, and give the same meaning."""
 
 
+_MAX_NDIM = 32
+"""NumPy 1 has no more axes."""
+
+
 @functools.cache
-def _numpys(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Return NumPy's dtype for torch's, None if there is none. `torch.from_numpy` takes 1 us, `torch.frombuffer` 4."""
-    name = str(dtype).removeprefix("torch.")
-    return np.dtype(name) if name in _NUMPYS else None
+def numpy_dtype(name: str, ndim: int) -> np.dtype[Any] | None:
+    """Return the dtype of an array on which a tensor can be made; None if there is none.
+
+    `torch.from_numpy` takes 1 us, `torch.frombuffer` 4.
+
+    Args:
+        name: Of torch's dtype, such as "float32".
+        ndim: The tensor's number of axes.
+    """
+    return np.dtype(name) if name in _NUMPYS and ndim <= _MAX_NDIM else None
+
+
+@functools.cache
+def _numpys(dtype: torch.dtype, ndim: int) -> np.dtype[Any] | None:
+    return numpy_dtype(str(dtype).removeprefix("torch."), ndim)
 
 
 class Arena:
@@ -84,7 +99,7 @@ class Arena:
 
         count = math.prod(shape)
         block = self.allocate(count * dtype.itemsize)
-        numpys = _numpys(dtype)
+        numpys = _numpys(dtype, len(shape))
         if not count:
             tensor = torch.empty(shape, dtype=dtype, device="cpu")
         elif numpys is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.arena import Arena, Block
+from swift_loader.transport.arena import Arena, Block, numpy_dtype
 from swift_loader.transport.by_value import travels_by_value
 from swift_loader.transport.rebuild import update_attributes
 
@@ -206,7 +206,12 @@ def _rebuild_tensor(
     dtype: torch.dtype = getattr(torch, dtype_name)
     if not len(buffer):
         return torch.empty_strided(shape, stride, dtype=dtype, requires_grad=requires_grad)
-    tensor = torch.frombuffer(buffer, dtype=dtype).as_strided(shape, stride)
+    numpys = numpy_dtype(dtype_name, len(shape))
+    if numpys is None:
+        tensor = torch.frombuffer(buffer, dtype=dtype).as_strided(shape, stride)
+    else:
+        steps = [step * numpys.itemsize for step in stride]
+        tensor = torch.from_numpy(np.ndarray(shape, numpys, buffer, 0, steps))
     return tensor.requires_grad_() if requires_grad else tensor
 
 

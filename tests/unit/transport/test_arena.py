@@ -99,7 +99,7 @@ def test_an_array_has_the_shape_and_dtype_asked_for_and_is_found_again(
         assert not array.size or np.shares_memory(block.memory, array)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (3, 0, 2)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (3, 0, 2), (1,) * 40])
 def test_a_tensor_has_the_shape_and_dtype_asked_for_and_is_found_again(
     shape: tuple[int, ...],
 ) -> None:
