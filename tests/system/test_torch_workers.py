@@ -421,9 +421,9 @@ def test_the_state_of_a_map_style_dataset_comes_with_its_batches_and_is_loaded()
         begin_keys(dispatcher, [[0, 1]] * 5)
         deliveries = rest_of(dispatcher)
         assert [delivery.batch for delivery in deliveries] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-        assert [delivery.state is not None for delivery in deliveries] == [False, True, False, True, False]
-        state = deliveries[1].state
+        assert [delivery.state is not None for delivery in deliveries] == [True, False, True, False, True]
+        state = deliveries[2].state
         assert state is not None
-        assert Snapshot.unpack(state) == Snapshot(2, dataset={"count": 4, "bulk": Counting.bulk})
+        assert Snapshot.unpack(state) == Snapshot(3, dataset={"count": 6, "bulk": Counting.bulk})
         begin_keys(dispatcher, [[0, 1]] * 2, resume={0: Resume(state).pack()})
-        assert batches_of(rest_of(dispatcher)) == [[4, 5], [6, 7]]
+        assert batches_of(rest_of(dispatcher)) == [[6, 7], [8, 9]]
