@@ -21,7 +21,7 @@ from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.errors import EncodeError
+from swift_loader.errors import EncodeError, WorkerStalled
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.process.roots import ROOTS
@@ -66,6 +66,8 @@ class LoaderWorkers:
         """Why they give no more batches."""
         self._timeout_s = delivery.timeout_s or 0
         self.owner = ProcessOwner()
+        self.has_stalled = False
+        """Whether one of them has hung, so that they don't stay for another epoch."""
         self._notices: deque[str] = deque()
         supervisor = Supervisor(WorkerSpec(worker_options, _settings(base_seed)), delivery)
         metrics = Metrics(enabled=False)
@@ -75,6 +77,7 @@ class LoaderWorkers:
             delivery.max_restarts,
             delivery.stall_warning_s,
             delivery.timeout_s,
+            replaces_stalled=False,  # as torch: the user said how long he waits
         )
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
         self.close = weakref.finalize(self, self._dispatcher.close)
@@ -97,7 +100,9 @@ class LoaderWorkers:
         self._issue_warnings()
         if delivery.error is not None:
             delivery = replace(delivery, error=with_torch_text(delivery.error, self._timeout_s))
-        if delivery.error is not None and delivery.work is None:
+        if isinstance(delivery.error, WorkerStalled):
+            self.has_stalled = True  # the loop may wait again
+        elif delivery.error is not None and delivery.work is None:
             self.failure = delivery
             self.close()
         delivery.keep()
@@ -264,7 +269,7 @@ class WorkerShelf:
                 one.close()
 
     def _may_stay(self, workers: LoaderWorkers) -> bool:
-        return self._is_open and workers.failure is None and workers.marks.may_stay
+        return self._is_open and workers.failure is None and not workers.has_stalled and workers.marks.may_stay
 
     def close(self) -> None:
         """Close the workers that wait, and later those that are in use now. Idempotent."""

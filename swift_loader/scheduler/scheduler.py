@@ -77,6 +77,8 @@ class SchedulerSettings:
     timeout_s: float | None = None
     """How long it may spend before it is killed and replaced, and how long the loop waits for a batch that no worker
     has; None: no limit."""
+    replaces_stalled: bool = True
+    """False: a worker that spends longer isn't killed. The loop gets the error, and may go on to wait."""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class Scheduler:
         """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`. One thread
         uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
+        self._replaces_stalled = settings.replaces_stalled
         self._workers: dict[int, Worker] = {}
         """By serial number; all but those that are GONE."""
         self._failures = SampleFailures()
@@ -326,6 +329,9 @@ class Scheduler:
             stall = Stall(worker.serial, work, now_s - since_s, work is not None and not self.ledger.generation)
             if judgement is Judgement.WARN:
                 self._actions.append(Warn(stall))
+                return
+            if not self._replaces_stalled:
+                self._actions.append(GiveUp(stall))
                 return
             worker.move(WorkerMove.KILL)
             worker.killed_s = now_s

@@ -187,7 +187,10 @@ class ProcessExecutor:
         """Return the error for the loop."""
         explainer = self.running.explainer
         if isinstance(cause, Stall):
-            return explainer.no_worker_error(cause)
+            if cause.worker is None:
+                return explainer.no_worker_error(cause)
+            worker = self._worker(cause.worker)
+            return explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
         return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, WorkerLost) else cause
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:

@@ -102,6 +102,12 @@ class Explainer:
         """Return why a worker is being killed."""
         return f"{self.stall(stall, worker)}, longer than timeout={self._options.timeout_s:g} s, and was killed"
 
+    def stall_error(self, stall: Stall, worker: Spoken, stacks: str) -> WorkerStalled:
+        """Return the error for a worker that takes too long and isn't replaced."""
+        return WorkerStalled(
+            f"{self.who(worker)} {self.stall(stall, worker)}, longer than timeout={self._options.timeout_s:g} s{stacks}"
+        )
+
     def no_worker(self, stall: Stall) -> str:
         """Return which batch no worker is ready to build."""
         return f"no worker is ready to build {'a batch' if stall.work is None else self.batch(stall.work)}"

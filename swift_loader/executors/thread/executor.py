@@ -186,7 +186,9 @@ class ThreadExecutor:
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
         if isinstance(cause, Stall):
-            return self.explainer.no_worker_error(cause)
+            if cause.worker is None:
+                return self.explainer.no_worker_error(cause)
+            return self._stalled(cause, self._workers[cause.worker])
         assert isinstance(cause, BaseException), f"a worker thread is never lost: {cause}"
         return cause
 

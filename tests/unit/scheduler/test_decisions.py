@@ -384,6 +384,21 @@ def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
     assert scheduler.state is SchedulerState.RUNNING
 
 
+def test_a_worker_that_is_not_to_be_replaced_keeps_its_batch_and_the_loop_gets_the_error_with_each_wait() -> None:
+    limits = Limits(max_in_flight=4, max_ready_per_worker=4, max_tasks=10, in_order=True)
+    scheduler = Scheduler(SchedulerSettings(limits, timeout_s=10.0, replaces_stalled=False))
+    scheduler.handle(Ready(0, 0), 0.0)
+    begin(scheduler)
+    scheduler.decide(0.0)
+    for began in (0, 10):
+        scheduler.watchdog.begin(float(began), 0.0)
+        scheduler.tick(began + 9.0)
+        assert scheduler.decide(began + 9.0) == []
+        scheduler.tick(began + 10.0)
+        assert scheduler.decide(began + 10.0) == [GiveUp(Stall(0, PlannedWork(0, 0), began + 10.0, False))]
+    assert scheduler.state is SchedulerState.RUNNING
+
+
 def test_while_the_trainer_is_stopped_no_worker_is_to_blame() -> None:
     scheduler = scheduler_with(1)
     begin(scheduler)

@@ -1,0 +1,298 @@
+"""The drop-in DataLoader when something goes wrong: the same batches as without, or an error of torch's type."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch.utils.data import IterableDataset, get_worker_info
+
+from swift_loader import DataLoader, WorkerDied, WorkerStalled
+from tests.support.helpers import allowed_s, slow_unless
+
+NUM_SAMPLES = 41
+
+
+class OwnError(Exception):
+    """The user's."""
+
+
+class Faulty:
+    """The numbers 0 to 40. At some of them, something goes wrong: once, if there is a file to note that."""
+
+    def __init__(self, at: int, fault: Callable[[], object], folder: Path | None = None) -> None:
+        self.at, self.fault = at, fault
+        self.note = None if folder is None else folder / "done"
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at and self._is_due():
+            self.fault()
+        return index
+
+    def _is_due(self) -> bool:
+        if self.note is None:
+            return True
+        is_due = not self.note.exists()
+        self.note.touch()
+        return is_due
+
+
+class FaultyStream(IterableDataset[int]):
+    """The same numbers, shared out over the workers. `with_state`: its iterators have a state."""
+
+    def __init__(self, faulty: Faulty, *, with_state: bool) -> None:
+        self.faulty, self.with_state = faulty, with_state
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        share = range(info.id, NUM_SAMPLES, info.num_workers)
+        return _Shard(self.faulty, share) if self.with_state else (self.faulty[index] for index in share)
+
+
+class _Shard:
+    def __init__(self, faulty: Faulty, share: range) -> None:
+        self.faulty, self.share, self.at = faulty, share, 0
+
+    def __iter__(self) -> _Shard:
+        return self
+
+    def __next__(self) -> int:
+        if self.at >= len(self.share):
+            raise StopIteration
+        self.at += 1
+        return self.faulty[self.share[self.at - 1]]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    os._exit(0)
+
+
+def fail() -> None:
+    raise OwnError("from the user's code")
+
+
+def end_early() -> None:
+    raise StopIteration
+
+
+def hang() -> None:
+    signal.pause()
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+def make(dataset: Any, **options: Any) -> DataLoader[Any]:
+    options.setdefault("num_workers", 2)
+    if options["num_workers"]:
+        options.setdefault("multiprocessing_context", "fork")
+    return DataLoader(dataset, **{"batch_size": 4, **options})
+
+
+KINDS = ["index", "stream", "stream with state"]
+
+
+def dataset_of(kind: str, faulty: Faulty) -> Any:
+    return faulty if kind == "index" else FaultyStream(faulty, with_state=kind == "stream with state")
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("fault", [kill, leave])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(
+    kind: str, fault: Callable[[], object], tmp_path: Path
+) -> None:
+    whole = numbers(make(dataset_of(kind, Faulty(-1, fault))))
+    assert sorted(whole) == list(range(NUM_SAMPLES))
+    assert numbers(make(dataset_of(kind, Faulty(18, fault, tmp_path)))) == whole
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("kind", slow_unless(["index"], KINDS))
+def test_killing_workers_in_each_epoch_changes_nothing(kind: str) -> None:
+    loader = make(dataset_of(kind, Faulty(-1, kill)), persistent_workers=True)
+    whole = numbers(loader)
+    for epoch in range(3):
+        found: list[Any] = []
+        for step, batch in enumerate(loader):
+            found.append(batch)
+            if step in (1, 3 + epoch):
+                _kill_one()
+        assert numbers(found) == whole
+
+
+def _kill_one() -> None:
+    """Kill the youngest process, which has no children: a worker."""
+    for child in sorted(psutil.Process().children(recursive=True), key=lambda one: one.pid, reverse=True):
+        with suppress(psutil.NoSuchProcess):
+            if not child.children():
+                child.kill()
+                return
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_past_the_budget_the_error_is_a_runtime_error(kind: str) -> None:
+    loader = make(dataset_of(kind, Faulty(18, kill)))
+    with pytest.raises(RuntimeError) as caught:
+        numbers(loader)
+    assert isinstance(caught.value, WorkerDied)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_timeout_the_loop_may_wait_again(kind: str) -> None:
+    began_s = time.monotonic()
+    iterator = iter(make(dataset_of(kind, Faulty(0, hang)), timeout=1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds") as caught:
+            next(iterator)
+        assert isinstance(caught.value, WorkerStalled)
+    assert time.monotonic() - began_s < allowed_s(6)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loop_goes_on_after_an_error_of_the_user(num_workers: int) -> None:
+    iterator = iter(make(Faulty(9, fail), num_workers=num_workers))
+    found = [next(iterator), next(iterator)]
+    with pytest.raises(OwnError, match="from the user's code"):
+        next(iterator)
+    assert numbers(found + list(iterator)) == [n for n in range(NUM_SAMPLES) if n not in range(8, 12)]
+
+
+def test_the_loop_goes_on_after_an_error_of_collate() -> None:
+    def collate(samples: list[int]) -> list[int]:
+        return samples if 9 not in samples else fail()  # type: ignore[func-returns-value,return-value]
+
+    iterator = iter(make(Faulty(-1, fail), collate_fn=collate))
+    found = [next(iterator), next(iterator)]
+    with pytest.raises(OwnError, match="from the user's code"):
+        next(iterator)
+    assert len(list(iterator)) == 8
+    assert numbers(found) == list(range(8))
+
+
+def test_a_stream_whose_iterator_fails_is_over_where_that_is_a_generator() -> None:
+    iterator = iter(make(dataset_of("stream", Faulty(9, fail)), num_workers=1))
+    found = [next(iterator), next(iterator)]
+    with pytest.raises(OwnError):
+        next(iterator)
+    assert numbers(found + list(iterator)) == list(range(8))
+
+
+def test_stop_iteration_from_a_map_style_dataset_never_ends_the_loop_early() -> None:
+    with pytest.raises(RuntimeError):
+        numbers(make(Faulty(9, end_early)))
+
+
+def test_an_error_of_worker_init_fn_comes_from_next() -> None:
+    def init(worker_id: int) -> None:
+        raise OwnError(f"in worker {worker_id}")
+
+    with pytest.raises(OwnError, match="in worker"):
+        next(iter(make(Faulty(-1, fail), worker_init_fn=init)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_an_empty_dataset_gives_no_batches(num_workers: int) -> None:
+    for _ in range(2):
+        assert list(make([], num_workers=num_workers)) == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", slow_unless(["index"], KINDS))
+def test_break_and_iterate_again_gives_the_whole_epoch(kind: str, persistent: bool) -> None:
+    loader = make(dataset_of(kind, Faulty(-1, fail)), persistent_workers=persistent)
+    whole = numbers(loader)
+    for num_taken in (1, 3):
+        for step, _ in enumerate(loader):
+            if step == num_taken:
+                break
+    assert numbers(loader) == whole
+
+
+@pytest.mark.parametrize("kind", slow_unless(["index"], KINDS))
+def test_two_iterators_at_once_are_independent(kind: str) -> None:
+    loader = make(dataset_of(kind, Faulty(-1, fail)))
+    whole = [batch.tolist() for batch in loader]
+    pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
+    assert pairs == [(batch, batch) for batch in whole]
+
+
+def test_an_iterator_outlives_its_loader() -> None:
+    iterator = iter(make(Faulty(-1, fail)))
+    found = [next(iterator)]
+    assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))
+
+
+def test_dropped_iterators_leave_no_processes() -> None:
+    loader = make(Faulty(-1, fail))
+    before = len(psutil.Process().children(recursive=True))
+    for _ in range(3):
+        next(iter(loader))
+    del loader
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True)[before:], timeout=allowed_s(3))
+    assert not alive
+
+
+def test_ctrl_c_in_the_loop_leaves_a_loader_that_works() -> None:
+    loader = make(Faulty(-1, fail))
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    next(iterator)
+    del iterator
+    assert numbers(loader) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_of_the_trainer_makes_its_own_workers() -> None:
+    loader = make(Faulty(-1, fail), persistent_workers=True)
+    iterator = iter(loader)
+    found = [next(iterator)]
+    child = os.fork()
+    if not child:
+        is_whole = False
+        try:
+            is_whole = numbers(loader) == list(range(NUM_SAMPLES))
+        finally:
+            os._exit(0 if is_whole else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))
+
+
+def test_a_slow_loop_bounds_what_is_built_ahead(tmp_path: Path) -> None:
+    class Noting(Faulty):
+        def __getitem__(self, index: int) -> int:
+            (tmp_path / str(index)).touch()
+            return index
+
+        def __len__(self) -> int:
+            return 1000
+
+    iterator = iter(make(Noting(-1, fail), batch_size=1, prefetch_factor=4))
+    for _ in range(10):
+        next(iterator)
+    assert 10 <= len(list(tmp_path.iterdir())) <= 10 + 4 * 2 + 1
