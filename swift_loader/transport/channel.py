@@ -14,7 +14,6 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.transport.descriptors import (
@@ -23,6 +22,7 @@ from swift_loader.transport.descriptors import (
     new_socketpair,
     out_of_descriptors_error,
 )
+from swift_loader.transport.frames import Received
 
 __all__ = ["MAX_FILE_BYTES", "MAX_MESSAGE_BYTES", "Channel", "Received"]
 
@@ -45,14 +45,6 @@ _MARK_BEGIN = b"SwL1 in file"
 _WAIT = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _DONT_WAIT = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
-
-
-class Received(NamedTuple):
-    """A message. `data` is valid until the next `receive` on the same channel."""
-
-    data: memoryview
-    descriptors: list[int]
-    """Owned by the caller of `receive`."""
 
 
 class Channel:

@@ -15,11 +15,12 @@ import mmap
 import os
 import sys
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from swift_loader.transport.segments import Segment
 
-__all__ = ["NUM_BEGUN", "UNKNOWN_ADDRESS", "CounterReader", "CounterWriter"]
+__all__ = ["NUM_BEGUN", "UNKNOWN_ADDRESS", "CounterReader", "CounterWriter", "read_word"]
 
 NUM_BEGUN = 0
 """Index of the word that counts the tasks that the worker has started."""
@@ -55,9 +56,13 @@ class CounterWriter:
         Raises:
             SharedMemoryFull: There is not enough memory.
         """
-        self._segment, descriptor = Segment.create(mmap.PAGESIZE)
-        self.words = self._segment.memory.cast("q")
+        segment, descriptor = Segment.create(mmap.PAGESIZE)
+        self.count_in(segment)
         return descriptor
+
+    def count_in(self, segment: Segment) -> None:
+        """Count in this page from now on."""
+        self._segment, self.words = segment, segment.memory.cast("q")
 
     def begin(self, *, in_bulk: bool) -> list[Any]:
         """Clear the list and return it, for the samples of the next batch."""
@@ -96,19 +101,17 @@ class CounterWriter:
 class CounterReader:
     """The trainer's side. Any thread may read."""
 
-    def __init__(self, descriptor: int, pid: int, length_address: int) -> None:
-        """Map a worker's page.
+    def __init__(self, segment: Segment, read_length: Callable[[], int | None]) -> None:
+        """Read a worker's page.
 
         Args:
-            descriptor: The page's; owned by this call.
-            pid: The worker's.
-            length_address: Of the length of its list of samples.
+            segment: The page.
+            read_length: Returns the length of the worker's list of samples; None if it is unknown. May block shortly.
         """
-        self._segment = Segment.attach(descriptor, mmap.PAGESIZE)
+        self._segment = segment
         """This reference keeps the page mapped."""
         self._words = self._segment.memory.cast("q")
-        self._pid = pid
-        self._length_address = length_address
+        self._read_length = read_length
 
     @property
     def num_begun(self) -> int:
@@ -118,17 +121,22 @@ class CounterReader:
     def position_in_batch(self) -> int | None:
         """Return the position, in the batch as planned, of the sample that it is fetching; None if unknown.
 
-        After the last sample, it is the number of samples. It is read from the worker's memory, if the kernel allows.
+        After the last sample, it is the number of samples.
         """
         num_left_out = self._words[NUM_LEFT_OUT]
-        if num_left_out < 0 or self._length_address == UNKNOWN_ADDRESS:
-            return None
-        try:
-            with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as memory:
-                length = int.from_bytes(os.pread(memory.fileno(), 8, self._length_address), sys.byteorder)
-        except OSError:
-            return None
-        return length + num_left_out
+        length = self._read_length() if num_left_out >= 0 else None
+        return None if length is None else length + num_left_out
 
     def __repr__(self) -> str:
-        return f"<CounterReader of pid {self._pid}, {self.num_begun} begun>"
+        return f"<CounterReader, {self.num_begun} begun>"
+
+
+def read_word(pid: int, address: int) -> int | None:
+    """Return a 64-bit word of another process's memory; None if the address is unknown, or the kernel doesn't allow."""
+    if address == UNKNOWN_ADDRESS:
+        return None
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            return int.from_bytes(os.pread(memory.fileno(), 8, address), sys.byteorder)
+    except OSError:
+        return None

@@ -3,16 +3,17 @@
 Some processes, such as daemons, run with their standard streams closed. Then the kernel gives 0, 1 and 2 to the next
 files that are opened, and output to stdout or stderr goes into those files. So each descriptor is moved to 3 or higher
 as soon as it is created. Other programs don't inherit it, unless it is passed on explicitly.
+
+Only the imports in functions are missing on Windows, so that modules may import this one there.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import resource
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,6 +41,8 @@ _SUGGESTED = 1024
 
 def out_of_descriptors_error(code: int = errno.EMFILE) -> NoDescriptorsLeft:
     """Return the error for a descriptor that can't be opened, with the limit and how to raise it."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if code == errno.ENFILE:
         return NoDescriptorsLeft(code, "the system has run out of file descriptors: see /proc/sys/fs/file-max")
@@ -60,7 +63,7 @@ def explaining_limits() -> Iterator[None]:
         yield
     except OSError as error:
         is_explained = isinstance(error, SwiftLoaderError) or error.__cause__ is not None  # with a cause: a worker's
-        if error.errno in (errno.EMFILE, errno.ENFILE) and not is_explained:
+        if error.errno in (errno.EMFILE, errno.ENFILE) and not is_explained and sys.platform != "win32":
             raise out_of_descriptors_error(error.errno) from error
         raise
 
@@ -73,6 +76,8 @@ def avoid_std_streams(descriptor: int) -> int:
     """
     if descriptor >= _FIRST:
         return descriptor
+    import fcntl
+
     try:
         with explaining_limits():
             return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
@@ -94,6 +99,8 @@ def new_memfd(name: str) -> int:
 
 def new_epoll() -> select.epoll:
     """Return a new epoll object."""
+    import fcntl
+
     with explaining_limits():
         epoll = select.epoll()
         if epoll.fileno() >= _FIRST:
@@ -112,6 +119,8 @@ def open_pidfd(pid: int) -> int:
 
 def duplicate(descriptor: int) -> int:
     """Return a duplicate of a descriptor, which the caller owns."""
+    import fcntl
+
     with explaining_limits():
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
 

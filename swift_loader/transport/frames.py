@@ -12,7 +12,7 @@ from zlib import crc32
 
 from swift_loader.errors import ProtocolError
 
-__all__ = ["Frame", "Kind", "pack_frame", "unpack_frame"]
+__all__ = ["Frame", "Kind", "Received", "pack_frame", "unpack_frame"]
 
 _HEAD = struct.Struct("<4sBxxxIII")
 _MAGIC = b"SwL1"
@@ -59,6 +59,14 @@ class Frame(NamedTuple):
     generation: int
     """Increases each time the loop jumps to another place; tells leftovers of an abandoned epoch from expected data."""
     body: memoryview
+
+
+class Received(NamedTuple):
+    """A message as it came. `data` is valid until the next `receive` on the same channel."""
+
+    data: memoryview
+    descriptors: list[int]
+    """Owned by the caller of `receive`. Empty where the system can't send descriptors."""
 
 
 def pack_frame(kind: Kind, body: bytes = b"", generation: int = 0) -> bytes:

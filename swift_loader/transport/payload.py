@@ -11,12 +11,14 @@ import pickle
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
+from swift_loader.transport.arena import Arena
 from swift_loader.transport.bodies import FixedBody
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
@@ -27,9 +29,12 @@ from swift_loader.transport.segments import Segment, capacity_for
 
 __all__ = [
     "Environment",
+    "HeapMemory",
     "PayloadLayout",
+    "PayloadMemory",
     "chosen_threads",
     "modules_of",
+    "pack_payload",
     "read_environment",
     "read_payload",
     "same_payload",
@@ -78,7 +83,9 @@ def chosen_threads() -> int:
 
 def _usual_threads() -> set[int]:
     """Return the numbers of threads that torch may start with: one per core, hyper-threads counted or not."""
-    counts = {os.cpu_count() or 1, len(os.sched_getaffinity(0))}
+    counts = {os.cpu_count() or 1}
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        counts.add(len(os.sched_getaffinity(0)))
     return counts | {max(1, count // 2) for count in counts}
 
 
@@ -116,6 +123,45 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
     Raises:
         EncodeError: A part of the object can't be sent.
     """
+    draft, definitions = _encode(content, environment)
+    segment, descriptor = Segment.create(capacity_for(draft.nbytes))
+    return draft.write_to(segment.array()), descriptor, definitions
+
+
+def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayout, NDArray[np.uint8], Definitions]:
+    """Return the same as `write_payload`, in memory of this process instead of a file.
+
+    Raises:
+        EncodeError: A part of the object can't be sent.
+    """
+    draft, definitions = _encode(content, environment)
+    memory = np.empty(draft.nbytes, np.uint8)
+    return draft.write_to(memory), memory, definitions
+
+
+class _Draft(NamedTuple):
+    """The parts of a payload, before they are in one place."""
+
+    arena: Arena
+    num_blocks: int
+    first: bytes
+    structure: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.arena.used + len(self.first) + len(self.structure)
+
+    def write_to(self, memory: NDArray[np.uint8]) -> PayloadLayout:
+        """Write the payload to the memory's begin."""
+        self.arena.move_to(memory)
+        bulk_nbytes = position = self.arena.used
+        for part in (self.first, self.structure):
+            memory[position : position + len(part)] = np.frombuffer(part, np.uint8)
+            position += len(part)
+        return PayloadLayout(len(memory), bulk_nbytes, len(self.first), len(self.structure), self.num_blocks)
+
+
+def _encode(content: object, environment: Environment) -> tuple[_Draft, Definitions]:
     definitions = Definitions()
     try:
         encoded, arena = encode_with_code(content, definitions.add)
@@ -123,21 +169,46 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
         raise
     except Exception as error:
         raise EncodeError(_explain(content, error)) from error
-    first = pickle.dumps(environment)
-    parts = (first, encoded.meta)
-    used = arena.used + sum(map(len, parts))
-    segment, descriptor = Segment.create(capacity_for(used))
-    memory = segment.array()
-    arena.move_to(memory)
-    position = arena.used
-    for part in parts:
-        memory[position : position + len(part)] = np.frombuffer(part, np.uint8)
-        position += len(part)
-    layout = PayloadLayout(segment.nbytes, arena.used, len(first), len(encoded.meta), encoded.num_blocks)
-    return layout, descriptor, definitions
+    return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), definitions
 
 
-def read_environment(layout: PayloadLayout, segment: Segment) -> Environment:
+class PayloadMemory(Protocol):
+    """The memory that a payload is in, in the process that reads it."""
+
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes."""
+        ...
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return them as an array."""
+        ...
+
+    def restore(self) -> None:
+        """Discard what this process has written to it."""
+        ...
+
+
+class HeapMemory:
+    """Memory of this process, for a payload that is read once."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._array = np.empty(nbytes, np.uint8)
+
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes."""
+        return self._array.data
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return them as an array."""
+        return self._array
+
+    def restore(self) -> None:
+        """Do nothing: the payload is read once, so nothing was written to it before."""
+
+
+def read_environment(layout: PayloadLayout, segment: PayloadMemory) -> Environment:
     """Return the environment. Reading it needs nothing but the standard library."""
     start, end, *_ = layout.ends
     environment = pickle.loads(segment.memory[start:end])
@@ -146,7 +217,7 @@ def read_environment(layout: PayloadLayout, segment: Segment) -> Environment:
     return environment
 
 
-def read_payload(layout: PayloadLayout, segment: Segment) -> tuple[Any, Definitions]:
+def read_payload(layout: PayloadLayout, segment: PayloadMemory) -> tuple[Any, Definitions]:
     """Return the object and the definitions, as they were sent. Each call returns new ones.
 
     The object's arrays are views of the segment, which must outlive them. The call discards what was written to them.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
 from swift_loader.transport.descriptors import new_memfd
 
-__all__ = ["Segment", "capacity_for"]
+__all__ = ["Segment", "capacity_for", "reserving_failed"]
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+if sys.platform != "win32":  # there, `named_segments` maps the memory
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -44,23 +45,34 @@ def capacity_for(nbytes: int) -> int:
 class Segment:
     """A mapping of shared memory in this process. It is unmapped when its last reference is gone."""
 
-    __slots__ = ("__weakref__", "address", "before_unmapping", "memory", "nbytes")
+    __slots__ = ("__weakref__", "_unmap", "address", "before_unmapping", "memory", "nbytes")
 
-    def __init__(self, descriptor: int, nbytes: int, flags: int) -> None:
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
-        if address in (None, _MAP_FAILED):
-            code = ctypes.get_errno()
-            raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
+    def __init__(self, address: int, nbytes: int, unmap: Callable[[], object]) -> None:
+        """Own a mapping. `unmap` ends it; it may run on any thread, and while the interpreter exits."""
+        self._unmap = unmap
         self.before_unmapping: Callable[[], bool] | None = None
         """A callback for when the last reference is gone; None: no callback. It runs on any thread, and must not raise.
 
         If it returns False, the memory stays mapped until the process ends.
         """
         self.nbytes = nbytes
-        self.address: int = address
+        self.address = address
         """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""
         self.memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         """The bytes, as a buffer that doesn't keep the segment alive: its user must hold the segment, too."""
+
+    @classmethod
+    def map(cls, descriptor: int, nbytes: int, flags: int) -> Segment:
+        """Return a mapping of a file's first bytes. The descriptor stays open.
+
+        Raises:
+            SharedMemoryFull: The mapping failed.
+        """
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+        if address in (None, _MAP_FAILED):
+            code = ctypes.get_errno()
+            raise SharedMemoryFull(code, f"mapping {nbytes} bytes of shared memory failed: {os.strerror(code)}")
+        return cls(address, nbytes, partial(_libc.munmap, address, nbytes))
 
     @classmethod
     def create(cls, nbytes: int) -> tuple[Segment, int]:
@@ -78,7 +90,7 @@ class Segment:
         try:
             reserve(descriptor, nbytes)
             _seal(descriptor)
-            return cls(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE), descriptor
+            return cls.map(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE), descriptor
         except BaseException:
             os.close(descriptor)
             raise
@@ -100,7 +112,7 @@ class Segment:
             if nbytes > size:
                 raise SharedMemoryFull(errno.EFAULT, f"a segment of {size} bytes was announced with {nbytes}")
             flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED | mmap.MAP_POPULATE
-            return cls(descriptor, nbytes, flags)
+            return cls.map(descriptor, nbytes, flags)
         finally:
             os.close(descriptor)
 
@@ -112,7 +124,7 @@ class Segment:
     def map_file(cls, descriptor: int, nbytes: int, *, writes_through: bool) -> Segment:
         """Return a mapping of a file's first bytes that lasts until the process ends, and close the descriptor."""
         try:
-            segment = cls(descriptor, nbytes, mmap.MAP_SHARED if writes_through else mmap.MAP_PRIVATE)
+            segment = cls.map(descriptor, nbytes, mmap.MAP_SHARED if writes_through else mmap.MAP_PRIVATE)
         finally:
             os.close(descriptor)
         segment.before_unmapping = lambda: False
@@ -122,10 +134,9 @@ class Segment:
         """Return `(nbytes,) uint8` over the whole segment. It is valid while the segment exists."""
         return np.frombuffer(self.memory, np.uint8)
 
-    def __del__(self, _munmap: Any = _libc.munmap) -> None:  # a default: the module's globals may be gone at exit
-        address = getattr(self, "address", None)
-        if address is not None and (self.before_unmapping is None or self.before_unmapping()):
-            _munmap(address, self.nbytes)
+    def __del__(self) -> None:  # uses no global: at exit, the module's names may be gone
+        if self.before_unmapping is None or self.before_unmapping():
+            self._unmap()
 
     def __repr__(self) -> str:
         return f"<Segment of {self.nbytes} bytes>"
@@ -137,6 +148,8 @@ def _seal(descriptor: int) -> None:
     A process whose standard streams are closed may receive the memfd as one of them. If other code prints at that
     moment, the write goes to the end of the file, and fails because the file can't grow.
     """
+    import fcntl  # not on Windows
+
     with suppress(OSError):  # some systems that emulate Linux have no seals
         os.lseek(descriptor, 0, os.SEEK_END)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
@@ -151,10 +164,15 @@ def reserve(descriptor: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
-        code = error.errno or errno.ENOMEM
-        raise SharedMemoryFull(
-            code,
-            f"reserving {nbytes} bytes of shared memory failed: {os.strerror(code)}. The limit is the memory that the "
-            f"process may use (free memory, cgroup, RLIMIT_FSIZE), not /dev/shm. Lower batch_size or data_queue_size, "
-            f"or keep fewer batches",
-        ) from None
+        limit = "the memory that the process may use (free memory, cgroup, RLIMIT_FSIZE), not /dev/shm"
+        raise reserving_failed(error, nbytes, limit) from None
+
+
+def reserving_failed(error: OSError, nbytes: int, limit: str) -> SharedMemoryFull:
+    """Return the error for shared memory that couldn't be reserved. `limit` says what limits it."""
+    code = error.errno or errno.ENOMEM
+    return SharedMemoryFull(
+        code,
+        f"reserving {nbytes} bytes of shared memory failed: {os.strerror(code)}. The limit is {limit}. Lower "
+        f"batch_size or data_queue_size, or keep fewer batches",
+    )

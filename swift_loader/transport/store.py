@@ -7,15 +7,18 @@ the trainer retires it instead of releasing it, or when it is free and no longer
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.transport.channel import Channel
 from swift_loader.transport.messages import SegmentGone, SegmentMade
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.transport.slots import FreeSlots
+
+if TYPE_CHECKING:
+    from swift_loader.transport.channel import Channel
 
 __all__ = ["HeapStore", "SegmentStore", "SlotStore"]
 
@@ -35,8 +38,15 @@ class SlotStore(Protocol):
 class SegmentStore:
     """Recycled slots in shared memory. If none is free, it creates a new one, so the worker never waits."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, send: Callable[[bytes], None], make: Callable[[int, int], Segment]) -> None:
+        """Begin without slots.
+
+        Args:
+            send: Sends a message to the trainer.
+            make: Returns the segment of a new slot, given its number and bytes, once the trainer was told of it.
+        """
+        self._send = send
+        self._make_segment = make
         self._free = FreeSlots()
         self._segments: dict[int, Segment] = {}
         self._next_slot = 0
@@ -50,7 +60,7 @@ class SegmentStore:
         slot = self._free.take(nbytes)
         for unfit in self._free.evict():
             del self._segments[unfit]
-            self._channel.send(SegmentGone(unfit).pack())
+            self._send(SegmentGone(unfit).pack())
         if slot is None:
             slot = self._make(capacity_for(nbytes))
         return slot, self._segments[slot].array()
@@ -64,15 +74,24 @@ class SegmentStore:
         self._free.remove(slot)
         del self._segments[slot]
 
+    @classmethod
+    def of_memfds(cls, channel: Channel) -> SegmentStore:
+        """Return a store of anonymous segments, whose descriptors the channel carries."""
+
+        def make(slot: int, nbytes: int) -> Segment:
+            segment, descriptor = Segment.create(nbytes)
+            try:
+                channel.send(SegmentMade(slot, nbytes).pack(), [descriptor])
+            finally:
+                os.close(descriptor)
+            return segment
+
+        return cls(channel.send, make)
+
     def _make(self, nbytes: int) -> int:
         slot = self._next_slot
-        segment, descriptor = Segment.create(nbytes)
-        try:
-            self._channel.send(SegmentMade(slot, nbytes).pack(), [descriptor])
-        finally:
-            os.close(descriptor)
+        self._segments[slot] = self._make_segment(slot, nbytes)
         self._next_slot += 1
-        self._segments[slot] = segment
         self._free.add(slot, nbytes)
         return slot
 

@@ -10,12 +10,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
-from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.counters import NUM_BEGUN
-from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
+from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
     Failure,
@@ -33,7 +33,26 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.stream import StreamEnd
 
-__all__ = ["run_worker"]
+if TYPE_CHECKING:
+    from swift_loader.transport.channel import Channel
+
+__all__ = ["TaskChannel", "run_worker", "serve"]
+
+
+class TaskChannel(Protocol):
+    """The worker's end of its pipe to the trainer."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        ...
+
+    def receive(self, *, wait: bool = True) -> Received | None:
+        """Return the next message; None at the end of the stream.
+
+        Raises:
+            BlockingIOError: `wait` is False and there is no message.
+        """
+        ...
 
 
 def run_worker(
@@ -54,19 +73,33 @@ def run_worker(
         descriptor = builder.counters.share()
         channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
         os.close(descriptor)
-        _Worker(channel, builder, lambda: judge(report)).serve()
+        serve(channel, builder, SegmentStore.of_memfds(channel), lambda: judge(report))
     failpoint(Failpoint.WORKER_STOP)
+
+
+def serve(channel: TaskChannel, builder: BatchBuilder, store: SegmentStore, judge: Callable[[], Verdicts]) -> None:
+    """Answer tasks until the trainer closes the channel or dies.
+
+    Args:
+        channel: Connects to the trainer, which knows the worker's dataset.
+        builder: Builds the batches.
+        store: Provides the slots that batches are written to.
+        judge: Finds out why the dataset's samples may differ from those of another build.
+    """
+    _Worker(channel, builder, store, judge).serve()
 
 
 class _Worker:
     """The tasks of one worker, and the slots it writes to."""
 
-    def __init__(self, channel: Channel, builder: BatchBuilder, judge: Callable[[], Verdicts]) -> None:
+    def __init__(
+        self, channel: TaskChannel, builder: BatchBuilder, store: SegmentStore, judge: Callable[[], Verdicts]
+    ) -> None:
         self._channel = channel
         self._judge = judge
         self._builder = builder
         self._words = builder.counters.words
-        self._store = SegmentStore(channel)
+        self._store = store
         self._queue: deque[Task] = deque()
         self._plans: deque[NewPlan] = deque()
         """Received plans that aren't used yet."""

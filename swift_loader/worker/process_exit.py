@@ -49,7 +49,8 @@ def flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, broken or None
             stream.flush()
-    ctypes.CDLL(None).fflush(None)
+    if sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -9,6 +9,9 @@ from swift_loader.errors import WorkerDied
 
 __all__ = ["attached", "died", "how_it_ended"]
 
+_SIGKILL = 9
+"""Windows has no `signal.SIGKILL`."""
+
 
 def how_it_ended(exit_code: int | None) -> str:
     """Return in words how a process ended."""
@@ -28,7 +31,7 @@ def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "",
         stderr: The last lines of its stderr.
     """
     hint = ""
-    if exit_code == -signal.SIGKILL:
+    if exit_code == -_SIGKILL:
         hint = ". The kernel sends SIGKILL when memory runs out: see dmesg, and use fewer workers or smaller batches"
     elif exit_code is not None and exit_code < 0:
         hint = ". The dataset's code, or a library that it uses, crashed"

@@ -15,13 +15,14 @@ from typing import NamedTuple
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.handle import Hang
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.supervisor import Supervisor
-from swift_loader.executors.process.worker import Hang, WorkerHandle
+from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from swift_loader.errors import SwiftLoaderError, WorkerStalled
 from swift_loader.executors.failures import describe_work, keys_of, rebuild, rebuild_sample, shown
+from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.deaths import attached, died, how_it_ended
-from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
@@ -70,13 +70,13 @@ class Explainer:
         """Return whether batches of this generation are needed. The trial batch has generation 0."""
         return generation in (0, self.current[0])
 
-    def failure(self, failure: Failure, worker: WorkerHandle) -> Exception:
+    def failure(self, failure: Failure, worker: AnyHandle) -> Exception:
         """Return the exception for a failure of the user's code in a worker."""
         is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
         where = f", {self._batch_of(worker.tasks[0])}" if is_known else ""
         return rebuild(failure, self.who(worker), self._definitions, where)
 
-    def sample_failure(self, failed: SampleFailed, worker: WorkerHandle) -> SampleFailure:
+    def sample_failure(self, failed: SampleFailed, worker: AnyHandle) -> SampleFailure:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""
         task = worker.tasks[0]
         error = rebuild(failed.failure, self.who(worker), self._definitions, f", {self._batch_of(task)}")
@@ -98,7 +98,7 @@ class Explainer:
             where += ", with all samples fetched," if is_fetched else f", at dataset index {shown(keys[position])},"
         return f"has been at {where} for {stall.busy_s:.1f} s"
 
-    def hang(self, stall: Stall, worker: WorkerHandle) -> str:
+    def hang(self, stall: Stall, worker: AnyHandle) -> str:
         """Return why a worker is being killed."""
         return f"{self.stall(stall, worker)}, longer than timeout={self._options.timeout_s:g} s, and was killed"
 
@@ -122,7 +122,7 @@ class Explainer:
 
     # Workers that died ------------------------------------------------------------------------------------------------
 
-    def replacement(self, case: WorkerLost, worker: WorkerHandle) -> str:
+    def replacement(self, case: WorkerLost, worker: AnyHandle) -> str:
         """Return the notice of a worker that died and is replaced."""
         hang, death = worker.hang, case.death
         how = how_it_ended(death.exit_code) if hang is None else hang.text
@@ -130,7 +130,7 @@ class Explainer:
         at_work = self._at_work(case) if hang is None else ""
         return f"{self.who(worker)} {how}{at_work}. It is replaced ({self._count(case)}), and nothing is lost{left}"
 
-    def death(self, case: WorkerLost, worker: WorkerHandle) -> SwiftLoaderError:
+    def death(self, case: WorkerLost, worker: AnyHandle) -> SwiftLoaderError:
         """Return the error for a worker that died and isn't replaced."""
         hang, death = worker.hang, case.death
         batches = "batch is" if case.num_lost == 1 else "batches are"

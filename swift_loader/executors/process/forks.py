@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import Protocol
+from weakref import WeakSet
 
 __all__ = ["FORKS", "Forks", "Holder"]
 
@@ -28,6 +28,14 @@ class Holder(Protocol):
         """Return the descriptors; -1 stands for one that is closed."""
 
 
+class Closable(Protocol):
+    """An end of a pipe."""
+
+    def close(self) -> None:
+        """Close it. Takes no lock."""
+        ...
+
+
 class Forks:
     """Tells whether there was a fork between two moments. Thread-safe."""
 
@@ -36,10 +44,16 @@ class Forks:
         """A new object at the begin and at the end of each fork. A caller that kept an old one sees that it changed."""
         self.starting = threading.RLock()
         """Held while an interpreter starts and while a thread forks."""
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self.holders: WeakSet[Holder] = WeakSet()
         """Who owns descriptors of the loaders, which a fork that serves a loader must not keep."""
+        self._kept: WeakSet[Closable] = WeakSet()
+        """Ends of pipes that no child may hold open."""
         self._is_under_way = False
         """Whether a thread is forking. Only the thread that holds `starting` changes it."""
+
+    def keep_from_children(self, end: Closable) -> None:
+        """Close the end of a pipe in each child, where a copy would hide this process's end from its peer."""
+        self._kept.add(end)
 
     def may_have_seen(self, stamp: object) -> bool:
         """Return whether a child may have memory that was leased when `stamp` was current and is released now."""
@@ -62,6 +76,9 @@ class Forks:
         self.stamp = object()
         self.starting = threading.RLock()
         self._is_under_way = False
+        for end in list(self._kept):
+            end.close()
+        self._kept = WeakSet()
 
     def __repr__(self) -> str:
         return f"<Forks{', one under way' * self._is_under_way}>"
@@ -71,4 +88,5 @@ FORKS = Forks()
 """One per process. Global, because a fork hook can't be unregistered: a hook per loader would outlive the loader."""
 
 
-os.register_at_fork(before=FORKS.begin, after_in_parent=FORKS.end, after_in_child=FORKS.forget)
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=FORKS.begin, after_in_parent=FORKS.end, after_in_child=FORKS.forget)

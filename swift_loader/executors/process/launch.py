@@ -11,31 +11,21 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.spawn import get_executable
-from pathlib import Path
-from typing import Any
 
-import swift_loader
+from swift_loader.executors.environment import (
+    SET_BY_LIBRARIES,
+    environ_for_workers,
+    import_path,
+    interpreter_command,
+    is_same_environ,
+)
 from swift_loader.transport.descriptors import avoid_std_streams, duplicate, explaining_limits
 
 __all__ = ["Launch", "Place"]
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.{} import main; main()"
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Many workers with many threads each compete for the cores, and a process with threads can't be forked safely."""
-
-_HASH_SEED = "24301"
-"""Any fixed number. It gives sets of strings one order in all interpreters, ranks and runs, even after a resume."""
-
-
-_SET_BY_LIBRARIES = frozenset(
-    {"CUDA_MODULE_LOADING", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-)
-"""Variables that torch and its libraries set. No dataset depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +47,10 @@ class Launch:
     @classmethod
     def of_this_process(cls) -> Launch:
         """Record the environment of this process."""
-        # Private, but multiprocessing uses it for the same purpose: -W, -X, -O and the like.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-        executable = os.fsdecode(get_executable() or sys.executable)
         return cls(
-            command=(executable, *_without_isolation(flags)),
-            environ=_environ(),
-            path=_path(),
+            command=interpreter_command(),
+            environ=environ_for_workers(),
+            path=import_path(),
             directory=_open_directory(),
             umask=_umask(),
             has_stdout=sys.__stdout__ is not None,
@@ -94,7 +81,7 @@ class Launch:
         """Return what an interpreter that was started now would have, and what nothing changes later."""
         return Place(
             self.command,
-            frozenset((name, value) for name, value in self.environ.items() if name not in _SET_BY_LIBRARIES),
+            frozenset((name, value) for name, value in self.environ.items() if name not in SET_BY_LIBRARIES),
             self.path,
             _identity(self.directory),
             self.umask,
@@ -109,8 +96,7 @@ class Launch:
             is_same_directory = os.path.samestat(os.fstat(self.directory), os.stat("."))  # noqa: PTH116
         except OSError:
             is_same_directory = False
-        changed = {name for name, _ in self.environ.items() ^ _environ().items()}
-        return is_same_directory and changed <= _SET_BY_LIBRARIES and self.path == _path()
+        return is_same_directory and is_same_environ(self.environ) and self.path == import_path()
 
     def copy(self) -> Launch:
         """Return the same, with a descriptor of its own."""
@@ -155,41 +141,10 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _without_isolation(flags: Sequence[str]) -> list[str]:
-    """Return the flags without those that would make the interpreter ignore the hash seed."""
-    kept = [flag for flag in flags if flag not in ("-E", "-I")]
-    return [*kept, "-s"] if "-I" in flags else kept
-
-
-def _environ() -> dict[str, str]:
-    environ = {**_ONE_THREAD, **os.environ}
-    if sys.flags.ignore_environment:  # the trainer ignored these variables, so its processes must too
-        environ = {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
-    if environ.get("PYTHONHASHSEED") in (None, "", "random"):
-        environ["PYTHONHASHSEED"] = _HASH_SEED
-    return environ
-
-
-def _path() -> tuple[str, ...]:
-    """Return the trainer's import path. An empty entry means the working directory, and is replaced by its path."""
-    here = _working_directory()
-    entries: list[Any] = [entry or here for entry in sys.path]
-    found = [entry for entry in entries if isinstance(entry, str)]  # the import system ignores all others
-    folder = str(Path(swift_loader.__file__).parent.parent)
-    return (*found, *([] if folder in found else [folder]))
-
-
 def _umask() -> int:
     """Return the umask. `os.umask` would change it for a moment."""
     with open("/proc/self/status", encoding="utf-8") as lines:
         return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), -1)
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was deleted
-        return None
 
 
 def _open_directory() -> int:

@@ -51,10 +51,9 @@ class WorkerMemory:
         """By slot."""
         self._leases = LeaseBook()
 
-    def add(self, slot: int, descriptor: int, nbytes: int) -> Segment:
-        """Map a segment that the worker announced, and return it."""
-        segment = self._segments[slot] = Segment.attach(descriptor, nbytes)
-        return segment
+    def add(self, slot: int, segment: Segment) -> None:
+        """Add a segment that the worker announced."""
+        self._segments[slot] = segment
 
     def drop(self, slot: int) -> None:
         """Unmap a segment that the worker doesn't use any more."""

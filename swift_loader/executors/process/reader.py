@@ -8,10 +8,10 @@ from collections.abc import Callable
 from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox, Outcome
 from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
 from swift_loader.executors.process.resume import ResumePoints
-from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics import Metrics
@@ -26,8 +26,7 @@ from swift_loader.scheduler.events import (
     StreamEnded,
 )
 from swift_loader.transport import messages
-from swift_loader.transport.channel import Received
-from swift_loader.transport.frames import Frame, Kind, unpack_frame
+from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone
 from swift_loader.transport.segments import Segment
 
@@ -76,7 +75,7 @@ class MessageReader:
             Kind.STREAM_ENDED: self._read_stream_ended,
         }
 
-    def read(self, worker: WorkerHandle, received: Received, inbox: Inbox) -> Event | None:
+    def read(self, worker: AnyHandle, received: Received, inbox: Inbox) -> Event | None:
         """Return the event of a message; None if it is of no interest to the scheduler.
 
         Args:
@@ -95,7 +94,7 @@ class MessageReader:
             raise ProtocolError(f"{self._explainer.who(worker)} sent an unexpected message: {frame.kind.name}")
         return read(worker, frame, received.descriptors)
 
-    def _read_batch(self, worker: WorkerHandle, batch: Batch, inbox: Inbox) -> Event:
+    def _read_batch(self, worker: AnyHandle, batch: Batch, inbox: Inbox) -> Event:
         started_ns = time.perf_counter_ns()
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
         outcome: Outcome | Exception
@@ -112,16 +111,14 @@ class MessageReader:
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return Built(worker.serial, batch.generation, batch.sequence, outcome, build_s)
 
-    def _take_state(self, worker: WorkerHandle, batch: Batch) -> bytes | None:
+    def _take_state(self, worker: AnyHandle, batch: Batch) -> bytes | None:
         """Return the state that came before a batch. From now on, a replacement of the worker would begin with it."""
         state, worker.state = worker.state, None
         if state is not None and worker.tasks:
             self._resumes.note(worker.worker_id, batch.generation, state, worker.tasks[0].work)
         return state
 
-    def _decode(
-        self, worker: WorkerHandle, batch: Batch, inbox: Inbox, state: bytes | None = None
-    ) -> Outcome | Exception:
+    def _decode(self, worker: AnyHandle, batch: Batch, inbox: Inbox, state: bytes | None = None) -> Outcome | Exception:
         """Return the batch as views of its slot, or the error of decoding it, which is raised in the batch's place."""
         if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self._on_segment(segment)
@@ -138,15 +135,15 @@ class MessageReader:
                     return error
                 inbox.interrupt, was_interrupted = error, True  # raised once the batch was decoded again
 
-    def _read_segment(self, worker: WorkerHandle, frame: Frame, descriptors: list[int]) -> None:
+    def _read_segment(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> None:
         segment = worker.add_segment(frame, descriptors)
         if self._on_segment is not None:
             self._on_segment(segment)
 
-    def _read_segment_gone(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> None:
+    def _read_segment_gone(self, worker: AnyHandle, frame: Frame, _: list[int]) -> None:
         worker.memory.drop(SegmentGone.unpack(frame).slot)
 
-    def _read_ready(self, worker: WorkerHandle, frame: Frame, descriptors: list[int]) -> Event | None:
+    def _read_ready(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> Event | None:
         report = worker.note_ready(frame, descriptors)
         try:
             differing = self._datasets.compare(report, self._explainer.who(worker))
@@ -157,7 +154,7 @@ class MessageReader:
         worker.ask_to_recheck(differing)
         return None
 
-    def _read_rechecked(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_rechecked(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         verdicts = messages.Verdicts.unpack(frame).by_index
         try:
             self._datasets.settle(worker.suspected, verdicts, self._explainer.who(worker))
@@ -165,7 +162,7 @@ class MessageReader:
             return ExecutorFailed(error)
         return Ready(worker.serial, worker.worker_id)
 
-    def _read_sample_failed(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event | None:
+    def _read_sample_failed(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event | None:
         failed = messages.SampleFailed.unpack(frame)
         generation, sequence = failed.failure.generation, failed.failure.sequence
         if not self._explainer.is_needed(generation) or not worker.tasks:
@@ -173,7 +170,7 @@ class MessageReader:
         failure = self._explainer.sample_failure(failed, worker)
         return SampleFailed(worker.serial, generation, sequence, failed.position, failure)
 
-    def _read_failure(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_failure(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         failure = messages.Failure.unpack(frame)
         error = self._explainer.failure(failure, worker)
         if failure.stage in BEFORE_TASKS:
@@ -181,14 +178,14 @@ class MessageReader:
         worker.note_answer()
         return Failed(worker.serial, failure.generation, failure.sequence, error)
 
-    def _read_skipped(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_skipped(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         worker.note_answer()
         return Skipped(worker.serial, frame.generation)
 
-    def _read_state(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> None:
+    def _read_state(self, worker: AnyHandle, frame: Frame, _: list[int]) -> None:
         worker.state = messages.State.unpack(frame).snapshot
 
-    def _read_stream_ended(self, worker: WorkerHandle, frame: Frame, _: list[int]) -> Event:
+    def _read_stream_ended(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         ended = messages.StreamEnded.unpack(frame)
         worker.note_answer()
         return StreamEnded(worker.serial, ended.generation, ended.sequence)

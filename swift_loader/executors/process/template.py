@@ -15,15 +15,18 @@ import signal
 import subprocess
 
 from swift_loader.errors import ProtocolError
+from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.transport.channel import Channel, Received
-from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
-from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.counters import read_word
+from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
+from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Recheck, Verdicts
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import Verdict
+from swift_loader.transport.segments import Segment
 from swift_loader.worker.process_exit import end_group
 
 __all__ = ["TemplateProcess", "WorkerProcess"]
@@ -60,6 +63,19 @@ class WorkerProcess:
         """Send a signal. Does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
+
+    def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
+        """Map memory that it announced; see `executors.handle.HandledProcess`."""
+        what = "a page of counters" if slot is COUNTERS else "a segment"
+        return Segment.attach(_only(descriptors, what), nbytes)
+
+    def num_fetched(self, length_address: int) -> int | None:
+        """Return the number of samples fetched for its batch, from its memory; None if the kernel doesn't allow."""
+        return read_word(self.pid, length_address)
+
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:
+        """Return the Python stacks of all its threads, or why there are none. See `Diagnostics.ask_for_stacks`."""
+        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, by_force=by_force)
 
     def close(self) -> None:
         """Forward the rest of its stderr, then close the descriptors. Idempotent."""
@@ -249,3 +265,17 @@ def _is_readable(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _only(descriptors: list[int], what: str) -> int:
+    """Return the one descriptor that came with a message.
+
+    Raises:
+        NoDescriptorsLeft: None came, because the kernel drops descriptors if the receiver has no room for them.
+        ProtocolError: More than one came.
+    """
+    if not descriptors:
+        raise out_of_descriptors_error()
+    if len(descriptors) != 1:
+        raise ProtocolError(f"{what} was announced with {len(descriptors)} descriptors")
+    return descriptors[0]

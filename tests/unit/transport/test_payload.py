@@ -15,8 +15,10 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.payload import (
     Environment,
+    HeapMemory,
     PayloadLayout,
     chosen_threads,
+    pack_payload,
     read_environment,
     read_payload,
     write_payload,
@@ -172,3 +174,24 @@ class SimpleDataset:
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+def test_a_payload_packed_into_memory_arrives_as_one_in_a_file() -> None:
+    content: dict[str, Any] = {"x": np.arange(10_000.0), "text": "x" * 1000}
+    layout, packed, definitions = pack_payload(content, ENVIRONMENT)
+    memory = HeapMemory(layout.total_nbytes)
+    memory.array()[:] = packed
+    assert layout.total_nbytes == layout.ends[-1] == len(packed)
+    assert read_environment(layout, memory) == ENVIRONMENT
+    arrived, _ = read_payload(layout, memory)
+    arrived["x"][0] = 5  # writable, although it is a view
+    assert memory.array()[:8].view(np.float64)[0] == 5
+    assert (arrived["x"][1:] == content["x"][1:]).all()
+    assert arrived["text"] == content["text"]
+    assert len(definitions) == 0
+
+
+def test_the_number_of_threads_is_known_where_the_system_has_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert chosen_threads() >= 1

@@ -40,7 +40,7 @@ class Trainer:
 @pytest.fixture(name="ends")
 def _ends() -> Iterator[tuple[SegmentStore, Trainer]]:
     ours, theirs = Channel.pair()
-    yield SegmentStore(theirs), Trainer(ours)
+    yield SegmentStore.of_memfds(theirs), Trainer(ours)
     ours.close()
     theirs.close()
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from swift_loader.errors import WorkerDied, WorkerStalled
+from swift_loader.executors.handle import Hang
 from swift_loader.executors.process.explain import Explainer
-from swift_loader.executors.process.worker import Hang
 from swift_loader.sampling.plan import Plan, PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.actions import Stall, TemplateLost, WorkerLost

@@ -1,0 +1,79 @@
+"""What each new interpreter of a loader gets from the trainer: its command line, environment and import path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+from typing import Any
+
+import swift_loader
+
+__all__ = [
+    "SET_BY_LIBRARIES",
+    "environ_for_workers",
+    "import_path",
+    "interpreter_command",
+    "is_same_environ",
+    "working_directory",
+]
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Many workers with many threads each compete for the cores, and a process with threads can't be forked safely."""
+
+_HASH_SEED = "24301"
+"""Any fixed number. It gives sets of strings one order in all interpreters, ranks and runs, even after a resume."""
+
+
+SET_BY_LIBRARIES = frozenset(
+    {"CUDA_MODULE_LOADING", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+)
+"""Variables that torch and its libraries set. No dataset depends on them."""
+
+
+def _without_isolation(flags: Sequence[str]) -> list[str]:
+    """Return the flags without those that would make the interpreter ignore the hash seed."""
+    kept = [flag for flag in flags if flag not in ("-E", "-I")]
+    return [*kept, "-s"] if "-I" in flags else kept
+
+
+def interpreter_command() -> tuple[str, ...]:
+    """Return the interpreter of this process, and its flags."""
+    # Private, but multiprocessing uses it for the same purpose: -W, -X, -O and the like.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+    return os.fsdecode(get_executable() or sys.executable), *_without_isolation(flags)
+
+
+def environ_for_workers() -> dict[str, str]:
+    """Return this process's environment, with what makes workers alike."""
+    environ = {**_ONE_THREAD, **os.environ}
+    if sys.flags.ignore_environment:  # the trainer ignored these variables, so its processes must too
+        environ = {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
+    if environ.get("PYTHONHASHSEED") in (None, "", "random"):
+        environ["PYTHONHASHSEED"] = _HASH_SEED
+    return environ
+
+
+def is_same_environ(environ: dict[str, str]) -> bool:
+    """Return whether this process has an environment that was recorded, apart from variables that libraries set."""
+    return {name for name, _ in environ.items() ^ environ_for_workers().items()} <= SET_BY_LIBRARIES
+
+
+def import_path() -> tuple[str, ...]:
+    """Return the trainer's import path. An empty entry means the working directory, and is replaced by its path."""
+    here = working_directory()
+    entries: list[Any] = [entry or here for entry in sys.path]
+    found = [entry for entry in entries if isinstance(entry, str)]  # the import system ignores all others
+    folder = str(Path(swift_loader.__file__).parent.parent)
+    return (*found, *([] if folder in found else [folder]))
+
+
+def working_directory() -> str | None:
+    """Return the working directory; None if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None

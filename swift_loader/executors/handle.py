@@ -1,0 +1,221 @@
+"""The trainer's handle on one worker process: its channel, its process, its tasks and its shared memory.
+
+One thread at a time processes its messages. The thread that holds the dispatch lock sends its tasks.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.executors.process.forks import FORKS
+from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.resume import ResumePoints
+from swift_loader.executors.tasks import task_of
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.actions import Send
+from swift_loader.transport.counters import CounterReader
+from swift_loader.transport.frames import Frame
+from swift_loader.transport.messages import Identity, LostKeys, NewPlan, Ready, Recheck, SegmentMade, Task
+from swift_loader.transport.reports import BuildReport
+from swift_loader.transport.segments import Segment
+
+__all__ = ["COUNTERS", "AnyHandle", "Handle", "HandledProcess", "Hang", "SendingChannel"]
+
+COUNTERS = None
+"""Stands for the page of counters, where a slot's number stands for its segment."""
+
+_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
+"""Errors of a send to a worker that has ended, or whose channel was closed here."""
+
+
+class SendingChannel(Protocol):
+    """The trainer's end of a worker's pipe."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Raises one of `_GONE` if the worker has ended."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the descriptor of this end; -1 once closed."""
+        ...
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        ...
+
+
+class HandledProcess(Protocol):
+    """A process that serves as a worker."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
+        """Map memory that the process announced: of a slot, or `COUNTERS`. The descriptors came with the message."""
+        ...
+
+    def num_fetched(self, length_address: int) -> int | None:
+        """Return the number of samples fetched for its batch; None if unknown. It said where it counts them."""
+        ...
+
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:
+        """Return the Python stacks of its threads, or why there are none. Blocks for a second at most."""
+        ...
+
+    def close(self) -> None:
+        """Close all that belongs to it. It must have ended. Idempotent."""
+        ...
+
+
+class Hang(NamedTuple):
+    """Why a worker is being killed."""
+
+    text: str
+    """Where it hung, and for how long."""
+    traces: str
+
+
+AChannel = TypeVar("AChannel", bound=SendingChannel)
+AProcess = TypeVar("AProcess", bound=HandledProcess)
+
+
+class Handle(Generic[AChannel, AProcess]):
+    """One worker, seen from the trainer."""
+
+    def __init__(self, worker_id: int, serial: int, channel: AChannel, process: AProcess, memory: WorkerMemory) -> None:
+        self.worker_id = worker_id
+        """Which of the n workers it is, from 0. Its replacement has the same id."""
+        self.serial = serial
+        """Unique among all workers of the loader."""
+        self.process = process
+        self.channel = channel
+        self.memory = memory
+        self.tasks: deque[Send] = deque()
+        """Sent and not answered, in the order sent."""
+        self.suspected: Sequence[int] = ()
+        """Dataset indices of samples that differ from those of an earlier build, until the worker has said why."""
+        self.hang: Hang | None = None
+        """Why it is being killed."""
+        self.state: bytes | None = None
+        """The state of its dataset after the batch that it announces next."""
+        self._num_answered = 0
+        self._plan_generation = 0
+        """The generation of the last plan that was sent; 0: the plan that it started with."""
+        self._counters: CounterReader | None = None
+        FORKS.holders.add(self)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns, apart from those of its process; -1 once closed."""
+        return [self.channel.fileno()]
+
+    def note_ready(self, frame: Frame, descriptors: list[int]) -> BuildReport:
+        """Attach its counters, which show its progress. Return its report on the dataset."""
+        ready = Ready.unpack(frame)
+        page = self.process.attach(COUNTERS, mmap.PAGESIZE, descriptors)
+        self._counters = CounterReader(page, partial(self.process.num_fetched, ready.length_address))
+        return ready.report
+
+    def tell_identity(self) -> None:
+        """Tell it which worker it is. In torch mode, it waits for that."""
+        self._send(Identity(self.worker_id).pack())
+
+    def ask_to_recheck(self, suspected: Sequence[int]) -> None:
+        """Ask it why these samples differ from those of another build."""
+        self.suspected = suspected
+        self._send(Recheck().pack())
+
+    def send(self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints) -> list[Segment]:
+        """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
+
+        Args:
+            task: What to build.
+            generation: The first generation of the plan.
+            plan: The plan to use from then on. Sent with the first task that needs it, because frequent seeks would
+                fill the pipe of a busy worker.
+            resumes: Says where its dataset continues, with another plan.
+
+        Returns:
+            The memory of retired slots, see `ReturnedSlots`.
+        """
+        returned = self.memory.take_returned()
+        if self._plan_generation != generation:
+            self._send(NewPlan(generation, plan, *resumes.of(self.worker_id)).pack())
+            self._plan_generation = generation
+        self.tasks.append(task)
+        released, retired, given_up = returned
+        self._send_task(task_of(task, released, retired))
+        return given_up
+
+    def _send_task(self, task: Task) -> None:
+        """Send a task. If its keys are too many to be sent, the batch gets an error."""
+        try:
+            self._send(task.pack())
+        except (NoDescriptorsLeft, ProtocolError) as error:
+            if task.indices is None:
+                raise
+            task.indices = LostKeys(f"the keys of a batch can't be sent: {error}")
+            self._send(task.pack())
+
+    def note_answer(self) -> None:
+        """Record that it has answered its oldest task."""
+        self._num_answered += 1
+        if self.tasks:
+            self.tasks.popleft()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has begun its oldest task. Still valid after its death."""
+        return self._counters is not None and self._counters.num_begun > self._num_answered
+
+    @property
+    def place(self) -> str:
+        """Where it runs."""
+        return f"pid {self.process.pid}"
+
+    def position_in_batch(self) -> int | None:
+        """Return the position of the sample that it is fetching; see `CounterReader`."""
+        return None if self._counters is None else self._counters.position_in_batch()
+
+    def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
+        """Map a segment that the worker announced, and return it."""
+        made = SegmentMade.unpack(frame)
+        segment = self.process.attach(made.slot, made.nbytes, descriptors)
+        self.memory.add(made.slot, segment)
+        return segment
+
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:
+        """Return the Python stacks of all its threads, or why there are none. `by_force`: it is about to be killed."""
+        return self.process.ask_for_stacks(by_force=by_force)
+
+    def close(self) -> list[Segment]:
+        """Close all handles. The process must have ended. Batches that the user keeps stay valid. Idempotent.
+
+        Returns:
+            The worker's memory, see `ReturnedSlots`.
+        """
+        self.channel.close()
+        self.process.close()
+        self._counters = None
+        return self.memory.take_segments()
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self.channel.send(frame)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.serial} with id {self.worker_id}, pid {self.process.pid}, {self.memory!r}>"
+
+
+AnyHandle = Handle[Any, Any]
+"""A worker of any executor."""
