@@ -167,7 +167,8 @@ class SwiftLoader:
             start_method: `"template"` forks all workers from one fresh interpreter. `"spawn"` starts a fresh
                 interpreter for each worker. Neither forks the trainer. `"fork"` forks the trainer once, at `start()`,
                 and the workers from that fork: for a dataset or function that can't be serialised. Linux only. The fork
-                can't be made again: if it dies, the loader ends with `WorkerDied`.
+                can't be made again: if it dies, the loader ends with `WorkerDied`. `"portable"` does as `"spawn"`, by
+                means that every system has; elsewhere than on Linux it is always used.
             dataset_per_worker: True makes each worker build its own dataset. False shares one dataset where that is
                 safe: where building it leaves no open files and no threads.
             unknown: Any other keyword raises `TypeError`.

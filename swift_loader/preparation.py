@@ -6,12 +6,11 @@ import weakref
 from typing import Any
 
 from swift_loader.executors.local_builder import dataset_of
-from swift_loader.executors.process.roots import ROOTS
-from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.processes import Starter, make_starter, warm_up
 from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import StartMethod, WorkerSpec, length_of
+from swift_loader.worker.spec import WorkerSpec, length_of
 
 __all__ = ["Preparation"]
 
@@ -26,10 +25,10 @@ class Preparation:
         self._options = options
         self.dataset: Any = options.workers.dataset if dataset is None else dataset
         """The dataset in this process; None if it isn't built here."""
-        self._supervisor: Supervisor | None = None
+        self._supervisor: Starter | None = None
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
-        if options.delivery.num_workers and options.workers.start_method is StartMethod.TEMPLATE:
-            ROOTS.warm(options.workers.modules)
+        if options.delivery.num_workers:
+            warm_up(options.workers.start_method, options.workers.modules)
 
     def built_dataset(self) -> Any:
         """Return the dataset in this process. Build it if it isn't built here yet."""
@@ -43,7 +42,7 @@ class Preparation:
             return
         supervisor = self._make_supervisor(plan)
         try:
-            supervisor.start_template()
+            supervisor.start_first()
         except BaseException:
             self.close()
             raise
@@ -61,7 +60,7 @@ class Preparation:
             self.close()
             raise
 
-    def supervisor_for(self, plan: PlanSettings) -> Supervisor | None:
+    def supervisor_for(self, plan: PlanSettings) -> Starter | None:
         """Return the supervisor that is there already, if this plan can use it; else a new one. None without workers.
 
         It belongs to this object until `hand_over`.
@@ -71,7 +70,7 @@ class Preparation:
         supervisor = self._supervisor
         if supervisor is not None and supervisor.owner.is_here():
             seeds_by_plan = self._options.workers.rng is Rng.WORKER
-            if (supervisor.spec.plan == plan or not seeds_by_plan) and supervisor.templates.is_current():
+            if (supervisor.spec.plan == plan or not seeds_by_plan) and supervisor.is_current():
                 return supervisor
         self.close()
         return self._make_supervisor(plan)
@@ -88,7 +87,7 @@ class Preparation:
         if self._close_supervisor is not None:
             self._close_supervisor()
 
-    def _make_supervisor(self, plan: PlanSettings) -> Supervisor:
-        self._supervisor = supervisor = Supervisor(WorkerSpec(self._options.workers, plan), self._options.delivery)
+    def _make_supervisor(self, plan: PlanSettings) -> Starter:
+        self._supervisor = supervisor = make_starter(WorkerSpec(self._options.workers, plan), self._options.delivery)
         self._close_supervisor = weakref.finalize(self, supervisor.close)
         return supervisor

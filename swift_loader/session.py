@@ -23,8 +23,7 @@ from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
-from swift_loader.executors.process.executor import ProcessExecutor
-from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.processes import Starter, make_executor
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics import Metrics
@@ -66,7 +65,7 @@ class Session:
         target: Target | None,
         *,
         dataset: Any = None,
-        supervisor: Supervisor | None = None,
+        supervisor: Starter | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
 
@@ -98,7 +97,7 @@ class Session:
             self._at_close.close()
             raise
 
-    def _make_dispatcher(self, supervisor: Supervisor | None, dataset: Any) -> Dispatcher:
+    def _make_dispatcher(self, supervisor: Starter | None, dataset: Any) -> Dispatcher:
         """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
         delivery = self._options.delivery
         spec = WorkerSpec(self._options.workers, self._settings)
@@ -109,7 +108,7 @@ class Session:
         if supervisor is not None:
             make_page_lock = self._target.make_page_lock if self._target is not None else None
             on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
-            executor = ProcessExecutor(supervisor, self.metrics, self._log.write, on_segment)
+            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
         else:

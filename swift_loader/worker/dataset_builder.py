@@ -8,39 +8,67 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.messages import Identity, Stage, Verdicts
 from swift_loader.transport.payload import Environment
 from swift_loader.transport.reports import BuildReport
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fingerprint import Rebuild, check_samples, check_samples_in_fork, chosen_indices, judge, report
+from swift_loader.worker.fingerprint import (
+    Rebuild,
+    check_samples,
+    check_samples_in_fork,
+    chosen_indices,
+    judge,
+    judge_without_forks,
+    report,
+)
 from swift_loader.worker.import_guard import importing
-from swift_loader.worker.loop import run_worker
+from swift_loader.worker.loop import TaskChannel, run_worker
 from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
 from swift_loader.worker.torch_worker import TorchWorker, import_torch
 
-__all__ = ["DatasetBuilder"]
+if TYPE_CHECKING:
+    from swift_loader.transport.channel import Channel
+
+__all__ = ["DatasetBuilder", "Service"]
+
+
+class Service(NamedTuple):
+    """What a worker serves with."""
+
+    builder: BatchBuilder
+    report: BuildReport
+    """Describes its dataset."""
+    judge: Callable[[BuildReport], Verdicts]
+    """Finds out why its samples may differ from those of another build."""
 
 
 class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
-    def __init__(self, content: Callable[[], tuple[WorkerSpec, Definitions]], environment: Environment) -> None:
+    def __init__(
+        self,
+        content: Callable[[], tuple[WorkerSpec, Definitions]],
+        environment: Environment,
+        *,
+        can_fork: bool = True,
+    ) -> None:
         """Read nothing yet.
 
         Args:
             content: Returns the payload's content. It stays, because the content's arrays may be views of its memory.
             environment: The settings of the trainer.
+            can_fork: Whether samples may be looked at in forks of this process.
         """
         self._content = content
         self._environment = environment
+        self._can_fork = can_fork
         self._spec: WorkerSpec | None = None
         self._dataset: Any = None
         self._num_samples = 0
@@ -102,12 +130,23 @@ class DatasetBuilder:
 
     def judge(self, reported: BuildReport) -> Verdicts:
         """Return why the reported samples may differ from those of another build."""
+        if not self._can_fork:
+            return Verdicts(judge_without_forks(self._dataset, reported.checksums, self.definitions))
         builds = Rebuild(self._make, self._build_s)
         fetch_here = not self.is_shared
         return Verdicts(judge(self._dataset, builds, reported.checksums, self.definitions, fetch_here=fetch_here))
 
     def run_worker(self, worker: int, channel: Channel) -> None:
         """Serve the channel as a worker. Builds the dataset first if this process has none."""
+        service = self.start_service(worker, channel)
+        if service is not None:
+            run_worker(channel, *service)
+
+    def start_service(self, worker: int, channel: TaskChannel) -> Service | None:
+        """Build the dataset if this process has none. Return what a worker serves with; None if that failed.
+
+        The trainer was told of a failure then, unless it is gone.
+        """
         stage = Stage.BUILD
         try:
             if self._dataset is None:
@@ -116,17 +155,17 @@ class DatasetBuilder:
             set_num_threads(self._environment.torch_threads)
             torch_worker = self._set_up(worker, channel)
         except BrokenPipeError:  # the trainer is gone
-            return
+            return None
         except Exception as error:
             with suppress(BrokenPipeError):  # the trainer doesn't want to know
                 channel.send(describe_failure(error, stage, self.definitions).pack())
-            return
+            return None
         reported = self.report_length() if self.is_shared else self.report()
         spec = replace(self.spec, draws=self._draws)
         builder = BatchBuilder(self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker)
-        run_worker(channel, builder, reported, self.judge)
+        return Service(builder, reported, self.judge)
 
-    def _set_up(self, worker: int, channel: Channel) -> TorchWorker | None:
+    def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:
         """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.
 
         Raises:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from select import poll
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -30,7 +31,16 @@ from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group
 from swift_loader.worker.seeding import Rng, Seeding
 
-__all__ = ["Rebuild", "SampleCheck", "check_samples", "check_samples_in_fork", "chosen_indices", "judge", "report"]
+__all__ = [
+    "Rebuild",
+    "SampleCheck",
+    "check_samples",
+    "check_samples_in_fork",
+    "chosen_indices",
+    "judge",
+    "judge_without_forks",
+    "report",
+]
 
 _KEY = 0xF19E
 """Seed for the choice of samples, and for their random numbers."""
@@ -50,6 +60,9 @@ _CHANCE = re.compile(rb"0x[0-9a-f]{8,16}|tmp[a-z0-9_]{8}")
 
 _JUDGE_BUDGET_S = 4.0
 """As `_BUDGET_S`, for a fork that runs after two builds differed."""
+
+_LATER_S = 1.1
+"""After this time, a clock with a resolution of seconds has advanced."""
 
 
 class SampleCheck(NamedTuple):
@@ -115,8 +128,8 @@ class Rebuild(NamedTuple):
 
 
 def _check_later(sample_check: Callable[[], SampleCheck]) -> SampleCheck:
-    """Look after 1.1 s, so that a clock with a resolution of seconds has advanced."""
-    poll().poll(1100)
+    """Look once more, after `_LATER_S`."""
+    threading.Event().wait(_LATER_S)
     return sample_check()
 
 
@@ -148,6 +161,20 @@ def judge(
     fetched = [dict(one.checksums) for one in looks]
     built = None if rebuilt is None else dict(rebuilt.checksums)
     return {index: _verdict(index, checksum, fetched, built) for index, checksum in reported}
+
+
+def judge_without_forks(dataset: Any, reported: Checksums, definitions: Definitions) -> dict[int, Verdict]:
+    """Return the same as `judge`, but fetch the samples in this process, and don't build the dataset again."""
+    indices = [index for index, _ in reported]
+
+    def look() -> SampleCheck:
+        return check_samples(dataset, indices, definitions, _JUDGE_BUDGET_S)
+
+    looks = [look()]
+    if not _all_differ(looks, reported):
+        looks.append(_check_later(look))
+    fetched = [dict(one.checksums) for one in looks]
+    return {index: _verdict(index, checksum, fetched, None) for index, checksum in reported}
 
 
 def _all_differ(looks: Sequence[SampleCheck], reported: Checksums) -> bool:
@@ -201,7 +228,7 @@ def _in_fork(sample_check: Callable[[], SampleCheck], limit_s: float) -> SampleC
     os.close(send)
     is_done = False
     try:
-        waiting = poll()
+        waiting = select.poll()
         waiting.register(receive)
         is_done = bool(waiting.poll(limit_s * 1000))
         data = os.read(receive, 1 << 12) if is_done else b""

@@ -30,6 +30,12 @@ class StartMethod(str, Enum):
     """Each is a fresh interpreter with its own dataset."""
     FORK = "fork"
     """All are forked from a fork of the trainer, for datasets that can't be serialised."""
+    PORTABLE = "portable"
+    """The same, by means that every system has. Starts more slowly."""
+
+    def on(self, platform: str) -> StartMethod:
+        """Return the method that is used on a platform, as `sys.platform` names it."""
+        return self if platform == "linux" else StartMethod.PORTABLE
 
 
 def _as_given(_name: str, value: Any) -> Any:

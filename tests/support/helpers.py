@@ -18,6 +18,11 @@ from swift_loader import SwiftLoader
 
 ROOT = Path(__file__).parents[2]
 
+START_METHOD = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
+"""Of loaders whose test doesn't choose one. So tests of the template can run with another one."""
+
+needs_template = pytest.mark.skipif(START_METHOD == "portable", reason="portable workers have no template")
+
 _Case = TypeVar("_Case")
 
 
@@ -34,8 +39,15 @@ def slow_unless(quick: Container[_Case], cases: Iterable[_Case]) -> list[Any]:
 def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
     """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
     options.setdefault("seed", 7)
+    options.setdefault("start_method", START_METHOD)
     kwargs = options.pop("kwargs", {})
     return SwiftLoader(dataset_class, kwargs, batch_size=batch_size, worker_per_consumer=workers, **options)
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Return the workers of the only loader of this process, once they exist."""
+    children: list[psutil.Process] = psutil.Process().children()
+    return children if START_METHOD == "portable" else children[0].children()
 
 
 def ids_of(batches: Iterable[Any]) -> list[int]:
@@ -45,7 +57,8 @@ def ids_of(batches: Iterable[Any]) -> list[int]:
 
 def allowed_s(limit_s: float) -> float:
     """Return how long something may take here that may take so long on a machine with nothing else to do."""
-    return limit_s * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return limit_s * max(1.0, os.getloadavg()[0] / num_cores)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:

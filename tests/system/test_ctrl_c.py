@@ -121,7 +121,7 @@ def check_ended(shell: Terminal, pressed_at: float, limit_s: float) -> None:
     assert time.monotonic() - pressed_at < limit_s
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("portable")])
 @pytest.mark.parametrize("stage", slow_unless({"start", "iteration", "close"}, STAGES))
 def test_ctrl_c_is_one_keyboard_interrupt_and_quiet_workers(stage: str, start_method: str, tmp_path: Path) -> None:
     with run_until(stage, start_method, tmp_path) as shell:

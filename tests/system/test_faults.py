@@ -15,7 +15,7 @@ import pytest
 
 from swift_loader import EncodeError, RemoteTraceback, SharedMemoryFull, WorkerDied, WorkerError
 from tests.support import datasets
-from tests.support.helpers import allowed_s, ids_of, make_loader, slow
+from tests.support.helpers import START_METHOD, allowed_s, ids_of, make_loader, needs_template, slow, worker_processes
 
 NOTICED_WITHIN_S = 1.0
 
@@ -83,8 +83,7 @@ def test_a_killed_worker_is_noticed_at_once_while_the_loop_waits() -> None:
     options: dict[str, Any] = {"kwargs": {"seconds": 30}, "validate": False, "worker_restarts": 0}
     with make_loader(datasets.Slow, **options) as loader:
         loader.start(0)
-        template = psutil.Process().children()[0]
-        victim = template.children()[0]
+        victim = worker_processes()[0]
         killed_at = time.monotonic()
         victim.kill()
         with pytest.raises(WorkerDied, match="SIGKILL when memory runs out"):
@@ -92,6 +91,7 @@ def test_a_killed_worker_is_noticed_at_once_while_the_loop_waits() -> None:
         assert time.monotonic() - killed_at < allowed_s(NOTICED_WITHIN_S)
 
 
+@needs_template
 def test_a_killed_template_is_noticed_and_takes_the_workers_along() -> None:
     with make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False, worker_restarts=0) as loader:
         loader.start(0)
@@ -109,7 +109,7 @@ def test_a_death_while_the_loop_is_away_is_told_by_next() -> None:
     with make_loader(datasets.Counting, shuffle=False, worker_restarts=0) as loader:
         iterator = iter(loader)
         first = next(iterator)["id"].tolist()
-        for worker in psutil.Process().children()[0].children():
+        for worker in worker_processes():
             worker.kill()
             worker.wait()
         with pytest.raises(WorkerDied):
@@ -163,7 +163,7 @@ def test_an_exception_that_cannot_be_rebuilt_is_shown_as_text(where: str) -> Non
     assert "Traceback (most recent call last)" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", [START_METHOD, slow("spawn")])
 @pytest.mark.parametrize("per_worker", [False, True])
 def test_an_exception_in_the_constructor_comes_out_of_start(start_method: str, per_worker: bool) -> None:
     options: dict[str, Any] = {"start_method": start_method, "dataset_per_worker": per_worker}
@@ -175,7 +175,7 @@ def test_an_exception_in_the_constructor_comes_out_of_start(start_method: str, p
 
 def test_a_constructor_that_ends_the_process_is_a_death() -> None:
     loader = make_loader(datasets.FailsToBuild, kwargs={"deed": "exit-7"})
-    with loader, pytest.raises(WorkerDied, match=r"template process .* exited with code 7"):
+    with loader, pytest.raises(WorkerDied, match=r"(template process|first worker) .* exited with code 7"):
         loader.start(0)
 
 
@@ -247,16 +247,15 @@ def test_close_is_quick_whatever_the_workers_do(tmp_path: Path) -> None:
     }
     loader = make_loader(datasets.Misbehaving, **options)
     loader.start(0)
-    template = psutil.Process().children()[0]
-    stopped = template.children()[1]
-    stopped.send_signal(signal.SIGSTOP)
-    template.send_signal(signal.SIGSTOP)
+    worker_processes()[1].send_signal(signal.SIGSTOP)
+    psutil.Process().children()[0].send_signal(signal.SIGSTOP)
     started = time.monotonic()
     loader.close()
     assert time.monotonic() - started < 5
     assert not psutil.Process().children(recursive=True)
 
 
+@needs_template
 def test_a_dataset_that_opened_a_file_is_built_once_per_worker() -> None:
     with make_loader(datasets.OpensAFile, workers=3, batch_size=4) as loader:
         for _ in range(2):
@@ -265,6 +264,7 @@ def test_a_dataset_that_opened_a_file_is_built_once_per_worker() -> None:
         assert len({pid for batch in batches for pid in batch["pid"].tolist()}) > 1
 
 
+@needs_template
 def test_a_dataset_that_left_a_thread_behind_gets_interpreters_of_its_own() -> None:
     with make_loader(datasets.LeavesAThread, workers=2, batch_size=4) as loader:
         assert sorted(ids_of(loader)) == list(range(20))

@@ -75,7 +75,7 @@ def test_a_fork_that_does_this_leaves_the_loader_alone(deed: str, multithread: b
     assert run_script(code, via="-c", folder=tmp_path) == "all\n"
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("portable")])
 def test_a_fork_that_holds_copies_of_the_pipes_does_not_delay_close(start_method: str, tmp_path: Path) -> None:
     code = """
         import os, sys, warnings
@@ -150,7 +150,7 @@ KEEPS_A_BATCH = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("portable")])
 @pytest.mark.parametrize("device", [None, slow("cpu")])
 def test_a_batch_that_a_fork_keeps_stays_as_it_was(start_method: str, device: str | None, tmp_path: Path) -> None:
     code = KEEPS_A_BATCH.format(device=device)
@@ -275,7 +275,7 @@ GOES_ON_IN_THE_CHILD = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn")])
+@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("portable")])
 @pytest.mark.parametrize("multithread", ["True", slow("False")])
 @pytest.mark.parametrize("device", ["None", slow("cpu")])
 def test_a_fork_that_goes_on_with_the_iterator_is_refused(

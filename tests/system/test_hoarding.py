@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader
+from swift_loader.executors.portable.executor import PortableExecutor
 from swift_loader.executors.process import lease
 from swift_loader.executors.process.executor import ProcessExecutor
 from tests.support import datasets
@@ -25,6 +26,8 @@ def worker_handles(loader: SwiftLoader) -> list[Any]:
     """Return the trainer's handles on the workers."""
     assert loader._session is not None
     executor = loader._session.dispatcher._executor
+    if isinstance(executor, PortableExecutor):
+        return list(executor._supervisor.workers.values())
     assert isinstance(executor, ProcessExecutor)
     return list(executor._supervisor.workers.all.values())
 

@@ -16,7 +16,7 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, slow, wait_until
+from tests.support.helpers import START_METHOD, ids_of, make_loader, needs_template, slow, wait_until
 
 WORKERS = pytest.mark.parametrize("workers", [0, slow(1), 3])
 
@@ -202,6 +202,7 @@ def test_a_dataset_that_was_built_to_be_counted_is_not_built_again(rng: str, tmp
     assert log.read_text() == "built\n"
 
 
+@needs_template
 def test_what_is_loaded_or_placed_after_counting_is_not_lost(tmp_path: Path) -> None:
     log = tmp_path / "log"
     options: dict[str, Any] = {"kwargs": {"log": str(log)}, "nb_consumer": 2}
@@ -217,6 +218,7 @@ def test_what_is_loaded_or_placed_after_counting_is_not_lost(tmp_path: Path) -> 
     assert log.read_text() == "built\n" * 2
 
 
+@needs_template
 def test_workers_seeded_once_are_seeded_as_the_rank_they_have_become(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with make_loader(CountsBuilding, kwargs={"log": str(log)}, nb_consumer=2, rng="worker") as loader:
@@ -283,7 +285,7 @@ def test_consumers_need_to_say_who_they_are() -> None:
 
 def test_an_instance_can_be_given_instead_of_a_class() -> None:
     instance = datasets.Counting(30)
-    with SwiftLoader(dataset=instance, batch_size=4, worker_per_consumer=2) as loader:
+    with SwiftLoader(dataset=instance, batch_size=4, worker_per_consumer=2, start_method=START_METHOD) as loader:
         assert len(loader) == 8
         assert sorted(ids_of(loader)) == list(range(30))
         assert loader.dataset is instance
@@ -421,6 +423,7 @@ def test_a_prepared_loader_can_be_started_again_after_a_start_that_failed() -> N
         assert sorted(ids_of(loader)) == list(range(100))
 
 
+@needs_template
 def test_a_second_start_while_the_first_one_waits_is_an_error(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -499,6 +502,7 @@ def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs() -> None
     assert set(batch["thread_env"]) == {"1"}
 
 
+@needs_template
 def test_a_prepared_loader_starts_from_what_was_begun() -> None:
     loader = make_loader(datasets.Counting, workers=2)
     loader.prepare()
@@ -523,7 +527,7 @@ def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypa
             return [os.getcwd(), os.environ.get("A_VARIABLE", ""), "/some/where" in sys.path, self.number]
 
     dataset = Circumstances()
-    with SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=1) as loader:
+    with SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=1, start_method=START_METHOD) as loader:
         loader.prepare()
         if change == "directory":
             monkeypatch.chdir(tmp_path)
@@ -537,7 +541,7 @@ def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypa
         assert [column[0] for column in batch] == dataset[0]
 
 
-@pytest.mark.parametrize("ending", ["close", "drop", "fork"])
+@pytest.mark.parametrize("ending", ["close", "drop", pytest.param("fork", marks=needs_template)])
 def test_a_loader_that_was_only_prepared_leaves_nothing_behind(ending: str) -> None:
     loader = make_loader(datasets.Counting)
     loader.prepare()
@@ -553,6 +557,7 @@ def test_a_loader_that_was_only_prepared_leaves_nothing_behind(ending: str) -> N
     del loader
 
 
+@needs_template
 def test_what_torch_sets_in_the_environment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_loader(datasets.Counting) as loader:
         loader.prepare()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from swift_loader import LoaderClosed, StateMismatch, SwiftLoader
 from swift_loader.sampling.shuffle import Order, OrderSettings
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, slow, slow_unless
+from tests.support.helpers import START_METHOD, ids_of, make_loader, slow, slow_unless
 
 
 def through_json(state: dict[str, int]) -> dict[str, int]:
@@ -64,6 +64,7 @@ class Ranks:
                 uneven=stretch.uneven,
                 drop_last=stretch.drop_last,
                 benchmark=False,
+                start_method=START_METHOD,
                 **options,
             )
             self.loaders.append(stack.enter_context(loader))

@@ -12,7 +12,9 @@ from tests.support.helpers import make_loader
 
 def supervisor_of(loader: SwiftLoader) -> Supervisor:
     preparation = loader._lifecycle.preparation
-    return preparation._make_supervisor(loader._lifecycle.plan_settings())
+    supervisor = preparation._make_supervisor(loader._lifecycle.plan_settings())
+    assert isinstance(supervisor, Supervisor)
+    return supervisor
 
 
 def test_a_supervisor_that_was_closed_before_it_began_keeps_nothing() -> None:
@@ -20,7 +22,7 @@ def test_a_supervisor_that_was_closed_before_it_began_keeps_nothing() -> None:
     supervisor = supervisor_of(loader)
     supervisor.close()
     with pytest.raises(LoaderClosed):
-        supervisor.start_template()
+        supervisor.start_first()
 
 
 def test_a_supervisor_whose_thread_has_failed_says_so_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

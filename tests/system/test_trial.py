@@ -12,7 +12,7 @@ import pytest
 from swift_loader.batch.collate import default_collate
 from swift_loader.worker.fingerprint import chosen_indices
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, slow
+from tests.support.helpers import ids_of, make_loader, needs_template, slow
 
 
 class OfAnySize:
@@ -107,7 +107,7 @@ def test_where_there_is_no_batch_there_is_no_trial(options: dict[str, Any]) -> N
 
 
 @pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=needs_template)])
 def test_what_was_tried_is_what_the_loop_gets_first(workers: int, tmp_path: Path) -> None:
     kwargs = {"folder": str(tmp_path)}
     with make_loader(Listed, workers=workers, kwargs=kwargs, data_queue_size=1) as loader:

@@ -58,7 +58,7 @@ class Supervisor:
 
     # For whoever starts and stops it; any thread ----------------------------------------------------------------------
 
-    def start_template(self) -> None:
+    def start_first(self) -> None:
         """Start the first template, unless that was done. Returns while it builds the dataset.
 
         Raises:
@@ -71,6 +71,10 @@ class Supervisor:
             if self.templates.forks_trainer:
                 self._thread.call(self.templates.add).result()  # the caller waits, so it holds no lock in the fork
             self._building = self._thread.call(self.templates.build_first)
+
+    def is_current(self) -> bool:
+        """Return whether another start would build the same. The dataset or the environment may have changed."""
+        return self.templates.is_current()
 
     def wait_built(
         self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
@@ -86,9 +90,9 @@ class Supervisor:
 
         Raises:
             WorkerDied: The template died.
-            Exception: Whatever `start_template` or building the dataset raised.
+            Exception: Whatever `start_first` or building the dataset raised.
         """
-        self.start_template()
+        self.start_first()
         assert self._building is not None
         self.templates.first, build_s = _answer(self._building, on_wait, patience_s)
         return self.templates.first.report.num_samples, build_s

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.reports import Verdict
-from swift_loader.worker.fingerprint import Rebuild, check_samples, check_samples_in_fork, chosen_indices, judge
+from swift_loader.worker.fingerprint import (
+    Rebuild,
+    check_samples,
+    check_samples_in_fork,
+    chosen_indices,
+    judge,
+    judge_without_forks,
+)
 from tests.support import datasets
 
 
@@ -175,3 +182,17 @@ def test_a_constructor_that_fails_the_second_time_leaves_the_cause_open(deed: st
     reported = look(dataset).checksums
     again = Rebuild(lambda: datasets.FailsToBuild(deed), 0.0)
     assert set(judge(dataset, again, reported, Definitions(), fetch_here=True).values()) == {Verdict.UNKNOWN}
+
+
+def test_without_forks_samples_that_change_from_fetch_to_fetch_are_told_from_others() -> None:
+    class Clock(datasets.Counting):
+        def __getitem__(self, index: int) -> Any:
+            return time.perf_counter_ns() if index == chosen_indices(100)[0] else index
+
+    reported = look(Clock()).checksums
+    other = tuple((index, checksum + 1) for index, checksum in reported)
+    assert set(judge_without_forks(Clock(), reported[:1], Definitions()).values()) == {Verdict.UNSTABLE}
+    assert set(
+        judge_without_forks(datasets.Counting(), look(datasets.Counting()).checksums, Definitions()).values()
+    ) == {Verdict.UNKNOWN}
+    assert set(judge_without_forks(Clock(), other, Definitions()).values()) == {Verdict.UNSTABLE}

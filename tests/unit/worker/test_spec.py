@@ -8,7 +8,7 @@ import pytest
 from swift_loader.batch.collate import default_collate
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
-from swift_loader.worker.spec import length_of
+from swift_loader.worker.spec import StartMethod, length_of
 from tests.support import datasets
 from tests.support.specs import spec_of
 
@@ -72,3 +72,9 @@ def test_the_length_is_the_datasets() -> None:
 def test_what_is_no_map_style_dataset_is_named(dataset: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         length_of(dataset)
+
+
+@pytest.mark.parametrize("method", StartMethod)
+def test_elsewhere_than_on_linux_only_the_portable_start_method_is_used(method: StartMethod) -> None:
+    assert method.on("linux") is method
+    assert {method.on(platform) for platform in ("darwin", "win32", "freebsd14")} == {StartMethod.PORTABLE}

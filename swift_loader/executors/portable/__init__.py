@@ -1,0 +1,12 @@
+"""Builds batches in worker processes, by means that every system has: macOS and Windows, too.
+
+Each worker is a fresh interpreter with its own dataset. Frames are the same as those of `executors.process`, and what
+reads them, too. Other means carry them: connections of `multiprocessing`, and shared memory with names. Nothing is
+forked, no descriptor is sent, and each wait is `multiprocessing.connection.wait`.
+
+executor.py ──calls──► supervisor.py    starts the interpreters, and stops them
+│ ▲                    │ launch.py, interpreter.py: a process, its pipes, and a thread that waits for its end
+│ └──events── inbox.py ◄──ended──┘
+│                ▲
+└──tasks──► handle ◄──messages── worker process (worker/portable.py)
+"""

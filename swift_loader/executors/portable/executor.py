@@ -1,0 +1,216 @@
+"""Builds batches in worker processes on every system: carries out what the scheduler decides, reports what happens.
+
+Which thread does what:
+
+    loop's thread, or a receiver thread    Inbox.wait; carry_out, under the dispatcher's dispatch lock; starts processes
+    two threads for each process           send its payload and wait for its end; forward its stderr
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from swift_loader.errors import LoaderClosed
+from swift_loader.executors.base import ToDo
+from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.handle import Hang
+from swift_loader.executors.portable.inbox import Inbox, Inboxes, PortableWorker
+from swift_loader.executors.portable.supervisor import PortableSupervisor
+from swift_loader.executors.process.deaths import attached
+from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.resume import ResumePoints
+from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.scheduler.actions import Kill, Reap, Replace, Send, Stall, TemplateLost, WorkerLost
+from swift_loader.transport.segments import Segment
+
+__all__ = ["MAX_RECEIVERS", "PortableExecutor"]
+
+MAX_RECEIVERS = 16
+"""Threads that listen to workers while the loop doesn't; with more, they only wait for each other's GIL."""
+
+_NOTICE = (
+    "each worker is a fresh interpreter that builds its own dataset (start_method='portable'), so starting takes "
+    "longer than with the template of Linux"
+)
+
+
+class _Running(NamedTuple):
+    """What exists once the dataset is built."""
+
+    plan: Plan
+    """The plan that the workers start with."""
+    explainer: Explainer
+    reader: MessageReader
+    inboxes: Inboxes
+
+
+class PortableExecutor:
+    """The workers of one loader."""
+
+    def __init__(
+        self,
+        supervisor: PortableSupervisor,
+        metrics: Metrics,
+        log: Callable[[str], None],
+        on_segment: Callable[[Segment], None] | None = None,
+    ) -> None:
+        """Make an executor that isn't started.
+
+        Args:
+            supervisor: The executor owns it. Its first worker may be running already.
+            metrics: Counts the stages.
+            log: Writes a line to the log.
+            on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
+                calls it.
+        """
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._log = log
+        self._on_segment = on_segment
+        self._running: _Running | None = None
+        self._resumes = ResumePoints()
+        self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
+        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
+        dispatch lock uses it."""
+
+    def start(self) -> None:
+        """Start the workers. Blocks until the first one has built the dataset.
+
+        Raises:
+            LoaderClosed: Another thread has closed the executor.
+            WorkerDied: The first worker died.
+            Exception: Whatever building the dataset raised.
+        """
+        supervisor, options = self._supervisor, self._supervisor.options
+        self._log(_NOTICE)
+        supervisor.start_others()
+        built = supervisor.wait_first_build(self._warn_of_build, options.stall_warning_s)
+        plan = Plan.of(built.num_samples, supervisor.spec.plan)
+        explainer = Explainer(options, plan, supervisor.definitions, built.build_s)
+        batches = BatchReader(supervisor.definitions, options.batch_decoder)
+        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, self._on_segment, self._resumes)
+        inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)
+        self._running = _Running(plan, explainer, reader, inboxes)
+        with suppress(FileNotFoundError):  # it has ended since then, which is an event
+            event = reader.read(supervisor.workers[0], built.message, inboxes.all[0])
+            if event is not None:
+                inboxes.posted.post(event)
+        try:
+            supervisor.watch_all(inboxes)
+        except LoaderClosed:  # another thread may have closed the executor before it had these
+            inboxes.close()
+            raise
+
+    def _warn_of_build(self) -> None:
+        stacks = attached(traces=self._supervisor.workers[0].ask_for_stacks())
+        warn(f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far{stacks}")
+
+    # What it is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> _Running:
+        """What exists once the dataset is built."""
+        assert self._running is not None, "the executor hasn't started"
+        return self._running
+
+    @property
+    def owner(self) -> ProcessOwner:
+        """The process that started the workers. A fork of it can't use them."""
+        return self._supervisor.owner
+
+    @property
+    def inboxes(self) -> Sequence[Inbox]:
+        """The loop's inbox, then one for each thread that takes over while the loop is busy."""
+        return self.running.inboxes.all
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the workers start with. Known after `start`."""
+        return self.running.plan
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        return 0 if self._running is None else self._running.reader.largest_batch_nbytes
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that replacing a worker may take: a new build of the dataset may be slower than the first one."""
+        return GRACE_BUILDS * self.running.explainer.build_s
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+        self.running.explainer.current = (generation, plan)
+        self._resumes.begin(generation, resume)
+        if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
+            self._plan = (generation, plan.settings)
+
+    def carry_out(self, action: ToDo) -> list[Segment]:
+        """Do what the scheduler decided. The caller holds the dispatch lock.
+
+        Returns:
+            Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
+        """
+        worker = self._supervisor.workers.get(getattr(action, "worker", -1))
+        if worker is None:  # the loader is being closed
+            return []
+        if isinstance(action, Send):
+            return worker.send(action, *self._plan, self._resumes)
+        if isinstance(action, Kill):
+            text = self.running.explainer.hang(action.stall, worker)
+            worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
+            worker.process.kill()
+        elif isinstance(action, Reap):
+            self.running.inboxes.forget(worker)
+            self._supervisor.reap(worker)
+        elif isinstance(action, Replace):
+            return self._supervisor.replace(worker)
+        return []
+
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        explainer = self.running.explainer
+        if isinstance(cause, Stall):
+            return explainer.no_worker_error(cause)
+        return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, WorkerLost) else cause
+
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        explainer = self.running.explainer
+        assert not isinstance(about, TemplateLost), "there is no template"
+        if isinstance(about, WorkerLost):
+            return explainer.replacement(about, self._worker(about.worker))
+        if about.worker is None:
+            return f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
+        worker = self._worker(about.worker)
+        stacks = attached(traces=worker.ask_for_stacks())
+        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
+
+    def _worker(self, serial: int) -> PortableWorker:
+        return self._supervisor.workers[serial]
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all processes, and wake whoever waits in the loop's inbox. Any thread. Idempotent."""
+        if self._running is not None:
+            self._running.inboxes.all[0].wake()
+        self._supervisor.stop()
+
+    def close(self) -> list[Any]:
+        """Close all handles. The processes must have ended, and no thread may wait in an inbox. Idempotent."""
+        given_up = self._supervisor.close_processes()
+        if self._running is not None:
+            self._running.inboxes.close()
+        return given_up
+
+    def __repr__(self) -> str:
+        return f"<PortableExecutor, {self._supervisor!r}>"

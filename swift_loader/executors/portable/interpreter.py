@@ -1,0 +1,250 @@
+"""The trainer's handle on one worker's interpreter: the process, its pipes, and two threads that look after it.
+
+One thread sends the payload, then waits for the process's end. The other one forwards its stderr. Both block, and end
+with the process. `swift_loader.worker.portable` is the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.executors.portable.launch import Launch
+from swift_loader.executors.process.forks import FORKS
+from swift_loader.transport.messages import Identity
+from swift_loader.transport.named_segments import SegmentNames, attach
+from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.pipes import PipeChannel, new_pipe
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.portable import PAGE_NBYTES, Request
+from swift_loader.worker.process_exit import end_group
+
+__all__ = ["Interpreter", "Payload", "stop_interpreters"]
+
+_ANSWER_S = 0.5
+"""A worker that doesn't hold the GIL answers a request within this time."""
+
+_STAGES: tuple[tuple[str, float], ...] = (("request_exit", 0.7), ("terminate", 0.5), ("kill", 1.0))
+"""(method, seconds until the next stage). On Windows, the last two are the same."""
+
+_JOIN_LIMIT_S = 0.5
+"""How long a thread may take to end after its process."""
+
+_READ_NBYTES = 1 << 16
+
+_MAX_KEPT_NBYTES = 4096
+_MAX_LINES = 20
+"""How much of stderr an error shows."""
+
+
+class Payload(NamedTuple):
+    """What each worker is sent when it starts, before any other message."""
+
+    layout: PayloadLayout
+    memory: NDArray[np.uint8]
+    """`(nbytes,)`."""
+
+    def send_to(self, channel: PipeChannel) -> None:
+        """Send it. Blocks until the worker has read most of it."""
+        channel.send(self.layout.pack())
+        channel.send_long(self.memory)
+
+    def is_same(self, other: Payload) -> bool:
+        """Return whether another payload has the same bytes."""
+        return self.layout == other.layout and np.array_equal(self.memory, other.memory)
+
+
+class Interpreter:
+    """A process that is, or will be, a worker. Any thread may use it."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        serial: int,
+        payload: Payload,
+        on_end: Callable[[int], None],
+        identity: Identity | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            launch: Starts the process.
+            serial: The worker's serial number.
+            payload: What to build. Sent by a thread.
+            on_end: Called with the serial number once the process has ended. A thread of this object calls it.
+            identity: Sent behind the payload.
+        """
+        self.serial = serial
+        self.names = SegmentNames()
+        self.exit_code: int | None = None
+        """Known once the process has ended; None also if the trainer ignores SIGCHLD."""
+        self._ended = threading.Event()
+        self._num_slots = 0
+        """Segments that were attached. Slots are numbered in the order of their making."""
+        self._tail = b""
+        """The end of its stderr. Only the thread that forwards it writes."""
+        self._asking = threading.Lock()
+        """Held while a request and its answer are on the way."""
+        tasks, their_tasks = new_pipe()
+        requests, their_requests = new_pipe()
+        self.channel, self._requests = PipeChannel(tasks), PipeChannel(requests)
+        for end in (self.channel, self._requests):
+            FORKS.keep_from_children(end)
+        try:
+            self._process = launch.start(their_tasks, their_requests, self.names.prefix, serial)
+        except BaseException:
+            self.channel.close()
+            self._requests.close()
+            raise
+        finally:
+            their_tasks.close()
+            their_requests.close()
+        self._threads = [
+            threading.Thread(
+                target=self._look_after, args=(payload, identity, on_end), name="swift_loader-waiter", daemon=True
+            ),
+            threading.Thread(target=self._forward_stderr, name="swift_loader-stderr", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # Its threads ------------------------------------------------------------------------------------------------------
+
+    def _look_after(self, payload: Payload, identity: Identity | None, on_end: Callable[[int], None]) -> None:
+        with suppress(OSError):  # it has ended, which the next line finds out
+            payload.send_to(self.channel)
+            if identity is not None:
+                self.channel.send(identity.pack())
+        exit_code = self._process.wait()
+        if sys.platform != "win32":
+            end_group(self._process.pid)  # what the dataset started in it
+            if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
+                self.exit_code = exit_code
+        else:
+            self.exit_code = exit_code
+        self._ended.set()
+        on_end(self.serial)
+
+    def _forward_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            while data := os.read(stderr.fileno(), _READ_NBYTES):
+                self._tail = (self._tail + data)[-_MAX_KEPT_NBYTES:]
+                if sys.__stderr__ is not None:  # else descriptor 2 may be something else
+                    with suppress(OSError):
+                        os.write(2, data)
+
+    # What it is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._ended.is_set()
+
+    def wait_end(self, limit_s: float) -> bool:
+        """Wait until the process has ended. Return False if that takes longer."""
+        return self._ended.wait(limit_s)
+
+    def last_lines(self) -> str:
+        """Return the last lines that the process wrote to stderr, as printable text."""
+        if self.has_ended:
+            self._threads[1].join(_JOIN_LIMIT_S)
+        lines = deque(self._tail.decode("utf-8", "backslashreplace").splitlines(), _MAX_LINES)
+        return "\n".join("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line) for line in lines)
+
+    # What it does -----------------------------------------------------------------------------------------------------
+
+    def attach(self, slot: int | None, nbytes: int, _descriptors: list[int]) -> Segment:
+        """Map memory that it announced; see `executors.handle.HandledProcess`.
+
+        Raises:
+            FileNotFoundError: The memory is gone, because the process has ended.
+        """
+        segment = attach(self.names.of(slot), PAGE_NBYTES if slot is None else nbytes)
+        if slot is not None:
+            self._num_slots = slot + 1
+        return segment
+
+    def ask_for_stacks(self, *, by_force: bool = False) -> str:  # noqa: ARG002 - there is no force
+        """Return the Python stacks of its threads, or why there are none. Blocks for half a second at most."""
+        stacks = self._ask(Request.STACKS)
+        if stacks:
+            return stacks
+        return "(none: the process is gone)" if self.has_ended else "(none: C code holds the GIL, or it is stopped)"
+
+    def num_fetched(self, _length_address: int) -> int | None:
+        """Return the number of samples fetched for its batch; None if it doesn't answer within half a second."""
+        answer = self._ask(Request.NUM_FETCHED)
+        return int(answer) if answer else None
+
+    def _ask(self, request: Request) -> str:
+        """Return the worker's answer; empty if it doesn't answer in time. Blocks for half a second at most."""
+        deadline_s = time.monotonic() + _ANSWER_S
+        with self._asking, suppress(OSError, EOFError):
+            while self._requests.end.poll(0):  # the answer to an earlier request came too late
+                self._requests.end.recv_bytes()
+            self._requests.send(request.value)
+            if self._requests.end.poll(max(0.0, deadline_s - time.monotonic())):
+                return self._requests.end.recv_bytes().decode("utf-8", "backslashreplace")
+        return ""
+
+    # Its end ----------------------------------------------------------------------------------------------------------
+
+    def request_exit(self) -> None:
+        """Have it exit when it is idle, or in a second."""
+        self._requests.close()
+
+    def terminate(self) -> None:
+        """Have the system end it."""
+        with suppress(OSError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Have the system end it, whatever it does."""
+        with suppress(OSError):
+            self._process.kill()
+
+    def close(self) -> None:
+        """Close its pipes, and remove the names that it left. It must have ended. Idempotent."""
+        self._requests.close()
+        self.channel.close()
+        deadline_s = time.monotonic() + _JOIN_LIMIT_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        self.names.unlink_from(self._num_slots)
+
+    def __repr__(self) -> str:
+        return f"<Interpreter pid {self.pid}{', ended' * self.has_ended}>"
+
+
+def stop_interpreters(interpreters: Iterable[Interpreter]) -> None:
+    """Stop them in stages. Returns when all have ended, or after 2.2 s. An interrupt kills them at once."""
+    left = list(interpreters)
+    try:
+        for stage, limit_s in _STAGES:
+            for interpreter in left:
+                getattr(interpreter, stage)()
+            deadline_s = time.monotonic() + limit_s
+            left = [one for one in left if not one.wait_end(max(0.0, deadline_s - time.monotonic()))]
+            if not left:
+                return
+    except BaseException:  # a signal handler's; no system would end those whose main thread never looks
+        for interpreter in left:
+            interpreter.kill()
+        raise

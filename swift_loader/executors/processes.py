@@ -1,0 +1,100 @@
+"""Chooses how worker processes are started, and the executor that goes with it.
+
+What a choice needs is imported once it is chosen: `executors.process` can be imported on Linux only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from swift_loader.executors.base import Executor
+from swift_loader.metrics import Metrics
+from swift_loader.options import DeliveryOptions
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.spec import StartMethod, WorkerSpec
+
+__all__ = ["Starter", "can_fork", "make_executor", "make_starter", "warm_up"]
+
+PLATFORM = sys.platform
+"""A name of its own, so that a test can be elsewhere."""
+
+
+class Starter(Protocol):
+    """Starts the processes of one loader. Builds the dataset in the first one before anything else exists."""
+
+    @property
+    def owner(self) -> ProcessOwner:
+        """The only process that may use it."""
+        ...
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What is sent to the processes when they start."""
+        ...
+
+    def start_first(self) -> None:
+        """Start the process that builds the dataset first, unless that was done. Returns while it builds it."""
+        ...
+
+    def wait_built(self) -> tuple[int, float]:
+        """Do the same, and wait until it has built it. Return the dataset's length, and the seconds that it took."""
+        ...
+
+    def is_current(self) -> bool:
+        """Return whether another start would build the same. The dataset or the environment may have changed."""
+        ...
+
+    def close(self) -> None:
+        """Stop all processes and close all handles, if no executor does. Idempotent."""
+        ...
+
+
+def can_fork() -> bool:
+    """Return whether workers can be forks of this process."""
+    return StartMethod.FORK.on(PLATFORM) is StartMethod.FORK
+
+
+def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
+    """Begin in the background what all processes of this start method share. Returns at once, and raises no error.
+
+    Args:
+        start_method: What the user has chosen.
+        modules: What the dataset will import.
+    """
+    if start_method.on(PLATFORM) is StartMethod.TEMPLATE:
+        from swift_loader.executors.process.roots import ROOTS
+
+        ROOTS.warm(modules)
+
+
+def make_starter(spec: WorkerSpec, options: DeliveryOptions) -> Starter:
+    """Return what starts the processes that the options and the platform demand."""
+    if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
+        from swift_loader.executors.portable.supervisor import PortableSupervisor
+
+        return PortableSupervisor(spec, options)
+    from swift_loader.executors.process.supervisor import Supervisor
+
+    return Supervisor(spec, options)
+
+
+def make_executor(
+    starter: Starter,
+    metrics: Metrics,
+    log: Callable[[str], None],
+    on_segment: Callable[[Segment], None] | None = None,
+) -> Executor:
+    """Return the executor of a starter's processes. It owns the starter."""
+    from swift_loader.executors.portable.executor import PortableExecutor
+    from swift_loader.executors.portable.supervisor import PortableSupervisor
+
+    if isinstance(starter, PortableSupervisor):
+        return PortableExecutor(starter, metrics, log, on_segment)
+    from swift_loader.executors.process.executor import ProcessExecutor
+    from swift_loader.executors.process.supervisor import Supervisor
+
+    assert isinstance(starter, Supervisor)
+    return ProcessExecutor(starter, metrics, log, on_segment)

@@ -1,0 +1,232 @@
+"""A worker that needs nothing of Linux: a new interpreter that builds the dataset, and serves a pipe.
+
+The user's script is never imported. The trainer sends what the worker needs, classes of `__main__` included, over the
+pipe; see `transport.payload`.
+
+    trainer ──PAYLOAD──► worker ──READY──► trainer ──TASK──► worker ──SEGMENT, BATCH──► trainer
+            ──request──►        ──stacks──►                            a second pipe, for its reading thread
+
+A thread reads both pipes. So the trainer never waits for a worker that builds a batch, and the thread notices at once
+when the trainer has ended. Then the process ends, whatever its main thread does, unless C code holds the GIL.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import NoReturn
+
+import swift_loader
+from swift_loader.errors import ProtocolError
+from swift_loader.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
+from swift_loader.transport.frames import Kind, Received, unpack_frame
+from swift_loader.transport.messages import Ready, SegmentMade, Stage
+from swift_loader.transport.named_segments import SegmentNames, create, unlink
+from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
+from swift_loader.transport.pipes import PipeChannel, open_inherited
+from swift_loader.transport.segments import Segment
+from swift_loader.transport.store import SegmentStore
+from swift_loader.worker.dataset_builder import DatasetBuilder, Service
+from swift_loader.worker.failure import describe_failure
+from swift_loader.worker.loop import serve
+from swift_loader.worker.process_exit import lead_group, run_and_exit
+
+__all__ = ["PAGE_NBYTES", "Request", "main"]
+
+
+class Request(Enum):
+    """What the trainer may ask of the thread that reads. The answer is text."""
+
+    STACKS = b"stacks"
+    NUM_FETCHED = b"fetched"
+    """The number of samples fetched for the current batch; empty before the first one."""
+
+
+PAGE_NBYTES = 4096
+"""Of the counters. At most the size of a page on any system."""
+
+_EXIT_LIMIT_S = 1.0
+"""How long the main thread may go on once the trainer has ended."""
+
+_OURS = str(Path(swift_loader.__file__).parent / "worker")
+
+
+def main() -> NoReturn:
+    """Run a worker in a new interpreter; `sys.argv` is (-c, tasks, requests, names, serial, *import path)."""
+    _reset_signals()
+    faulthandler.enable(all_threads=False)
+    if sys.platform != "win32":
+        lead_group()
+    tasks, requests = (open_inherited(int(number)) for number in sys.argv[1:3])
+    names, serial = SegmentNames(sys.argv[3]), int(sys.argv[4])
+    run_and_exit(partial(_be_worker, _Link(PipeChannel(tasks), PipeChannel(requests), _Segments(names)), serial))
+
+
+def _reset_signals() -> None:
+    """Reset the signal settings inherited from the trainer, and ignore Ctrl-C: the trainer handles it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may print, although it isn't in the terminal's foreground
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _be_worker(link: _Link, serial: int) -> int:
+    """Be a worker until the trainer hangs up; return the exit code."""
+    try:
+        return _receive_payload(link, serial)
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the trainer is gone
+    finally:
+        link.segments.clean_up(is_abandoned=link.is_abandoned)
+
+
+def _receive_payload(link: _Link, serial: int) -> int:
+    received = link.tasks.receive()
+    if received is None:
+        return 0
+    frame = unpack_frame(received.data)
+    if frame.kind is not Kind.PAYLOAD:
+        raise ProtocolError(f"a worker was sent {frame.kind.name} instead of PAYLOAD")
+    layout = PayloadLayout.unpack(frame)
+    memory = HeapMemory(layout.total_nbytes)
+    if not link.tasks.receive_long(memory.array()):
+        return 0
+    environment = read_environment(layout, memory)
+    sys.argv[:] = environment.argv
+    identify(serial)
+    failpoint(Failpoint.WORKER_BOOT)
+    link.start()
+    builder = DatasetBuilder(partial(read_payload, layout, memory), environment, can_fork=False)
+    try:
+        builder.read()
+    except Exception as error:
+        link.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
+        return 0
+    service = builder.start_service(serial, link)
+    if service is not None:
+        _serve(link, service)
+    return 0
+
+
+def _serve(link: _Link, service: Service) -> None:
+    """Serve until the trainer hangs up."""
+    link.counters = counters = service.builder.counters
+    counters.count_in(create(link.segments.names.of(None), PAGE_NBYTES))
+    link.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
+    store = SegmentStore(link.send, partial(link.segments.make, link))
+    serve(link, service.builder, store, lambda: service.judge(service.report))
+    failpoint(Failpoint.WORKER_STOP)
+
+
+class _Segments:
+    """Creates the worker's segments."""
+
+    def __init__(self, names: SegmentNames) -> None:
+        self.names = names
+        self._num_made = 0
+
+    def make(self, link: _Link, slot: int, nbytes: int) -> Segment:
+        """Return the segment of a new slot, once the trainer was told of it."""
+        segment = create(self.names.of(slot), nbytes)
+        self._num_made = slot + 1
+        link.send(SegmentMade(slot, nbytes).pack())
+        return segment
+
+    def clean_up(self, *, is_abandoned: bool) -> None:
+        """Remove the names that are left, if the trainer can't do it because it is gone."""
+        if is_abandoned:
+            for slot in (None, *range(self._num_made)):
+                unlink(self.names.of(slot))
+
+
+class _Link:
+    """The pipes to the trainer, and the thread that reads them."""
+
+    def __init__(self, tasks: PipeChannel, requests: PipeChannel, segments: _Segments) -> None:
+        self.tasks = tasks
+        self.segments = segments
+        self.counters: CounterWriter | None = None
+        """Known once there are tasks."""
+        self.is_abandoned = False
+        """Whether the trainer has hung up."""
+        self._requests = requests
+        self._received: SimpleQueue[Received | None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Start to read. From then on, only the thread does."""
+        threading.Thread(target=self._read, name="swift_loader-reader", daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        self.tasks.send(message)
+
+    def receive(self, *, wait: bool = True) -> Received | None:
+        """Return the next message; None once the trainer has hung up.
+
+        Raises:
+            BlockingIOError: `wait` is False and there is no message.
+        """
+        try:
+            return self._received.get(block=wait)
+        except Empty:
+            raise BlockingIOError from None
+
+    def _read(self) -> None:
+        while self._read_next():
+            pass
+        self.is_abandoned = True
+        self._received.put(None)
+        # If the main thread is idle or between two batches, it ends the process now.
+        threading.Event().wait(_EXIT_LIMIT_S)
+        self.segments.clean_up(is_abandoned=True)
+        os._exit(1)
+
+    def _read_next(self) -> bool:
+        """Read what comes next. Return False once the trainer has hung up."""
+        ready = wait([self.tasks.end, self._requests.end])
+        if self._requests.end in ready:
+            request = self._requests.receive()
+            if request is None:
+                return False
+            answer = _stacks() if bytes(request.data) == Request.STACKS.value else self._num_fetched()
+            with suppress(OSError):
+                self._requests.send(answer.encode("utf-8", "backslashreplace"))
+        if self.tasks.end in ready:
+            received = self.tasks.receive()
+            if received is None:
+                return False
+            self._received.put(received)
+        return True
+
+    def _num_fetched(self) -> str:
+        return "" if self.counters is None else str(len(self.counters.samples))
+
+
+def _stacks() -> str:
+    """Return the Python stacks of all threads but this one, without the loader's own frames."""
+    me = threading.get_ident()
+    lines = []
+    for number, innermost in sys._current_frames().items():  # noqa: SLF001 - documented
+        if number == me:
+            continue
+        lines.append(f"Thread {number:#018x} (most recent call first):")
+        frame: FrameType | None = innermost
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_OURS) and code.co_filename != "<string>":
+                lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+            frame = frame.f_back
+    return "\n".join(lines)

@@ -1,0 +1,341 @@
+"""What start_method="portable" promises: the same as worker processes on Linux, by means that every system has."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
+from tests.support import datasets, elsewhere
+from tests.support.helpers import ROOT, allowed_s, ids_of, make_loader, run_script, session_of, slow, wait_until
+
+GONE_WITHIN_S = 2.0
+
+TESTS_THAT_APPLY = ["faults", "survival", "resume", "loader", "randomness", "sample_errors", "trial"]
+
+
+def portable(dataset_class: Any, **options: Any) -> SwiftLoader:
+    return make_loader(dataset_class, start_method="portable", **options)
+
+
+def bytes_of(loader: Any) -> list[bytes]:
+    return [
+        np.concatenate([np.asarray(part, np.float64).ravel() for part in batch.values()]).tobytes() for batch in loader
+    ]
+
+
+def check_no_names_of(trainer: int) -> None:
+    """Check that a trainer's workers have left no name of shared memory."""
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"swl_{trainer}_")]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_order_and_bytes_are_those_without_workers(workers: int) -> None:
+    kwargs = {"num_samples": 80}
+    with portable(datasets.Augmenting, kwargs=kwargs, workers=workers) as loader:
+        got = [bytes_of(loader) for _ in range(2)]
+    with make_loader(datasets.Augmenting, kwargs=kwargs, workers=0) as loader:
+        assert [bytes_of(loader) for _ in range(2)] == got
+
+
+def test_in_completion_order_each_sample_comes_once() -> None:
+    with portable(datasets.Counting, in_order=False) as loader:
+        for _ in range(2):
+            assert sorted(ids_of(loader)) == list(range(100))
+
+
+@pytest.mark.parametrize("code", [slow(code) for code in ("exit-7", "SIGSEGV")] + ["SIGKILL"])
+def test_a_worker_that_dies_is_replaced_and_the_bytes_are_the_same(code: str, tmp_path: Path) -> None:
+    with portable(datasets.FailsOnce, kwargs={"folder": str(tmp_path), "deed": code}, batch_size=4) as loader:
+        with pytest.warns(SwiftLoaderWarning, match=r"is replaced \(1 of"):
+            survived = bytes_of(loader)
+        assert loader.report()["worker_restarts"] == 1
+    with make_loader(datasets.Augmenting, kwargs={"num_samples": 80}, workers=0, batch_size=4) as loader:
+        assert bytes_of(loader) == survived
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_lost_however_often_workers_are_killed(seed: int) -> None:
+    rng = random.Random(seed)
+    options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "batch_size": 4, "workers": 3, "worker_restarts": 1000}
+    with portable(datasets.Counting, seed=seed, **options) as loader:
+        expected = list(loader.sampler)
+        got = []
+        for number, batch in enumerate(loader):
+            got += batch["id"].tolist()
+            workers = psutil.Process().children()  # those that are being replaced aren't among them
+            if number % 50 == 10:
+                for worker in rng.sample(workers, rng.randint(0, len(workers))):
+                    worker.kill()
+        assert got == expected
+        assert loader.report()["worker_restarts"] >= 5
+    check_no_names_of(os.getpid())
+
+
+def test_a_chain_of_stopped_runs_sees_what_one_run_sees() -> None:
+    with make_loader(datasets.Augmenting, kwargs={"num_samples": 80}, workers=0, batch_size=4) as loader:
+        expected = bytes_of(loader)
+    got: list[bytes] = []
+    state = None
+    for num_batches, workers in ((3, 1), (8, 2), (9, 3)):
+        with portable(datasets.Augmenting, kwargs={"num_samples": 80}, workers=workers, batch_size=4) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            iterator = iter(loader)
+            got += bytes_of(next(iterator) for _ in range(num_batches))
+            state = loader.state_dict()
+    assert got == expected
+
+
+def test_large_batches_lie_in_shared_memory_whose_names_are_gone() -> None:
+    with portable(datasets.Blocks, batch_size=8, shuffle=False) as loader:
+        for number, batch in enumerate(loader):
+            assert (batch == np.arange(8 * number, 8 * number + 8, dtype=np.uint8)[:, None]).all()
+            mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/swl_" in line]
+            assert mapped
+            assert all(line.endswith("(deleted)") for line in mapped)
+
+
+def test_only_workers_are_started() -> None:
+    with portable(datasets.Counting, workers=3) as loader:
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert len(psutil.Process().children(recursive=True)) == 3
+
+
+def test_the_first_worker_is_the_one_that_was_prepared() -> None:
+    with portable(datasets.Counting) as loader:
+        loader.prepare()
+        (first,) = psutil.Process().children()
+        assert len(loader) == 13
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert first in psutil.Process().children()
+
+
+def test_a_prepared_loader_that_is_dropped_leaves_nothing_behind() -> None:
+    loader = portable(datasets.Slow)
+    loader.prepare()
+    del loader
+    assert not psutil.Process().children()
+
+
+def test_the_log_says_in_one_line_that_starting_takes_longer(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with portable(datasets.Counting, logger=str(log)) as loader:
+        list(loader)
+        list(loader)
+    assert (tmp_path / "log_rank0.log").read_text().count("start_method='portable'") == 1
+
+
+def test_elsewhere_than_on_linux_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_loader.executors.processes.PLATFORM", "darwin")
+    with make_loader(datasets.Counting) as loader:
+        assert sorted(ids_of(loader)) == list(range(100))
+        assert "PortableExecutor" in repr(loader)
+
+
+def test_a_worker_that_is_stopped_is_killed_and_replaced(tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"folder": str(tmp_path), "deed": "SIGSTOP"}
+    with (
+        portable(datasets.FailsOnce, kwargs=kwargs, batch_size=4, shuffle=False, timeout=1.0) as loader,
+        pytest.warns(SwiftLoaderWarning, match=r"longer than timeout=1 s, and was killed"),
+    ):
+        assert ids_of(loader) == list(range(80))
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFT_LOADER_FAILPOINTS", "worker.slot-write=SIGKILL,hit=2")
+    with (
+        portable(datasets.Counting, validate=False, worker_restarts=0) as loader,
+        pytest.raises(WorkerDied, match="SIGKILL"),
+    ):
+        list(loader)
+    check_no_names_of(os.getpid())
+
+
+# Programs -------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import numpy as np
+    from dataclasses import dataclass
+    from swift_loader import SwiftLoader
+
+    print("script")
+
+    @dataclass
+    class Point:
+        x: np.ndarray
+
+    class Dataset:
+        def __len__(self):
+            return 20
+        def __getitem__(self, index):
+            return Point(np.full(3, index))
+
+    loader = SwiftLoader(Dataset, {}, batch_size=4, worker_per_consumer=2, shuffle=False, start_method="portable",
+                         collate_fn=lambda samples: samples)
+    for batch in loader:
+        assert all(type(point) is Point for point in batch), batch
+        print(*[point.x[0] for point in batch])
+"""
+
+
+@pytest.mark.parametrize("via", ["file", slow("-c"), slow("stdin")])
+def test_a_script_is_not_run_again_and_its_classes_arrive_as_themselves(via: str, tmp_path: Path) -> None:
+    first, *numbers = run_script(SCRIPT, via=via, folder=tmp_path).split()
+    assert first == "script"
+    assert [int(number) for number in numbers] == list(range(20))
+
+
+TRAINER = """
+import os, signal, sys
+from pathlib import Path
+from swift_loader import SwiftLoader
+from tests.support import datasets
+marker = sys.argv[1]
+loader = SwiftLoader(*{source}, batch_size=1, worker_per_consumer=2, shuffle=False, validate=False,
+                     start_method="portable")
+{body}
+signal.pause()
+"""
+TAKE_ONE = "iterator = iter(loader); next(iterator)"
+TOUCH = "Path(marker).touch()"
+FORK = "pid = os.fork()\nif pid == 0: os.setsid(); signal.pause()\nPath(marker + '.fork').write_text(str(pid))"
+
+STATES = {
+    "building": ("(datasets.FailsToBuild, {'deed': 'hang', 'marker': marker})", "loader.start(0)"),
+    "idle": ("(datasets.Counting, {'num_samples': 100})", f"{TAKE_ONE}; {TOUCH}"),
+    "computing": ("(datasets.Misbehaving, {'deed': 'hang', 'at': 0, 'marker': marker})", "list(loader)"),
+    "sending": (
+        "(datasets.FillsThePipe, {'marker': marker})",
+        f"{TAKE_ONE}; {TOUCH}; os.kill(os.getpid(), signal.SIGSTOP)",
+    ),
+    "with a fork of the trainer": ("(datasets.Counting, {'num_samples': 100})", f"{TAKE_ONE}\n{FORK}\n{TOUCH}"),
+}
+
+
+@contextmanager
+def trainer(state: str, marker: Path) -> Iterator[psutil.Process]:
+    source, body = STATES[state]
+    code = TRAINER.format(source=source, body=body)
+    with subprocess.Popen([sys.executable, "-c", code, str(marker)], cwd=ROOT, start_new_session=True) as process:
+        try:
+            wait_until(marker.exists, "the program's marker")
+            yield psutil.Process(process.pid)
+        finally:
+            for member in session_of(process.pid):
+                member.kill()
+
+
+@pytest.mark.parametrize("state", [*list(STATES)[:3], *map(slow, list(STATES)[3:])])
+def test_when_the_trainer_is_killed_its_workers_are_gone(state: str, tmp_path: Path) -> None:
+    marker, fork = tmp_path / "marker", tmp_path / "marker.fork"
+    with trainer(state, marker) as process:
+        if state == "sending":
+            wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "a stopped trainer")
+        try:
+            family = process.children()
+            assert family
+            process.kill()
+            _, left = psutil.wait_procs(
+                [child for child in family if not is_fork(child, fork)], allowed_s(GONE_WITHIN_S)
+            )
+            assert not left
+            check_no_names_of(process.pid)
+        finally:
+            if fork.exists():
+                os.kill(int(fork.read_text()), signal.SIGKILL)
+
+
+def is_fork(process: psutil.Process, file: Path) -> bool:
+    return file.exists() and int(file.read_text()) == process.pid
+
+
+def test_close_is_quick_whatever_the_workers_do(tmp_path: Path) -> None:
+    marker = tmp_path / "hangs"
+    kwargs = {"deed": "hold-the-interpreter", "marker": str(marker), "at": 0}
+    loader = portable(datasets.Misbehaving, kwargs=kwargs, shuffle=False, validate=False)
+    loader.start(0)
+    psutil.Process().children()[1].send_signal(signal.SIGSTOP)
+    iterator = iter(loader)
+    wait_until(marker.exists, "a worker that holds the GIL")
+    started_s = time.monotonic()
+    del iterator
+    loader.close()
+    assert time.monotonic() - started_s < 5
+    assert not psutil.Process().children()
+
+
+# Other systems --------------------------------------------------------------------------------------------------------
+
+
+def environment_elsewhere(folder: Path) -> dict[str, str]:
+    """Return an environment in which what only Linux has fails, in each interpreter."""
+    (folder / "sitecustomize.py").write_text(elsewhere.CODE)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+
+
+def test_what_only_linux_has_is_not_used(tmp_path: Path) -> None:
+    code = """
+import os
+from swift_loader import SwiftLoader
+from tests.support import datasets
+class Kills(datasets.FailsOnce):
+    def __getitem__(self, index):
+        try:
+            os.memfd_create("x")
+        except OSError:
+            return super().__getitem__(index)
+import sys, warnings
+warnings.simplefilter("ignore")
+options = dict(batch_size=4, worker_per_consumer=2, seed=3, start_method="portable")
+with SwiftLoader(Kills, {"folder": sys.argv[1], "deed": "SIGKILL"}, **options) as loader:
+    batches = [batch["id"].tolist() for batch in loader]
+    assert loader.report()["worker_restarts"] == 1
+with SwiftLoader(datasets.Augmenting, {"num_samples": 80}, **{**options, "worker_per_consumer": 0}) as loader:
+    assert [batch["id"].tolist() for batch in loader] == batches
+for name in ("memfd_create", "pidfd_open"):
+    try:
+        getattr(os, name)(0)
+        raise AssertionError(name)
+    except OSError:
+        pass
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    environment = environment_elsewhere(tmp_path)
+    finished = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TESTS_THAT_APPLY)
+def test_the_tests_of_workers_pass_without_what_only_linux_has(name: str, tmp_path: Path) -> None:
+    environment = {**environment_elsewhere(tmp_path), "SWIFT_LOADER_TESTS_START_METHOD": "portable"}
+    temporary = f"--basetemp={tmp_path / 'temporary'}"
+    command = [sys.executable, "-m", "pytest", "-q", temporary, f"tests/system/test_{name}.py"]
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout
+
+
+def test_nothing_that_windows_lacks_is_imported() -> None:
+    command = [sys.executable, "-m", "tests.support.windows"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert (finished.stdout, finished.stderr) == ("fine\n", "")
