@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -22,10 +21,8 @@ from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, WorkerStalled
-from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.fork_need import why_fork_is_needed
-from swift_loader.executors.process.roots import ROOTS
-from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.processes import can_fork, make_executor, make_starter, warm_up
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import DeliveryOptions, WorkerType
@@ -69,9 +66,9 @@ class LoaderWorkers:
         self.has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
         self._notices: deque[str] = deque()
-        supervisor = Supervisor(WorkerSpec(worker_options, _settings(base_seed)), delivery)
+        starter = make_starter(WorkerSpec(worker_options, _settings(base_seed)), delivery)
         metrics = Metrics(enabled=False)
-        executor = ProcessExecutor(supervisor, metrics, logger.debug)
+        executor = make_executor(starter, metrics, logger.debug)
         settings = SchedulerSettings(
             replace(delivery.limits, num_expected=delivery.num_workers),
             delivery.max_restarts,
@@ -118,9 +115,9 @@ class LoaderWorkers:
 
 def warm_root(loader: DataLoader[Any]) -> None:
     """Begin to import what the workers will need, in the background."""
-    if loader.num_workers and start_method_of(loader.multiprocessing_context) is StartMethod.TEMPLATE:
+    if loader.num_workers:
         things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
-        ROOTS.warm(modules_of(*things))
+        warm_up(start_method_of(loader.multiprocessing_context), modules_of(*things))
 
 
 def start_method_of(context: Any) -> StartMethod:
@@ -222,12 +219,13 @@ class WorkerStart:
     def start(self, base_seed: int) -> LoaderWorkers:
         """Start them. A dataset that can't be sent is shared by forking this process, as torch does."""
         options, spec = self.worker_options, WorkerSpec(self.worker_options, _settings(base_seed))
-        reason = why_fork_is_needed(spec) if options.start_method is StartMethod.TEMPLATE else ""
+        may_fork = can_fork() and options.start_method is StartMethod.TEMPLATE
+        reason = why_fork_is_needed(spec) if may_fork else ""
         if not reason:
             try:
                 return LoaderWorkers(options, self.delivery, base_seed, self.marks)
             except EncodeError as error:
-                if not hasattr(os, "fork") or options.start_method is not StartMethod.TEMPLATE:
+                if not may_fork:
                     raise
                 reason = str(error)
         _tell_of_fork(reason)

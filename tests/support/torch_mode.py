@@ -11,8 +11,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
-from swift_loader.executors.process.executor import ProcessExecutor
-from swift_loader.executors.process.supervisor import Supervisor
+from swift_loader.executors.processes import make_executor, make_starter
 from swift_loader.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import PlanSettings, Uneven
@@ -86,7 +85,7 @@ def started(dataset: Any, *, num_workers: int = 2, in_flight: int = 4, **mode: A
     metrics = Metrics(enabled=False)
     executor: Executor
     if num_workers:
-        executor = ProcessExecutor(Supervisor(spec, of_loader), metrics, lambda _: None)
+        executor = make_executor(make_starter(spec, of_loader), metrics, lambda _: None)
         settings = SchedulerSettings(of_loader.limits, of_loader.max_restarts)
     else:
         executor = InlineExecutor(spec, metrics, None, dataset)
