@@ -5,7 +5,7 @@ Runs on the loop's thread, as the sampler is the user's code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -54,7 +54,7 @@ class DrawsState:
     global_states: dict[str, Any]
     """States of the global generators when the epoch began, of those that the sampler has drawn from."""
     present_states: dict[str, Any]
-    """The same generators when the state was taken."""
+    """The same generators, and the one that gives the base seeds, when the state was taken."""
     is_begun: bool
     """Whether the first index was asked for. Samplers of torch draw a seed then."""
     draws_seed: bool
@@ -110,11 +110,15 @@ class Draws:
         """The global generators when the epoch began and before the first draw, until that tells which ones matter."""
         self._epochs_now: list[int] | None = None
         """The epochs of the samplers after the last draw. None: nothing drawn."""
+        self._replayed: GlobalStates | None = None
+        """The global generators where drawing again has left them. The rest of the epoch is drawn from there."""
         self._iterator: Iterator[Any] = iter(())
         self.num_drawn = 0
         self.epoch = epoch
         self.pipe_seed: int | None = None
         """The seed of a DataPipe's shuffles; None for other datasets."""
+        self._state_at_begin: tuple[Any, Any] | None = None
+        """Of a sampler with a state, when the epoch began."""
         self._draws_seed = base_seed is None
         self.base_seed = 0 if base_seed is None else base_seed
         self._begins_twice = bool(loader.num_workers) and self._draws_seed and not is_stateful(self._source.sampler)
@@ -132,17 +136,18 @@ class Draws:
     def _begin(self) -> None:
         """Begin afresh, with the same draws as torch."""
         self._own_at_begin = pack_generators(self._own)
-        before = GlobalStates.now() if self._source.may_draw else None
+        before = GlobalStates.of_all() if self._source.may_draw else None
         self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
         self._iterator = self._source.iterate()
+        self._state_at_begin = self._source.state_of_sampler()
         if before is not None:
-            self._used = before.where_changed(before, GlobalStates.now())
+            self._used = before.where_changed(before, GlobalStates.of_all())
         if self._draws_seed:
             self.base_seed = self._draw_base_seed()
         if self._begins_twice:
             self._iterator = self._begin_again()
         if before is not None:
-            self._untold = before, GlobalStates.now()
+            self._untold = before, GlobalStates.of_all()
 
     def _begin_again(self) -> Iterator[Any]:
         """Do what torch does once more when it has started workers. A sampler may draw when it is iterated."""
@@ -181,15 +186,19 @@ class Draws:
         first = _NOTHING
         with self._used.applied(), at_epochs(self._source.samplers, epochs):
             self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
-            iterator = self._source.iterate(state.sampler_state)
+            iterator = self._source.iterate(state.sampler_state, state.sampler_epochs)
             if state.draws_seed:
                 self._draw_base_seed()
             if state.begins_twice:
                 iterator = self._begin_again()
             for _ in range(num_again):
                 next(iterator, None)
+            before = self._used.now()
             if counts and state.is_begun:  # here, because samplers of torch draw a seed for the first index
                 first = next(iterator, _NOTHING)
+            self._replayed = self._used.now()
+        if num_again:
+            self._substitute.advance(self._replayed.where_changed(before, self._replayed))
         return iterator if first is _NOTHING else chain((first,), iterator)
 
     def _load_own(self, state: DrawsState) -> None:
@@ -206,10 +215,18 @@ class Draws:
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
-        if self._untold is None:
+        if not self._source.may_draw and self._untold is None:
             return self._next()
-        with self._substitute.applied():
-            return self._next()
+        if self._replayed is None:
+            with self._substitute.applied():
+                return self._next()
+        before = self._replayed
+        with before.applied():
+            drawn = self._next()
+            self._replayed = before.now()
+        # A sampler that draws while it goes on has moved the generators by as much as in the run that was saved.
+        self._substitute.advance(self._replayed.where_changed(before, self._replayed))
+        return drawn
 
     def _next(self) -> Drawn | None:
         if self._sampler_epochs is None:
@@ -220,7 +237,7 @@ class Draws:
             return None
         if self._untold is not None:
             (began, seeded), self._untold = self._untold, None
-            self._used = self._used.merged(began.where_changed(seeded, GlobalStates.now()))
+            self._used = self._used.merged(began.where_changed(seeded, GlobalStates.of_all()))
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self.num_drawn += 1
         return drawn
@@ -240,8 +257,14 @@ class Draws:
         """
         own = pack_generators(self._own) if is_over else self._own_at_begin
         used = self._used if self._untold is None else self._untold[0]
+        if not num_drawn and sampler_state is None:
+            sampler_state = self._state_at_begin
         epochs = epochs_of(self._source.samplers) if self._sampler_epochs is None else self._sampler_epochs
         at_begin = {} if is_over or sampler_state is not None else used.pack()
+        present = self._substitute.present()
+        relevant = present.only(used)
+        if self._draws_seed and self._generator is None:  # the next epochs' base seeds come from there
+            relevant = relevant.merged(GlobalStates(present.torch_state, None, None))
         return DrawsState(
             base_seed=self.base_seed,
             epoch=self.epoch,
@@ -249,7 +272,7 @@ class Draws:
             sampler_state=sampler_state,
             generators=own,
             global_states=at_begin,
-            present_states=self._substitute.present().only(used).pack(),
+            present_states=relevant.pack(),
             is_begun=self._untold is None,
             draws_seed=self._draws_seed,
             begins_twice=self._begins_twice,
@@ -283,14 +306,23 @@ class _SamplerSource:
             return self._seeds_pipe
         return not (type(self.sampler) is SequentialSampler or is_stateful(self.sampler))
 
-    def iterate(self, state: tuple[Any, Any] | None = None) -> Iterator[Any]:
+    def iterate(self, state: tuple[Any, Any] | None = None, epochs: Sequence[int] = ()) -> Iterator[Any]:
         """Return an iterator over the indices of the batches, from their beginning or from a state.
 
         A sampler inside torch's `BatchSampler` is asked for an iterator by the first draw, as with torch.
+
+        Args:
+            state: Where to begin.
+            epochs: Those of the samplers when the state was taken. A sampler whose state is the end of an epoch may
+                take it for the beginning of the next one, but the rest of this epoch is asked for.
         """
         of_sampler, self._iterator_state = (None, None) if state is None else state
         if of_sampler is not None:
             self.sampler.load_state_dict(of_sampler)
+            having = [sampler for sampler in self.samplers if epoch_of(sampler) is not None]
+            for sampler, epoch in zip(having, epochs, strict=False):
+                if sampler is self.sampler and epoch_of(sampler) != epoch:
+                    sampler.set_epoch(epoch)
         if self._batches is not None:
             return _batched(self._begin_iterator, self._batches.batch_size, drop_last=self._batches.drop_last)
         return self._begin_iterator()
@@ -301,6 +333,10 @@ class _SamplerSource:
             self._iterator.load_state_dict(self._iterator_state)
             self._iterator_state = None
         return self._iterator  # type: ignore[no-any-return]
+
+    def state_of_sampler(self) -> tuple[Any, None] | None:
+        """Return a copy of the present state of the sampler alone; None if it has none."""
+        return (deepcopy(self.sampler.state_dict()), None) if is_stateful(self.sampler) else None
 
     def state(self) -> tuple[Any, Any] | None:
         """Return copies of the present states of the sampler and its iterator."""

@@ -30,10 +30,17 @@ class GlobalStates:
     numpy_state: tuple[Any, ...] | None
 
     @classmethod
-    def now(cls) -> GlobalStates:
+    def of_all(cls) -> GlobalStates:
         """Return the present states of all of them."""
-        numpy_state: Any = np.random.get_state()  # noqa: NPY002 - samplers use the legacy generator
-        return cls(torch.default_generator.get_state(), random.getstate(), numpy_state)
+        return cls(torch.default_generator.get_state(), random.getstate(), _numpy_state())
+
+    def now(self) -> GlobalStates:
+        """Return the present states of the generators that have a state here."""
+        return GlobalStates(
+            None if self.torch_state is None else torch.default_generator.get_state(),
+            None if self.python_state is None else random.getstate(),
+            None if self.numpy_state is None else _numpy_state(),
+        )
 
     def where_changed(self, before: GlobalStates, after: GlobalStates) -> GlobalStates:
         """Return these states, but only of the generators that were drawn from between two moments."""
@@ -81,7 +88,7 @@ class GlobalStates:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Set the generators to these states, and afterwards to those that they had before."""
-        before = GlobalStates.now()
+        before = self.now()
         self.apply()
         try:
             yield
@@ -132,7 +139,7 @@ class Substitute:
 
     def load(self, states: GlobalStates) -> None:
         """Continue with these states, unless the global generators have them."""
-        is_same = states.matches(GlobalStates.now())
+        is_same = states.matches(GlobalStates.of_all())
         self._states = None if is_same else states
 
     @contextmanager
@@ -145,12 +152,23 @@ class Substitute:
             try:
                 yield
             finally:
-                self._states = GlobalStates.now().only(self._states)
+                self._states = self._states.now()
+
+    def advance(self, states: GlobalStates) -> None:
+        """Continue with these states, where they have one."""
+        if self._states is None:
+            states.apply()
+        else:
+            self._states = states.merged(self._states)
 
     def present(self) -> GlobalStates:
         """Return the states that the sampler would draw from next."""
-        now = GlobalStates.now()
+        now = GlobalStates.of_all()
         return now if self._states is None else self._states.merged(now)
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()  # noqa: NPY002 - samplers use the legacy generator
 
 
 def generators_of(*owners: Any) -> list[torch.Generator]:
