@@ -220,10 +220,13 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
         Raises:
             TypeError: The state isn't a dict.
-            StateMismatch: It isn't a state of this class. The message says what is missing.
+            StateMismatch: It isn't a state of this class, or this loader can't continue there. Nothing has changed then.
         """
+        loaded = LoaderPosition.from_dict(state) if state else None
+        if loaded is not None:
+            loaded.check_fits(num_workers=self.num_workers, is_stream=isinstance(self.dataset, IterableDataset))
         self._passes_end = is_called_by_lightning()
-        self._loaded = LoaderPosition.from_dict(state) if state else None
+        self._loaded = loaded
         self._latest = self._prepared = None
 
     @property

@@ -52,6 +52,8 @@ class InlineEpoch:
         shard_pipe(given)
         fetch: Any = _DatasetKind.create_fetcher
         self._fetcher = fetch(kind, given, batches, loader.collate_fn, loader.drop_last)
+        self._unused: WorkerSnapshot | None = None
+        """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
         if resume is not None and not resume.draws.is_over:
             self._continue(resume, saved)
 
@@ -60,9 +62,12 @@ class InlineEpoch:
         self._num_yielded, self._sampler_state = resume.num_yielded, resume.draws.sampler_state
         if not self._is_stream:
             return
+        self._unused = saved
         if saved.iterator_state is not None:
             self._fetcher.dataset_iter.load_state_dict(saved.iterator_state)
         num_to_skip = saved.num_since if saved.has_state else resume.num_yielded
+        if num_to_skip:
+            self._unused = None
         for _ in range(num_to_skip):
             drawn = self._draws.next()
             assert drawn is not None, "a stream's sampler is endless"
@@ -80,6 +85,7 @@ class InlineEpoch:
         if drawn is None:
             self._is_over = True
             raise StopIteration
+        self._unused = None
         try:
             batch = self._fetcher.fetch(drawn.indices)
         except StopIteration:
@@ -120,6 +126,8 @@ class InlineEpoch:
         dataset = self._fetcher.dataset
         if not self._is_stream:
             return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
+        if self._unused is not None:
+            return self._unused
         iterator = self._fetcher.dataset_iter
         is_one = iterator is dataset
         return WorkerSnapshot(

@@ -20,11 +20,12 @@ class Shards:
 
     def __init__(self, loader: DataLoader[Any], resume: LoaderPosition | None) -> None:
         """Begin with fresh datasets, or where `resume` says."""
-        saved = () if resume is None else resume.workers
+        saved = () if resume is None else resume.workers[: loader.num_workers]
+        missing = loader.num_workers - len(saved)
         self._is_resumed = resume is not None
         self._is_persistent = loader.persistent_workers
         self._begins_epoch = resume is None or resume.draws.is_over
-        self._snapshots = list(saved) or [WorkerSnapshot() for _ in range(loader.num_workers)]
+        self._snapshots = [*saved, *(WorkerSnapshot() for _ in range(missing))]
         self._states: dict[int, bytes] = {}
         """The last state of each worker, as it came. Unpacked when somebody asks."""
         begun = [WorkerSnapshot() if self._begins_epoch else one for one in self._snapshots]
@@ -64,7 +65,7 @@ class Shards:
         return tuple(self._snapshot(number) for number in range(len(self._snapshots)))
 
     def _snapshot(self, number: int) -> WorkerSnapshot:
-        saved = self._snapshots[number]
+        saved = WorkerSnapshot() if self._begins_epoch else self._snapshots[number]
         if number in self._states:
             taken = Snapshot.unpack(self._states[number])
             saved = WorkerSnapshot(taken.dataset, taken.iterator, taken.has_ended)

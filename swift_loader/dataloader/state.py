@@ -89,6 +89,28 @@ class LoaderPosition:
     length_called: int | None = None
     """What `len` of the stream returned, if the user has asked the loader for its length."""
 
+    def check_fits(self, *, num_workers: int, is_stream: bool) -> None:
+        """Check that a loader can continue here.
+
+        Raises:
+            StateMismatch: It can't. A sampler's position suits any number of workers, that in a stream only the same.
+        """
+        if self.draws.is_over or not self.num_yielded:
+            return
+        if self.is_stream != is_stream:
+            kinds = "a map-style dataset", "an IterableDataset"
+            raise StateMismatch(
+                f"the state is of {kinds[self.is_stream]}, but this loader has {kinds[is_stream]}; give the dataset "
+                f"that the state was saved with, or begin without load_state_dict()"
+            )
+        if is_stream and self.num_workers != num_workers:
+            raise StateMismatch(
+                f"the state was saved with num_workers={self.num_workers} in the middle of an epoch, but this loader "
+                f"has num_workers={num_workers}. The workers share out an IterableDataset by their number, so its "
+                f"position can't be carried over. Give num_workers={self.num_workers}, or change it where an epoch is "
+                f"over"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the state. Nothing in it changes later."""
         draws, sampler_state = self.draws, self.draws.sampler_state or (None, None)

@@ -1,0 +1,285 @@
+"""Loaders to resume: of all kinds of samplers, and of streams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from swift_loader import (
+    DataLoader,
+    LengthBucketBatchSampler,
+    ShuffleBatchSampler,
+    ShuffleSampler,
+    TokenBudgetBatchSampler,
+    distributed,
+)
+from tests.support.chains import Make
+
+__all__ = ["DRAWING", "SAMPLED", "STREAMS", "streaming"]
+
+NUM_SAMPLES = 103
+LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
+WEIGHTS = np.random.default_rng(2).random(NUM_SAMPLES).tolist()
+
+
+class Numbers:
+    """The numbers 0 to 102."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Lists(Numbers):
+    """Gives a list of numbers for a list of indices."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(index)
+
+
+class Drawing(Numbers):
+    """Each sample draws from all global generators."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, random.random(), float(np.random.random()), torch.rand(2)
+
+
+class PythonSampler(Sampler[int]):
+    """Shuffles with `random` when it begins, and draws from it while it goes on."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(NUM_SAMPLES))
+        random.shuffle(order)
+        for index in order:
+            yield index if random.random() < 0.5 else 0
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+
+class NumpySampler(Sampler[int]):
+    """Draws each index from NumPy's global generator. Has no length."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(NUM_SAMPLES):
+            yield int(np.random.randint(NUM_SAMPLES))
+
+
+class MixedBatchSampler(Sampler[list[int]]):
+    """Draws from all generators."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(26):
+            yield [random.randrange(50), int(np.random.randint(50)), int(torch.randint(50, ()))]
+
+
+def streaming(kind: str) -> Make:
+    """Return what makes loaders of a stream of the package `datasets`."""
+    import datasets
+
+    def dataset() -> Any:
+        plain = datasets.IterableDataset.from_generator(_examples, gen_kwargs={"shards": [0, 1, 2, 3]})
+        if kind == "shuffled":
+            return plain.shuffle(seed=3, buffer_size=10)
+        if kind == "mapped":
+            return plain.map(_negated)
+        if kind == "interleaved":
+            mixed = datasets.interleave_datasets([plain, plain.map(_negated)], seed=4, probabilities=[0.5, 0.5])
+            return mixed.shuffle(seed=1, buffer_size=5)
+        return plain
+
+    return _of(lambda: {"batch_size": 4}, dataset)
+
+
+def _examples(shards: list[int]) -> Iterator[dict[str, int]]:
+    for shard in shards:
+        for number in range(15):
+            yield {"x": shard * 100 + number}
+
+
+def _negated(example: dict[str, int]) -> dict[str, int]:
+    return {"x": -1 - example["x"]}
+
+
+def _loader(dataset: Any, num_workers: int, **options: Any) -> DataLoader[Any]:
+    context = "fork" if num_workers else None
+    return DataLoader(dataset, num_workers=num_workers, multiprocessing_context=context, **options)
+
+
+def _of(make_options: Any, dataset: Any = Numbers) -> Make:
+    def make(num_workers: int) -> DataLoader[Any]:
+        return _loader(dataset(), num_workers, **make_options())
+
+    return make
+
+
+def _seeded(seed: int = 5) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+SAMPLED: dict[str, Make] = {
+    "in order": _of(lambda: {"batch_size": 4}),
+    "shuffle": _of(lambda: {"batch_size": 4, "shuffle": True}),
+    "shuffle, drop_last": _of(lambda: {"batch_size": 4, "shuffle": True, "drop_last": True}),
+    "shuffle, generator": _of(lambda: {"batch_size": 4, "shuffle": True, "generator": _seeded()}),
+    "random, own generator": _of(lambda: {"batch_size": 4, "sampler": RandomSampler(Numbers(), generator=_seeded())}),
+    "random, replaced": _of(
+        lambda: {"batch_size": 4, "sampler": RandomSampler(Numbers(), replacement=True, num_samples=90)}
+    ),
+    "subset": _of(lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(0, 103, 2))}),
+    "weighted": _of(lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, NUM_SAMPLES)}),
+    "weighted, generator": _of(
+        lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded())}
+    ),
+    "distributed": _of(
+        lambda: {"batch_size": 4, "sampler": DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)}  # type: ignore[arg-type]
+    ),
+    "own shuffle": _of(lambda: {"batch_size": 4, "sampler": ShuffleSampler(NUM_SAMPLES, 1, num_replicas=1, rank=0)}),
+    "own shuffled batches": _of(
+        lambda: {"batch_sampler": ShuffleBatchSampler(NUM_SAMPLES, 4, seed=3, num_replicas=1, rank=0)}
+    ),
+    "weighted over ranks": _of(
+        lambda: {"batch_size": 4, "sampler": distributed(WeightedRandomSampler(WEIGHTS, 200), 2, 1, seed=3)}
+    ),
+    "buckets": _of(
+        lambda: {"batch_sampler": LengthBucketBatchSampler(LENGTHS, 4, bucket_size=20, seed=3, num_replicas=1, rank=0)}
+    ),
+    "tokens": _of(
+        lambda: {"batch_sampler": TokenBudgetBatchSampler(LENGTHS, 150, bucket_size=20, seed=3, num_replicas=1, rank=0)}
+    ),
+    "random": _of(lambda: {"batch_size": 4, "sampler": PythonSampler()}),
+    "np.random": _of(lambda: {"batch_size": 4, "sampler": NumpySampler()}),
+    "all generators": _of(lambda: {"batch_sampler": MixedBatchSampler()}),
+    "batches in a list": _of(lambda: {"batch_sampler": [[3 * n % 103, 7 * n % 103] for n in range(26)]}),
+    "shuffled batches": _of(lambda: {"batch_sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=True)}),
+    "single samples": _of(lambda: {"batch_size": None, "shuffle": True}),
+    "single batches": _of(
+        lambda: {"batch_size": None, "sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=False)},
+        Lists,
+    ),
+}
+
+
+DRAWING: dict[str, Make] = {
+    "in order": _of(lambda: {"batch_size": 4}, Drawing),
+    "shuffle": _of(lambda: {"batch_size": 4, "shuffle": True}, Drawing),
+    "weighted, generator": _of(
+        lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, NUM_SAMPLES, generator=_seeded())}, Drawing
+    ),
+    "single samples": _of(lambda: {"batch_size": None, "shuffle": True}, Drawing),
+    "buckets": _of(
+        lambda: {"batch_sampler": LengthBucketBatchSampler(LENGTHS, 4, bucket_size=20, seed=3, num_replicas=1, rank=0)},
+        Drawing,
+    ),
+}
+
+
+class Shards(IterableDataset[int]):
+    """Gives each worker every n-th number: unequal shares."""
+
+    def __init__(self, length: int = 107) -> None:
+        self.length = length
+
+    def _share(self) -> range:
+        info = get_worker_info()
+        worker_id, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        # The later workers have less.
+        return range(worker_id, self.length - 17 * worker_id, num_workers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._share())
+
+
+class _Iterator:
+    def __init__(self, share: range) -> None:
+        self.share, self.at = share, 0
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __next__(self) -> int:
+        if self.at >= len(self.share):
+            raise StopIteration
+        self.at += 1
+        return self.share[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class IteratorState(Shards):
+    """Its iterators have a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return _Iterator(self._share())
+
+
+class DatasetState(Shards):
+    """Has a state itself: as torchdata's protocol has it, a generator that goes on where the state was."""
+
+    def __init__(self, length: int = 107) -> None:
+        super().__init__(length)
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        share = self._share()
+        while self.at < len(share):
+            self.at += 1
+            yield share[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class SelfIterator(DatasetState):
+    """Is its own iterator, with a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.share = self._share()
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at >= len(self.share):
+            raise StopIteration
+        self.at += 1
+        return self.share[self.at - 1]
+
+
+STREAMS: dict[str, Make] = {
+    "no state": _of(lambda: {"batch_size": 4}, Shards),
+    "no state, drop_last": _of(lambda: {"batch_size": 4, "drop_last": True}, Shards),
+    "no state, single samples": _of(lambda: {"batch_size": None}, Shards),
+    "iterator": _of(lambda: {"batch_size": 4}, IteratorState),
+    "iterator, drop_last": _of(lambda: {"batch_size": 4, "drop_last": True}, IteratorState),
+    "iterator, single samples": _of(lambda: {"batch_size": None}, IteratorState),
+    "iterator, rare snapshots": _of(lambda: {"batch_size": 4, "snapshot_every_n_steps": 3}, IteratorState),
+    "dataset": _of(lambda: {"batch_size": 4}, DatasetState),
+    "dataset, drop_last": _of(lambda: {"batch_size": 4, "drop_last": True}, DatasetState),
+    "dataset, rare snapshots": _of(lambda: {"batch_size": 4, "snapshot_every_n_steps": 3}, DatasetState),
+    "dataset, no snapshots": _of(lambda: {"batch_size": 4, "snapshot_every_n_steps": 0}, DatasetState),
+    "own iterator": _of(lambda: {"batch_size": 4}, SelfIterator),
+}

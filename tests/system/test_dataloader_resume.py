@@ -1,0 +1,116 @@
+"""Chains of stops of the drop-in DataLoader: the parts together are exactly a run that isn't stopped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swift_loader import StateMismatch
+from tests.support.chains import Chain, plain, run_whole
+from tests.support.helpers import slow
+from tests.support.resumable import DRAWING, SAMPLED, STREAMS, streaming
+
+NUM_STOPS = 50
+NUM_EPOCHS = 14
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.mark.parametrize("restores_generators", [False, True])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_sampler_continues_after_50_stops(name: str, restores_generators: bool) -> None:
+    whole = run_whole(SAMPLED[name], 0, NUM_EPOCHS)
+    assert Chain(SAMPLED[name], (0,), restores_generators).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("restores_generators", [slow(False), slow(True)])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_sampler_continues_after_50_stops_with_other_numbers_of_workers(name: str, restores_generators: bool) -> None:
+    whole = run_whole(SAMPLED[name], 1, NUM_EPOCHS)
+    assert Chain(SAMPLED[name], (0, 1, 2, 3), restores_generators).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+@pytest.mark.parametrize("name", ["shuffle", "np.random", "buckets"])
+def test_a_sampler_continues_after_a_few_stops_with_other_numbers_of_workers(name: str) -> None:
+    whole = run_whole(SAMPLED[name], 1, 3)
+    assert Chain(SAMPLED[name], (0, 1, 2)).run(4, 3) == whole
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "num_stops", "num_epochs"), [("shuffle", 3, 3)] + [slow(name, 50, 14) for name in DRAWING]
+)
+def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
+    name: str, num_stops: int, num_epochs: int
+) -> None:
+    whole = run_whole(DRAWING[name], 2, num_epochs)
+    assert Chain(DRAWING[name], (1, 2, 3)).run(num_stops, num_epochs) == whole
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [(name, 0) for name in STREAMS] + [slow(name, n) for name in STREAMS for n in (1, 2, 3)]
+)
+def test_a_stream_continues_after_50_stops(name: str, num_workers: int) -> None:
+    whole = run_whole(STREAMS[name], num_workers, NUM_EPOCHS)
+    assert Chain(STREAMS[name], (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["plain", "mapped", "shuffled", "interleaved"])
+def test_a_stream_of_datasets_continues_after_50_stops(kind: str, num_workers: int) -> None:
+    pytest.importorskip("datasets")
+    make = streaming(kind)
+    whole = run_whole(make, num_workers, NUM_EPOCHS)
+    assert Chain(make, (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+def test_a_stream_in_the_middle_refuses_another_number_of_workers() -> None:
+    make = STREAMS["iterator"]
+    loader = make(0)
+    next(iter(loader))
+    other = make(2)
+    with pytest.raises(StateMismatch, match="num_workers=0 in the middle of an epoch, but this loader has num_workers"):
+        other.load_state_dict(loader.state_dict())
+    assert isinstance(other.state_dict(), dict)
+
+
+def test_a_stream_at_the_end_of_its_epoch_takes_another_number_of_workers() -> None:
+    make = STREAMS["iterator"]
+    loader = make(0)
+    list(loader)
+    other = make(1)
+    other.load_state_dict(loader.state_dict())
+    assert [plain(batch) for batch in other] == [plain(batch) for batch in make(0)]
+
+
+def test_a_state_of_a_stream_is_refused_by_a_loader_of_samples() -> None:
+    loader = STREAMS["iterator"](0)
+    next(iter(loader))
+    with pytest.raises(StateMismatch, match="of an IterableDataset, but this loader has a map-style dataset"):
+        SAMPLED["in order"](0).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("num_stops", [1, slow(15)])
+def test_out_of_order_nothing_is_lost_or_repeated(num_stops: int) -> None:
+    seen: list[int] = []
+    state: dict[str, Any] | None = None
+    for part in range(num_stops + 1):
+        loader = SAMPLED["shuffle"](2)
+        loader = type(loader)(
+            loader.dataset, 4, shuffle=True, num_workers=2, multiprocessing_context="fork", in_order=False
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        for number, batch in enumerate(loader):
+            seen += batch.tolist()
+            if part < num_stops and number >= part % 2:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        del loader
+    assert sorted(seen) == list(range(103))
