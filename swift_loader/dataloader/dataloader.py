@@ -220,7 +220,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
         Raises:
             TypeError: The state isn't a dict.
-            StateMismatch: It isn't a state of this class, or this loader can't continue there. Nothing has changed then.
+            StateMismatch: It isn't a state of this class, or this loader can't continue there. Nothing has changed.
         """
         loaded = LoaderPosition.from_dict(state) if state else None
         if loaded is not None:

@@ -91,17 +91,17 @@ def test_a_dataset_with_a_state_is_asked_once_for_each_key() -> None:
     assert dataset.num_calls == 3
 
 
-def test_a_snapshot_comes_with_every_nth_batch() -> None:
+def test_a_snapshot_comes_with_the_first_batch_and_every_nth_one_after_it() -> None:
     dataset = Saved()
     samples = samples_of(dataset, snapshot_every=3)
     states = [(fetch(samples, [1, 2]), samples.state)[1] for _ in range(7)]
     assert [None if state is None else Snapshot.unpack(state) for state in states] == [
-        *[None, None, Snapshot(3, dataset=6)],
-        *[None, None, Snapshot(6, dataset=12)],
-        None,
+        *[Snapshot(1, dataset=2), None, None],
+        *[Snapshot(4, dataset=8), None, None],
+        Snapshot(7, dataset=14),
     ]
-    samples.use_plan(plan_of(1), Resume(states[2]).pack(), 0)
-    assert dataset.num_calls == 6
+    samples.use_plan(plan_of(1), Resume(states[3]).pack(), 0)
+    assert dataset.num_calls == 8
     assert [(fetch(samples, [1]), samples.state)[1] is None for _ in range(3)] == [True, True, False]
 
 
