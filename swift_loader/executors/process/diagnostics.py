@@ -146,10 +146,11 @@ class Diagnostics:
         """Forward the rest of stderr, then close the descriptors. Idempotent."""
         self.forward()
         self.close_their_ends()
-        for descriptor in (self._stderr, self._traces):
+        descriptors = self._stderr, self._traces
+        self._stderr = self._traces = -1  # first, see `Holder`
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        self._stderr = self._traces = -1
 
     def __repr__(self) -> str:
         return f"<Diagnostics of {self._num_kept} bytes of stderr>"

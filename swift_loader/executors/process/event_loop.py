@@ -72,8 +72,8 @@ class EventLoop:
         """Close the event descriptor. The thread must have ended. Idempotent."""
         if not self.is_closed:
             self.unwatch(self._wake)
-            os.close(self._wake)
-            self._wake = -1
+            wake, self._wake = self._wake, -1  # first, see `Holder`
+            os.close(wake)
 
     def _read_wake(self) -> None:
         os.eventfd_read(self._wake)

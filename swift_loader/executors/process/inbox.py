@@ -62,8 +62,8 @@ class Posted:
     def close(self) -> None:
         """Close the descriptor. Later events are ignored. Idempotent."""
         if self._signal >= 0:
-            os.close(self._signal)
-            self._signal = -1
+            signal, self._signal = self._signal, -1  # first, see `Holder`
+            os.close(signal)
 
 
 class Inbox:
@@ -152,8 +152,8 @@ class Inbox:
         """Close the descriptors of its own. Idempotent."""
         self._epoll.close()
         if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+            wake, self._wake = self._wake, -1  # first, see `Holder`
+            os.close(wake)
 
     def _read(self, worker: WorkerHandle, descriptor: int, events: list[Event]) -> None:
         """Add the event of the worker's next message; of all its messages and its end, if the process has ended."""

@@ -72,7 +72,8 @@ class Root:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
-        return [self._pidfd, self._channel.fileno(), self._theirs.fileno(), self._launch.directory]
+        directory = -1 if self._thread.loop.is_closed else self._launch.directory
+        return [self._pidfd, self._channel.fileno(), self._theirs.fileno(), directory]
 
     # Any thread -------------------------------------------------------------------------------------------------------
 
@@ -123,8 +124,8 @@ class Root:
         self._theirs.close()
         self._launch.close()
         if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+            pidfd, self._pidfd = self._pidfd, -1  # first, see `Holder`
+            os.close(pidfd)
 
     # Its thread -------------------------------------------------------------------------------------------------------
 

@@ -81,8 +81,8 @@ class WorkerProcess:
         """Forward the rest of its stderr, then close the descriptors. Idempotent."""
         self.diagnostics.close()
         if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+            pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
+            os.close(pidfd)
 
 
 class TemplateProcess:
@@ -223,8 +223,8 @@ class TemplateProcess:
         for process in self._unclaimed.values():
             process.close()
         if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+            pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
+            os.close(pidfd)
 
     def _send(self, message: bytes, *descriptors: int) -> None:
         try:

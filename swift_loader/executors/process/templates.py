@@ -129,12 +129,12 @@ class Templates:
         """Close all handles. The processes must have ended. Idempotent."""
         for template in self.all:
             template.close()
-        if self._payload is not None:
-            os.close(self._payload[1])
-            self._payload = None
-        if self._starts is not None:
-            self._starts.close()
-            self._starts = None
+        payload, self._payload = self._payload, None  # first, see `Holder`
+        starts, self._starts = self._starts, None
+        if payload is not None:
+            os.close(payload[1])
+        if starts is not None:
+            starts.close()
 
     # Building ---------------------------------------------------------------------------------------------------------
 
