@@ -59,11 +59,11 @@ class DecodingInbox:
 
     def __init__(self, executor: FakeExecutor, close: Callable[[], None]) -> None:
         self.was_closed_meanwhile = False
+        self.closing = threading.Thread(target=close)
         self._executor = executor
-        self._close = close
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        threading.Thread(target=self._close).start()
+        self.closing.start()
         assert self._executor.stopped.wait(20)
         self.was_closed_meanwhile = self._executor.closed.wait(0.3)
         return []
@@ -103,6 +103,7 @@ def test_nothing_is_closed_while_the_trial_batch_is_decoded() -> None:
         dispatcher.start(tries_out=True, keeps_trial=True)
     assert not inbox.was_closed_meanwhile
     assert executor.closed.wait(20)
+    inbox.closing.join(20)
 
 
 def test_a_signal_handler_may_close_while_its_thread_carries_out_actions() -> None:
