@@ -164,10 +164,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
         passes_end = resume is not None and self._passes_end
+        pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
-        return LoaderIterator(
-            self, epoch, pin_device=pin_device_of(self), begin=WeakMethod(self._begin_epoch), passes_end=passes_end
-        )
+        begin = WeakMethod(self._begin_epoch)
+        return LoaderIterator(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
 
     def _begin_epoch(self, resume: LoaderPosition | None) -> Epoch:
         number = 0
