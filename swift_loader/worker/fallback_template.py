@@ -53,18 +53,15 @@ class FallbackTemplate:
 
     def take_over(self) -> int:
         """Let the fallback take over. Block until it has ended, and return its exit code."""
-        self._tell(_GO)
-        return self.reap()
+        return self._tell(_GO)
 
     def release(self) -> None:
-        """Tell the fallback to exit: the dataset is shared, or the template can't be forked. `reap` comes later."""
+        """End the fallback and reap it: the dataset is shared, or the template can't be forked."""
         self._tell(_END)
 
-    def _tell(self, word: bytes) -> None:
+    def _tell(self, word: bytes) -> int:
+        """Send the instruction. Block until the fallback has ended, and return its exit code."""
         os.write(self._go, word)  # closing isn't enough: a process started by the dataset may hold the pipe open
         os.close(self._go)
-
-    def reap(self) -> int:
-        """Block until the fallback has ended, and return its exit code."""
         _, status = os.waitpid(self._pid, 0)
         return os.waitstatus_to_exitcode(status)

@@ -159,7 +159,6 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
     if not _try_to_build(channel, dataset_builder):
         if fallback is not None:
             fallback.release()
-            fallback.reap()
         return 0
     own = [channel.fileno(), *stack_dumper.descriptors, *([fallback.fileno()] if fallback is not None else [])]
     built = ForkHazards.settled(own, stack_dumper.thread_ids)
@@ -180,8 +179,6 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         fallback.release()  # the dataset is shared; or it left threads, which would run on here if the fallback served
     report = dataset_builder.report_length() if reason else dataset_builder.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
-    if fallback is not None:
-        fallback.reap()  # only now: its end takes some ms, on another core
     return _serve(channel, dataset_builder, stack_dumper, report)
 
 
