@@ -51,9 +51,7 @@ def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("name", "num_workers"), [(name, 0) for name in STREAMS] + [slow(name, 2) for name in STREAMS]
-)
+@pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in STREAMS] + [slow(name, 2) for name in STREAMS])
 def test_a_stream_continues_after_50_stops(name: str, num_workers: int) -> None:
     whole = run_whole(STREAMS[name], num_workers, NUM_EPOCHS)
     assert Chain(STREAMS[name], (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole

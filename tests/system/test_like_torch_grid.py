@@ -5,7 +5,8 @@ Every cell is compared in its batches, lengths, errors, warnings, attributes and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_sharer
 
 import pytest
 from torch.utils.data import _utils
@@ -47,7 +48,14 @@ def torch_notices_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
-@pytest.mark.usefixtures("torch_notices_soon")
+@pytest.fixture
+def torch_leaves_no_thread() -> Iterator[None]:
+    """End the thread that serves tensors to other processes, if torch has started it."""
+    yield
+    resource_sharer.stop(timeout=20)
+
+
+@pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_no_thread")
 @pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS)))
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
