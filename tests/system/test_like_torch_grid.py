@@ -5,8 +5,10 @@ Every cell is compared in its batches, lengths, errors, warnings, attributes and
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_sharer
+from pathlib import Path
 
 import pytest
 from torch.utils.data import _utils
@@ -49,13 +51,14 @@ def torch_notices_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def torch_leaves_no_thread() -> Iterator[None]:
-    """End the thread that serves tensors to other processes, if torch has started it."""
+def torch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the thread that serves tensors to other processes, if torch has started it, and say where its socket is."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))  # type: ignore[attr-defined]
     yield
     resource_sharer.stop(timeout=20)
 
 
-@pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_no_thread")
+@pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_nothing")
 @pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS)))
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
