@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -42,9 +41,12 @@ _JOIN_LIMIT_S = 0.5
 
 _READ_NBYTES = 1 << 16
 
-_MAX_KEPT_NBYTES = 4096
+_MAX_KEPT_NBYTES = 16 * 1024
 _MAX_LINES = 20
 """How much of stderr an error shows."""
+
+_CRASH = "Fatal Python error"
+"""How the fault handler begins. What it writes is shown from there on."""
 
 
 class Payload(NamedTuple):
@@ -164,7 +166,9 @@ class Interpreter:
         """Return the last lines that the process wrote to stderr, as printable text."""
         if self.has_ended:
             self._threads[1].join(_JOIN_LIMIT_S)
-        lines = deque(self._tail.decode("utf-8", "backslashreplace").splitlines(), _MAX_LINES)
+        text = self._tail.decode("utf-8", "backslashreplace").splitlines()
+        crash = next((number for number, line in enumerate(text) if line.startswith(_CRASH)), len(text))
+        lines = text[min(crash, max(0, len(text) - _MAX_LINES)) :]
         return "\n".join("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line) for line in lines)
 
     # What it does -----------------------------------------------------------------------------------------------------
