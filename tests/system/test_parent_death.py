@@ -163,7 +163,9 @@ def test_when_the_trainer_is_killed_its_processes_are_gone(state: str, start_met
 def test_a_resource_tracker_that_is_killed_too_changes_nothing(start_method: str, tmp_path: Path) -> None:
     program = Program(COUNTING, f"resource_tracker.ensure_running(); {TAKE_ONE}")
     with trainer(program, start_method, tmp_path) as process:
-        trackers = [child for child in process.children() if "resource_tracker import main" in " ".join(child.cmdline())]
+        trackers = [
+            child for child in process.children() if "resource_tracker import main" in " ".join(child.cmdline())
+        ]
         assert len(trackers) == 1
         kill_and_check(process, tmp_path, also=tuple(trackers))
 
