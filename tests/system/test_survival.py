@@ -204,13 +204,17 @@ def test_a_constructor_that_crashes_shows_its_stack() -> None:
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_a_batch_is_not_blamed_for_a_worker_that_died_before_it_began_it() -> None:
-    """All workers are killed at once, again and again: what one leaves goes to another that is dead already."""
+    """All workers are killed at once, again and again: what one leaves goes to another that is dead already.
+
+    They are killed no more often than one worker may be replaced: where workers start slowly, the same one may be
+    killed each time before it has built a batch.
+    """
     kwargs: dict[str, Any] = {"num_samples": 400, "seconds": 0.001}
     with make_loader(datasets.Slow, kwargs=kwargs, workers=3, shuffle=False, batch_size=4) as loader:
         got: list[int] = []
         for number, batch in enumerate(loader):
             got += batch["id"].tolist()
-            if number % 20 == 5:
+            if number in {5, 35, 65}:
                 for worker in processes(loader)[1]:
                     worker.kill()
         assert got == list(range(400))
