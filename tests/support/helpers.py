@@ -31,9 +31,17 @@ def slow(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def slow_unless(quick: Container[_Case], cases: Iterable[_Case]) -> list[Any]:
-    """Return the cases of a parametrised test; those that aren't quick are marked slow."""
-    return [case if case in quick else slow(case) for case in cases]
+def exhaustive(*values: object) -> Any:
+    """Return a case of a parametrised test that only a run of all cases has."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
+def slow_unless(
+    quick: Container[_Case], cases: Iterable[_Case], is_sampled: Callable[[_Case], bool] = lambda _: True
+) -> list[Any]:
+    """Return the cases of a parametrised test. Others are marked slow, or exhaustive if not sampled."""
+    others = {True: slow, False: exhaustive}
+    return [case if case in quick else others[is_sampled(case)](case) for case in cases]
 
 
 def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:

@@ -9,7 +9,7 @@ import pytest
 
 from swift_loader import StateMismatch
 from tests.support.chains import Chain, plain, run_whole
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive, slow
 from tests.support.resumable import DRAWING, SAMPLED, STREAMS, streaming
 
 NUM_STOPS = 50
@@ -26,7 +26,7 @@ def test_a_sampler_continues_after_50_stops(name: str, restores_generators: bool
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("restores_generators", [slow(False), slow(True)])
+@pytest.mark.parametrize("restores_generators", [exhaustive(False), slow(True)])
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_sampler_continues_after_50_stops_with_other_numbers_of_workers(name: str, restores_generators: bool) -> None:
     whole = run_whole(SAMPLED[name], 1, NUM_EPOCHS)
@@ -57,9 +57,8 @@ def test_a_stream_continues_after_50_stops(name: str, num_workers: int) -> None:
     assert Chain(STREAMS[name], (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [exhaustive(0), slow(2)])
 @pytest.mark.parametrize("kind", ["plain", "mapped", "shuffled", "interleaved"])
 def test_a_stream_of_datasets_continues_after_50_stops(kind: str, num_workers: int) -> None:
     pytest.importorskip("datasets")

@@ -37,7 +37,12 @@ NUM_PARTS_WITH_WORKERS = 40
 """One of them is quick. Each cell starts two or three times one to three processes."""
 
 
-@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS)))
+def is_sampled(part: int) -> bool:
+    """Return whether a part is among the slow tests. A part has cells of each kind."""
+    return part % 3 == 0
+
+
+@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS), is_sampled))
 @pytest.mark.parametrize("name", INLINE)
 def test_without_workers_everything_is_as_with_torch(name: str, part: int) -> None:
     told = differences(DataLoader, INLINE[name]()[part::NUM_PARTS])
@@ -59,7 +64,7 @@ def torch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_nothing")
-@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS)))
+@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS), is_sampled))
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
     told = differences(DataLoader, WITH_WORKERS[name]()[part::NUM_PARTS_WITH_WORKERS])
