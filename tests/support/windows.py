@@ -1,4 +1,5 @@
-"""A program that imports the package where POSIX is missing, builds batches without workers, and packs a payload.
+"""A program that imports the package where POSIX is missing, builds batches without worker processes, and packs a
+payload.
 
 It removes what Windows lacks, once it has imported the libraries, which ask for the platform when they are imported.
 """
@@ -33,7 +34,7 @@ ABSENT: dict[Any, str] = {
     select: "poll epoll",
     socket: "CMSG_SPACE AF_UNIX MSG_CMSG_CLOEXEC send_fds socketpair",
     signal: "SIGKILL SIGCHLD SIGURG SIGSTOP SIGTTOU pthread_sigmask pause SIG_SETMASK SIG_BLOCK",
-    mmap: "MAP_SHARED MAP_PRIVATE MAP_POPULATE PROT_READ PROT_WRITE",
+    mmap: "MAP_SHARED MAP_PRIVATE MAP_ANON MAP_ANONYMOUS MAP_POPULATE PROT_READ PROT_WRITE",
 }
 for owner, names in ABSENT.items():
     for name in names.split():
@@ -73,8 +74,10 @@ class Dataset:
 
 for name in swift_loader.__all__:
     getattr(swift_loader, name)
-with swift_loader.SwiftLoader(Dataset, batch_size=4, worker_per_consumer=0, shuffle=False) as loader:
-    assert [int(batch[0, 0]) for batch in loader] == [0, 4, 8, 12, 16]
+for workers, worker_type in ((0, "process"), (2, "thread")):
+    options: dict[str, Any] = {"worker_per_consumer": workers, "worker_type": worker_type}
+    with swift_loader.SwiftLoader(Dataset, batch_size=4, shuffle=False, **options) as loader:
+        assert [int(batch[0, 0]) for batch in loader] == [0, 4, 8, 12, 16]
 environment = Environment.of_this_process()
 layout, packed, _ = pack_payload({"dataset": Dataset(), "function": lambda x: np.ones(x) + 1}, environment)
 memory = HeapMemory(layout.total_nbytes)

@@ -7,6 +7,7 @@ All arrays of a batch are views of one `_LentMemory`. When the last one dies, on
 from __future__ import annotations
 
 import mmap
+import sys
 from collections import deque
 from typing import Any
 
@@ -102,4 +103,6 @@ def _new_memory(nbytes: int) -> mmap.mmap:
 
     A fork gets a copy.
     """
+    if sys.platform == "win32":  # there are no flags and no forks
+        return mmap.mmap(-1, nbytes)
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
