@@ -70,10 +70,14 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
         rng: str | None = "sample",
+        worker_type: str = "process",
+        start_method: str | None = None,
+        worker_restarts: int = 3,
+        stall_warning: float | None = 60.0,
     ) -> None:
         """Check the arguments, and begin to import in the background what workers need. Starts no worker.
 
-        All arguments but the last two are torch's, with torch's meanings and defaults.
+        The arguments up to `in_order` are torch's, with torch's meanings and defaults.
 
         Args:
             dataset: A map-style dataset or an `IterableDataset`.
@@ -81,12 +85,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             shuffle: True visits the samples in a new order each epoch.
             sampler: Gives the indices of the samples.
             batch_sampler: Gives lists of indices, one for each batch.
-            num_workers: Worker processes. 0 builds batches in the calling thread.
+            num_workers: Worker processes, or threads. 0 builds batches in the calling thread.
             collate_fn: Turns a list of samples into a batch. Default: as `torch.utils.data.default_collate`.
             pin_memory: True page-locks batches if there is an accelerator.
             drop_last: True leaves out the last batch if it isn't full.
             timeout: Seconds that the loop waits for a batch; 0: no limit.
-            worker_init_fn: Called in each worker with its id, before it loads anything.
+            worker_init_fn: Called in each worker process with its id, before it loads anything.
             multiprocessing_context: "fork", "spawn" or "forkserver", or a context. Default: as "forkserver"; by a fork
                 of this process if the dataset can't be serialised.
             generator: Gives the order and the workers' seeds. Default: torch's default generator.
@@ -97,9 +101,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             snapshot_every_n_steps: How often the state of a dataset is saved, in batches of a worker. None or 0: never.
             rng: "sample" seeds the global generators for each sample of a map-style dataset, by its place in the epoch,
                 unless `worker_init_fn` is yours. None seeds each worker once, as torch does.
+            worker_type: What a worker is: `"process"` or `"thread"`. Threads share the dataset, which must be
+                thread-safe, and the global generators, which aren't seeded: `sample_rng()` is keyed.
+            start_method: How processes are started: `"template"`, `"spawn"`, `"fork"` or `"portable"`, as in
+                `SwiftLoader`. Default: as `multiprocessing_context` says.
+            worker_restarts: How many workers in a row, with no batch in between, are replaced when they die. Then the
+                loop gets `WorkerDied`.
+            stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
+                Python stack. None or 0: no warning.
 
         Raises:
-            ValueError: An argument is out of its range, or two exclude each other. The messages are torch's.
+            ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
+                messages.
             TypeError: An argument has the wrong type.
         """
         options: dict[str, Any] = {
@@ -127,6 +140,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.rng = rng
+        self.worker_type = worker_type
+        self.start_method = start_method
+        self.worker_restarts = worker_restarts
+        self.stall_warning = stall_warning
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_end = False

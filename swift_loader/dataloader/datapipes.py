@@ -16,9 +16,14 @@ from torch.utils.data import DataLoader
 # Private, but the only ones that know which ranks share a seed, and which workers of all ranks share the data.
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn, _share_dist_seed
 
-__all__ = ["draw_pipe_seed", "init_of_workers", "is_seeded_pipe", "seed_pipe", "shard_pipe"]
+__all__ = ["draw_pipe_seed", "init_of_workers", "is_pipe", "is_seeded_pipe", "seed_pipe", "shard_pipe"]
 
 _PIPES: tuple[Any, ...] = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
+
+
+def is_pipe(dataset: Any) -> bool:
+    """Return whether a dataset is a DataPipe, of which each worker gets a shard."""
+    return isinstance(dataset, _PIPES)
 
 
 def is_seeded_pipe(dataset: Any) -> bool:
@@ -43,14 +48,14 @@ def seed_pipe(dataset: Any, seed: int | None) -> None:
 
 def shard_pipe(dataset: Any) -> None:
     """Give this rank its shard of a pipe, in place. Other datasets stay as they are."""
-    if isinstance(dataset, _PIPES):
+    if is_pipe(dataset):
         world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
         torch.utils.data.graph_settings.apply_sharding(dataset, world_size, rank)
 
 
 def init_of_workers(loader: DataLoader[Any]) -> Callable[[int], None] | None:
     """Return the loader's `worker_init_fn`. For a pipe, it gives the worker its shard first."""
-    if not isinstance(loader.dataset, _PIPES):
+    if not is_pipe(loader.dataset):
         return loader.worker_init_fn
     world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
     return partial(_sharding_worker_init_fn, loader.worker_init_fn, world_size, rank)

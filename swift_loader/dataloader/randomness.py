@@ -10,10 +10,21 @@ from torch.utils.data import DataLoader, IterableDataset
 from swift_loader.checks import check_choice
 from swift_loader.worker.seeding import Rng
 
-__all__ = ["rng_of"]
+__all__ = ["has_init_of_user", "rng_of", "wanted_rng"]
 
 _SEEDERS = ("lightning", "lightning_fabric", "pytorch_lightning", "timm", "transformers", "accelerate")
 """Packages whose `worker_init_fn` only gives each worker another seed, which keyed samples have anyway."""
+
+
+def wanted_rng(loader: DataLoader[Any]) -> Rng:
+    """Return what the option `rng` says."""
+    wanted: Any = getattr(loader, "rng", None)
+    return check_choice("rng", "none" if wanted is None else wanted, Rng)
+
+
+def has_init_of_user(loader: DataLoader[Any]) -> bool:
+    """Return whether there is a `worker_init_fn` that may do more than those of frameworks, which only seed."""
+    return _is_users(loader.worker_init_fn)
 
 
 def rng_of(loader: DataLoader[Any]) -> Rng:
@@ -22,11 +33,10 @@ def rng_of(loader: DataLoader[Any]) -> Rng:
     A stream can't be read twice, so its draws can't be keyed by sample. A `worker_init_fn` of the user's may have
     seeded the generators, and his samples expect that.
     """
-    wanted: Any = getattr(loader, "rng", None)
-    rng = check_choice("rng", "none" if wanted is None else wanted, Rng)
+    rng = wanted_rng(loader)
     if isinstance(loader.dataset, IterableDataset):
         return Rng.NONE
-    return Rng.NONE if rng is Rng.SAMPLE and _is_users(loader.worker_init_fn) else rng
+    return Rng.NONE if rng is Rng.SAMPLE and has_init_of_user(loader) else rng
 
 
 def _is_users(worker_init_fn: Any) -> bool:

@@ -1,10 +1,10 @@
-"""The worker processes of a DataLoader. They stay from epoch to epoch where that gives what torch's new ones would."""
+"""The workers of a DataLoader. They stay from epoch to epoch where that gives what torch's new ones would."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -18,14 +18,19 @@ from swift_loader.dataloader.changes import fingerprint
 from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
+from swift_loader.dataloader.own_options import OwnOptions
+from swift_loader.dataloader.randomness import wanted_rng
+from swift_loader.dataloader.threads import copied, needs_copies
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, WorkerStalled
+from swift_loader.executors.base import Executor
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import can_fork, make_executor, make_starter, warm_up
+from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
-from swift_loader.options import DeliveryOptions, WorkerType
+from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
@@ -38,9 +43,6 @@ from swift_loader.worker.torch_mode import TorchMode
 
 __all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart"]
 
-STALL_WARNING_S = 60.0
-"""How long a worker may spend on a batch that the loop waits for before there is a warning."""
-
 _SERIALS = count()
 
 DEFAULT_PREFETCH = 2
@@ -51,7 +53,7 @@ class LoaderWorkers:
     """The workers of one DataLoader, from their start to `close`. Not thread-safe, apart from `close`."""
 
     def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, marks: Marks) -> None:
-        """Start the processes, and wait until the template has the dataset."""
+        """Start the workers, and wait until there is a dataset for them."""
         self.marks = marks
         self.serial = next(_SERIALS)
         """Later ones have a larger number."""
@@ -66,9 +68,9 @@ class LoaderWorkers:
         self.has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
         self._notices: deque[str] = deque()
-        starter = make_starter(WorkerSpec(worker_options, _settings(base_seed)), delivery)
         metrics = Metrics(enabled=False)
-        executor = make_executor(starter, metrics, logger.debug)
+        spec = WorkerSpec(worker_options, _settings(base_seed))
+        executor = _make_executor(spec, delivery, metrics, self._notices.append)
         settings = SchedulerSettings(
             replace(delivery.limits, num_expected=delivery.num_workers),
             delivery.max_restarts,
@@ -78,7 +80,7 @@ class LoaderWorkers:
         )
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
         self.close = weakref.finalize(self, self._dispatcher.close)
-        """Ends all processes. Idempotent and thread-safe."""
+        """Ends all processes and threads. Idempotent and thread-safe."""
         self._dispatcher.start(tries_out=False, keeps_trial=False)
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
@@ -113,22 +115,22 @@ class LoaderWorkers:
         return f"<LoaderWorkers {self._dispatcher!r}>"
 
 
+def _make_executor(
+    spec: WorkerSpec, delivery: DeliveryOptions, metrics: Metrics, note: Callable[[str], None]
+) -> Executor:
+    """Return the place where batches are built. `note` gets warnings, on any thread."""
+    if not delivery.uses_threads:
+        return make_executor(make_starter(spec, delivery), metrics, logger.debug)
+    given = spec.options.dataset
+    return ThreadExecutor(spec, delivery, metrics, copied(given) if spec.options.dataset_per_worker else given, note)
+
+
 def warm_root(loader: DataLoader[Any]) -> None:
-    """Begin to import what the workers will need, in the background."""
-    if loader.num_workers:
+    """Begin to import what worker processes will need, in the background."""
+    own = OwnOptions.of(loader)
+    if loader.num_workers and not own.uses_threads(loader.num_workers):
         things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
-        warm_up(start_method_of(loader.multiprocessing_context), modules_of(*things))
-
-
-def start_method_of(context: Any) -> StartMethod:
-    """Return how to start workers.
-
-    Args:
-        context: The loader's `multiprocessing_context`. None: a fresh interpreter from which workers are forked, which
-            works for most datasets on all platforms.
-    """
-    asked = "" if context is None else context.get_start_method()
-    return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)
+        warm_up(own.start_method_for(loader.multiprocessing_context), modules_of(*things))
 
 
 def _settings(base_seed: int) -> PlanSettings:
@@ -172,7 +174,9 @@ class WorkerStart:
 
     @classmethod
     def of(cls, loader: DataLoader[Any], marks: Marks, *, rng: Rng, snapshot_every: int) -> WorkerStart:
-        """Return what the loader asks for as it is now."""
+        """Return what the loader asks for as it is now. `rng`: how worker processes seed."""
+        own = OwnOptions.of(loader)
+        uses_threads = own.uses_threads(loader.num_workers)
         mode = TorchMode(
             num_workers=loader.num_workers,
             worker_init_fn=init_of_workers(loader),
@@ -190,11 +194,11 @@ class WorkerStart:
             dataset=loader.dataset,
             collate_fn=torch_collate if loader.collate_fn is default_collate else loader.collate_fn,
             batch_encoder=None,
-            rng=rng,
+            rng=wanted_rng(loader) if uses_threads else rng,
             on_error=OnError.RAISE,
             validate=False,
-            start_method=start_method_of(loader.multiprocessing_context),
-            dataset_per_worker=False,
+            start_method=own.start_method_for(loader.multiprocessing_context),
+            dataset_per_worker=uses_threads and needs_copies(loader.dataset),
             torch=mode,
         )
         prefetch: int | None = loader.prefetch_factor
@@ -206,11 +210,11 @@ class WorkerStart:
             max_ready_per_worker=None,
             max_tasks=10,
             thread_per_worker=True,
-            worker_type=WorkerType.PROCESS,
+            worker_type=own.worker_type,
             batch_decoder=None,
             timeout_s=loader.timeout or None,
-            stall_warning_s=STALL_WARNING_S,
-            max_restarts=3,
+            stall_warning_s=own.stall_warning_s,
+            max_restarts=own.max_restarts,
             max_on_device=1,
             pin_memory=False,
         )
@@ -219,7 +223,7 @@ class WorkerStart:
     def start(self, base_seed: int) -> LoaderWorkers:
         """Start them. A dataset that can't be sent is shared by forking this process, as torch does."""
         options, spec = self.worker_options, WorkerSpec(self.worker_options, _settings(base_seed))
-        may_fork = can_fork() and options.start_method is StartMethod.TEMPLATE
+        may_fork = self.delivery.uses_processes and can_fork() and options.start_method is StartMethod.TEMPLATE
         reason = why_fork_is_needed(spec) if may_fork else ""
         if not reason:
             try:

@@ -33,6 +33,7 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec
+from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_settings import limited_threads
 
 __all__ = ["Encoded", "LendingStore", "LocalBuilder", "Speaker", "dataset_of"]
@@ -80,24 +81,26 @@ class LocalBuilder:
         speaker: Speaker,
         store: LendingStore,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
+        identity: TorchIdentity | None = None,
     ) -> None:
         """Prepare to build batches.
 
         Args:
             worker: Serial number of the worker, for the events.
-            dataset: A map-style dataset.
-            num_samples: The dataset's length.
+            dataset: A map-style dataset; in torch mode, what torch accepts.
+            num_samples: The dataset's length; 0 in torch mode.
             spec: How batches are made.
             batch_decoder: See `BatchReader`.
             metrics: Counts the stages.
             speaker: Says where errors happened.
             store: Has the memory of the batches. The builder alone uses it.
             is_interrupt: See `BatchBuilder`.
+            identity: See `BatchBuilder`.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
         self._reader = BatchReader(self._definitions, batch_decoder)
-        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, is_interrupt=is_interrupt)
+        self._builder = BatchBuilder(dataset, num_samples, spec, self._definitions, is_interrupt, identity)
         self._metrics = metrics
         self._speaker = speaker
         self._store = store

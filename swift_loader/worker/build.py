@@ -32,7 +32,7 @@ from swift_loader.worker.samples import PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
-from swift_loader.worker.torch_worker import TorchWorker
+from swift_loader.worker.torch_identity import TorchIdentity
 
 __all__ = ["BatchBuilder"]
 
@@ -60,7 +60,7 @@ class BatchBuilder:
         spec: WorkerSpec,
         definitions: Definitions,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
-        worker: TorchWorker | None = None,
+        worker: TorchIdentity | None = None,
     ) -> None:
         """Prepare to build batches.
 
@@ -70,7 +70,7 @@ class BatchBuilder:
             spec: The options that workers need.
             definitions: Numbered as in the trainer.
             is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
-            worker: In torch mode: this process as the dataset sees it.
+            worker: In torch mode: which worker this is. None: the calling thread.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         self._batch_encoder = options.batch_encoder

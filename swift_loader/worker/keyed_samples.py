@@ -17,8 +17,8 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.samples import checked_keys
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
+from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
-from swift_loader.worker.torch_worker import TorchWorker
 
 __all__ = ["KeyedSamples"]
 
@@ -29,7 +29,7 @@ _POSITION_BITS = 32
 class KeyedSamples:
     """Samples by the keys that a sampler chose."""
 
-    def __init__(self, dataset: Any, mode: TorchMode, rng: Rng, seed: int, worker: TorchWorker | None) -> None:
+    def __init__(self, dataset: Any, mode: TorchMode, rng: Rng, seed: int, worker: TorchIdentity | None) -> None:
         """Get ready.
 
         Args:
@@ -37,7 +37,7 @@ class KeyedSamples:
             mode: How torch's workers do it.
             rng: How the generators are seeded.
             seed: The base seed that the generators were seeded with.
-            worker: This process as the dataset sees it; None: the process isn't a worker.
+            worker: Which worker this is; None: nothing here is a worker.
         """
         # A batch that is built twice would change the dataset's state twice.
         self.seeding = Seeding(rng, by_sample=rng is Rng.SAMPLE and hasattr(dataset, "state_dict"))

@@ -16,8 +16,8 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
+from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
-from swift_loader.worker.torch_worker import TorchWorker
 
 __all__ = ["StreamEnd", "StreamSamples"]
 
@@ -35,7 +35,7 @@ class StreamEnd(Exception):
 class StreamSamples:
     """Samples of a worker's shard of a stream."""
 
-    def __init__(self, dataset: Any, mode: TorchMode, seed: int, worker: TorchWorker | None) -> None:
+    def __init__(self, dataset: Any, mode: TorchMode, seed: int, worker: TorchIdentity | None) -> None:
         """Get ready. See `KeyedSamples` for the arguments."""
         self.seeding = Seeding(Rng.NONE)
         self.counters = CounterWriter()

@@ -14,8 +14,8 @@ import torch
 
 __all__ = ["Chain", "Make", "plain", "run_whole", "seed_all"]
 
-Make = Callable[[int], Any]
-"""Returns a new loader, with new samplers and a new dataset, given the number of workers."""
+Make = Callable[..., Any]
+"""Returns a new loader, with new samplers and a new dataset, given the number of workers and maybe further options."""
 
 _MAX_TAKEN = 3
 """How many batches a part of a chain takes at most before it stops."""

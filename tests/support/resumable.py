@@ -29,7 +29,7 @@ from swift_loader import (
 )
 from tests.support.chains import Make
 
-__all__ = ["DRAWING", "SAMPLED", "STREAMS", "streaming"]
+__all__ = ["DRAWING", "SAMPLED", "STREAMS", "Drawing", "streaming"]
 
 NUM_SAMPLES = 103
 LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
@@ -118,13 +118,13 @@ def _negated(example: dict[str, int]) -> dict[str, int]:
 
 
 def _loader(dataset: Any, num_workers: int, **options: Any) -> DataLoader[Any]:
-    context = "fork" if num_workers else None
+    context = "fork" if num_workers and options.get("worker_type") != "thread" else None
     return DataLoader(dataset, num_workers=num_workers, multiprocessing_context=context, **options)
 
 
 def _of(make_options: Any, dataset: Any = Numbers) -> Make:
-    def make(num_workers: int) -> DataLoader[Any]:
-        return _loader(dataset(), num_workers, **make_options())
+    def make(num_workers: int, **more: Any) -> DataLoader[Any]:
+        return _loader(dataset(), num_workers, **make_options(), **more)
 
     return make
 

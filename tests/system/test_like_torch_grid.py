@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
 
@@ -29,6 +30,9 @@ WITH_WORKERS: dict[str, Callable[[], list[Cell]]] = {
     "streams": grids.worker_streams,
     "failures": grids.worker_failures,
 }
+
+NUM_PARTS_WITH_THREADS = 8
+"""One of them is quick. torch's side has processes."""
 
 NUM_PARTS = 20
 """One of them is quick."""
@@ -68,6 +72,13 @@ def torch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
     told = differences(DataLoader, WITH_WORKERS[name]()[part::NUM_PARTS_WITH_WORKERS])
+    assert not told, told
+
+
+@pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_nothing")
+@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_THREADS), is_sampled))
+def test_with_worker_threads_everything_is_as_with_torch(part: int) -> None:
+    told = differences(partial(DataLoader, worker_type="thread"), grids.threads()[part::NUM_PARTS_WITH_THREADS])
     assert not told, told
 
 

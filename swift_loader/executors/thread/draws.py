@@ -1,8 +1,8 @@
 """Notices that a dataset draws from the global random generators.
 
 Worker threads share them, so no thread can seed them for its sample. A change of their states shows that something
-drew. It was a worker if the loop's thread was blocked meanwhile; else it may have been the loop. The trial batch is
-built while the loop's thread waits for it.
+drew. It was a worker if the loop's thread was blocked meanwhile; else it may have been the loop. So the first batch
+isn't built before the loop's thread waits for it. It waits for the trial batch, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.worker.generators import snapshot_generators
 
 __all__ = ["DrawWatch"]
+
+FIRST_WAIT_S = 0.1
+"""How long the first batch waits for the loop's thread to block. A loop that comes later loses so much prefetching."""
 
 _NAMES = ("random", "numpy.random", "torch's default generator")
 """In the order of a snapshot."""
@@ -34,11 +37,16 @@ class DrawWatch:
         self._note = note
         self._once = threading.Lock()
         """Held from the warning on."""
+        self._has_waited = False
+        """Whether a thread has waited for the loop. Others may wait at the same time."""
         snapshot_generators()  # the first call in a process draws, and puts the states back
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Warn if something is drawn in the `with` block."""
+        if not self._has_waited:
+            self._inbox.await_first_block(FIRST_WAIT_S)
+            self._has_waited = True
         num_moves = self._inbox.num_moves
         if num_moves % 2 == 0 or self._once.locked():
             yield

@@ -34,8 +34,10 @@ from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Kill, Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import ExecutorFailed, Ready
 from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
+from swift_loader.worker.torch_identity import TorchThread
 
 __all__ = ["JOIN_LIMIT_S", "ThreadExecutor"]
 
@@ -81,6 +83,9 @@ class ThreadExecutor:
         self._note = note
         self._explainer: Explainer | None = None
         self._first_plan: Plan | None = None
+        self._plans = [NewPlan(0, spec.plan)] * options.num_workers
+        """By worker: the plan of the tasks that are sent now, from which generation on, and where its dataset continues
+        then. The thread that holds the dispatch lock uses it."""
         self._lock = threading.RLock()
         """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
         self._state = _State.NEW
@@ -95,13 +100,13 @@ class ThreadExecutor:
             Exception: Whatever building a dataset raised.
             LoaderClosed: Another thread has stopped the executor.
         """
-        num_samples = length_of(self._dataset)
+        num_samples = length_of(self._dataset, self._spec.options.torch)
         self._first_plan = plan = Plan.of(num_samples, self._spec.plan)
         self._explainer = explainer = Explainer(self._options, plan, Definitions(), 0.0)
         surroundings = Surroundings(self._mailbox.post, explainer.is_needed, self._watching(), self._describe_end)
         datasets = [self._dataset, *(self._another_dataset() for _ in range(1, self._options.num_workers))]
         workers = [
-            ThreadWorker(number, self._builder(number, dataset, num_samples), plan.settings, surroundings)
+            ThreadWorker(number, self._builder(number, dataset, num_samples), surroundings)
             for number, dataset in enumerate(datasets)
         ]
         with self._lock:
@@ -131,6 +136,7 @@ class ThreadExecutor:
             metrics=self._metrics,
             speaker=Speaker(who, self._describe),
             store=RecycledHeap(self._options.limits.max_ready_per_worker),
+            identity=TorchThread(worker),
         )
 
     def _watching(self) -> Callable[[], AbstractContextManager[None]]:
@@ -159,9 +165,12 @@ class ThreadExecutor:
 
     # Acting
 
-    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:  # noqa: ARG002
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.explainer.current = (generation, plan)
+        points = resume or {}
+        if plan.settings != self._plans[0].settings or self._spec.options.torch is not None:
+            self._plans = [NewPlan(generation, plan.settings, points.get(number)) for number in range(len(self._plans))]
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Send a task. Instead of killing a worker, give up: no thread can be killed."""
@@ -169,7 +178,7 @@ class ThreadExecutor:
         if not workers:  # the loader is being closed
             return []
         if isinstance(action, Send):
-            workers[action.worker].send(action, self.explainer.current[1].settings)
+            workers[action.worker].send(action, self._plans[action.worker])
         else:
             assert isinstance(action, Kill), f"a worker thread never ends by itself: {action}"
             self._mailbox.post([ExecutorFailed(self._stalled(action.stall, workers[action.worker]))])
@@ -180,7 +189,7 @@ class ThreadExecutor:
         return WorkerStalled(
             f"{explainer.who(worker)} {explainer.stall(stall, worker)}, longer than "
             f"timeout={self._options.timeout_s:g} s. A thread can't be killed, so it stays until the dataset's code "
-            f"returns. With worker_type='process', a worker that hangs is replaced{attached(traces=worker.stack())}"
+            f"returns. With worker_type='process', it could be killed{attached(traces=worker.stack())}"
         )
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:

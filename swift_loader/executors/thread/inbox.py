@@ -9,6 +9,7 @@ lock is held in Python code, so a signal handler may interrupt `wait` anywhere.
 from __future__ import annotations
 
 import queue
+import threading
 from collections import deque
 from collections.abc import Iterable
 
@@ -33,6 +34,9 @@ class ThreadInbox:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Rung for new events and by `wake`. It is apart from the events because an interrupt may lose a ring."""
         self._is_woken = False
+        self._gate = threading.Lock()
+        """Locked until `wait` blocks for the first time."""
+        self._gate.acquire()
 
     def ring(self) -> None:
         """Let `wait` look for events. Any thread calls it, after it has added them."""
@@ -55,6 +59,8 @@ class ThreadInbox:
     def _await_ring(self, limit_s: float | None) -> bool:
         """Block until the bell rings. Return False if it doesn't in time."""
         self.num_moves += 1
+        if self.num_moves == 1:
+            self._gate.release()
         try:
             self._bell.get(timeout=limit_s)
         except queue.Empty:
@@ -62,6 +68,11 @@ class ThreadInbox:
         finally:
             self.num_moves += 1
         return True
+
+    def await_first_block(self, limit_s: float) -> None:
+        """Return once `wait` has blocked for the first time, or after `limit_s`. Any other thread calls it."""
+        if self._gate.acquire(timeout=limit_s):
+            self._gate.release()
 
     def _silence(self) -> None:
         """Forget earlier rings. Their events are in the deque, where `wait` looks next, or were taken."""

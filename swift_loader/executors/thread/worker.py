@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from swift_loader.errors import WorkerDied
 from swift_loader.executors.local_builder import LocalBuilder
 from swift_loader.executors.thread.stacks import stack_of
-from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Event, ExecutorFailed, Skipped
+from swift_loader.scheduler.events import Event, ExecutorFailed, Skipped, StreamEnded
+from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import keep_to_this_thread
+from swift_loader.worker.stream import StreamEnd
 
 __all__ = ["Surroundings", "ThreadWorker"]
 
@@ -40,14 +41,14 @@ class Surroundings:
 class ThreadWorker:
     """A worker thread, and what it does. The executor uses it; `_run` and what it calls are on the thread itself."""
 
-    def __init__(self, worker_id: int, builder: LocalBuilder, plan: PlanSettings, surroundings: Surroundings) -> None:
+    def __init__(self, worker_id: int, builder: LocalBuilder, surroundings: Surroundings) -> None:
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Also its serial number, because it is never replaced."""
         self._builder = builder
-        self._plan = plan
-        """That of the builder."""
+        self._plan_generation = 0
+        """The first generation of the builder's plan; 0: the plan that it was made with."""
         self._around = surroundings
-        self._orders: queue.SimpleQueue[tuple[Send, PlanSettings] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Send, NewPlan] | None] = queue.SimpleQueue()
         """None: stop."""
         self._thread = threading.Thread(target=self._run, name=f"swift_loader-worker-{worker_id}", daemon=True)
 
@@ -73,8 +74,8 @@ class ThreadWorker:
         """Start the thread."""
         self._thread.start()
 
-    def send(self, task: Send, plan: PlanSettings) -> None:
-        """Give it a task, and the plan of which it is."""
+    def send(self, task: Send, plan: NewPlan) -> None:
+        """Give it a task, and the plan of which it is. A plan of generation 0 is the first one."""
         self._orders.put((task, plan))
 
     def stop(self) -> None:
@@ -104,16 +105,18 @@ class ThreadWorker:
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
             self._around.post([ExecutorFailed(self._died(task, error))])
 
-    def _answer(self, task: Send, plan: PlanSettings) -> list[Event]:
+    def _answer(self, task: Send, plan: NewPlan) -> list[Event]:
         if not self._around.is_needed(task.generation):
             return [Skipped(self.worker_id, task.generation)]
-        if plan != self._plan:
-            self._builder.use_plan(plan)
-            self._plan = plan
         try:
+            if plan.generation != self._plan_generation:
+                self._plan_generation = plan.generation
+                self._builder.use_plan(plan.settings, plan.resume)
             with self._around.watching():
                 encoded = self._builder.encode(task)
             return self._builder.decode(task, encoded)
+        except StreamEnd:
+            return [StreamEnded(self.worker_id, task.generation, task.sequence)]
         except Exception as error:
             return self._builder.failed(task, error)
 

@@ -11,7 +11,16 @@ from tests.support.like_torch.datasets import MAPS, STREAMS
 from tests.support.like_torch.observing import Cell
 from tests.support.like_torch.options import COLLATES, ORDERS
 
-__all__ = ["arguments", "grid", "inline_maps", "inline_streams", "worker_failures", "worker_maps", "worker_streams"]
+__all__ = [
+    "arguments",
+    "grid",
+    "inline_maps",
+    "inline_streams",
+    "threads",
+    "worker_failures",
+    "worker_maps",
+    "worker_streams",
+]
 
 SIZES = [(size, drop_last) for size in (None, 1, 2, 3, 100) for drop_last in (False, True)]
 LENGTHS = [7, 32, 0, 1]
@@ -126,6 +135,14 @@ def _is_determined(cell: Cell) -> bool:
         return False  # torch seeds the shuffles of workers that stay; here there are new workers, with a base seed
     in_order = bool(cell["in_order"]) or cell["num_workers"] == 1
     return bool(cell["loop"] != "broken" or (in_order and cell["dataset"] != "single"))
+
+
+def threads() -> list[Cell]:
+    """Return those cells with workers that worker threads can do: no shards, and no functions for processes."""
+    maps = [cell for cell in worker_maps() if cell["dataset"] != "map pipe"]
+    told = [cell for cell in worker_streams() if cell["num_workers"] == 1 and cell["dataset"] != "sharded"]
+    streams = [cell for cell in told if "pipe" not in cell["dataset"]]
+    return [cell for cell in (*maps, *streams) if cell["init"] == "none"]
 
 
 def worker_failures() -> list[Cell]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from swift_loader.executors.thread import draws
 from swift_loader.executors.thread.draws import DrawWatch
 from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
 from swift_loader.worker.generators import preserved_generators
@@ -75,6 +76,26 @@ def test_a_draw_while_the_loop_runs_may_be_its_own_and_is_not_told() -> None:
         inbox.wake()
         wait_until(lambda: inbox.num_moves % 2 == 0, "the loop runs again")
     assert notes == []
+
+
+def test_the_first_batch_waits_for_the_loop_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build() -> None:
+        with watch.watching():
+            random.random()
+
+    inbox, notes = Mailbox().of_loop, list[str]()
+    watch = DrawWatch(inbox, notes.append)
+    monkeypatch.setattr(draws, "FIRST_WAIT_S", 60)
+    worker = threading.Thread(target=build)
+    worker.start()
+    with preserved_generators(), blocked(inbox):
+        worker.join()
+    assert len(notes) == 1
+    watch = DrawWatch(Mailbox().of_loop, notes.append)
+    monkeypatch.setattr(draws, "FIRST_WAIT_S", 0)
+    with preserved_generators():
+        build()
+    assert len(notes) == 1
 
 
 def test_watching_changes_no_generator() -> None:

@@ -1,0 +1,67 @@
+"""The options of a DataLoader that torch's doesn't have, and that say what its workers are.
+
+They have the names, meanings and checks of SwiftLoader's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from swift_loader.checks import check_choice, check_integer, check_seconds, checked, option
+from swift_loader.dataloader.threads import check_threads
+from swift_loader.options import WorkerType
+from swift_loader.worker.spec import StartMethod
+
+__all__ = ["OwnOptions"]
+
+
+def _check_start_method(name: str, value: Any) -> StartMethod | None:
+    return None if value is None else check_choice(name, value, StartMethod)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """What kind of workers a loader has, and what happens to those that die or hang."""
+
+    worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
+    start_method: StartMethod | None = option("start_method", _check_start_method)
+    """None: as `multiprocessing_context` says."""
+    max_restarts: int = option("worker_restarts", check_integer, 0)
+    stall_warning_s: float | None = option("stall_warning", check_seconds)
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> OwnOptions:
+        """Return the options of a loader, which has them as attributes, as they are now.
+
+        Raises:
+            TypeError: One has the wrong type.
+            ValueError: One is out of its range, or contradicts another one.
+        """
+        own = checked(cls, vars(loader))
+        if own.start_method is not None and loader.multiprocessing_context is not None:
+            raise ValueError(
+                f"start_method={own.start_method.value!r} and multiprocessing_context were both given, and each says "
+                f"how workers are started; give one of them"
+            )
+        if own.uses_threads(loader.num_workers):
+            check_threads(loader)
+        return own
+
+    def uses_threads(self, num_workers: int) -> bool:
+        """Return whether so many workers are threads. Without workers there are none."""
+        return num_workers > 0 and self.worker_type is WorkerType.THREAD
+
+    def start_method_for(self, context: Any) -> StartMethod:
+        """Return how to start worker processes.
+
+        Args:
+            context: The loader's `multiprocessing_context`. None: a fresh interpreter from which workers are forked,
+                which works for most datasets on all platforms.
+        """
+        if self.start_method is not None:
+            return self.start_method
+        asked = "" if context is None else context.get_start_method()
+        return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)
