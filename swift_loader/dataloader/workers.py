@@ -120,9 +120,15 @@ def _make_executor(
 ) -> Executor:
     """Return the place where batches are built. `note` gets warnings, on any thread."""
     if not delivery.uses_threads:
-        return make_executor(make_starter(spec, delivery), metrics, logger.debug)
+        return make_executor(make_starter(spec, delivery), metrics, _log_once)
     given = spec.options.dataset
     return ThreadExecutor(spec, delivery, metrics, copied(given) if spec.options.dataset_per_worker else given, note)
+
+
+@cache
+def _log_once(text: str) -> None:
+    """Log what workers say when they start: for a stream they start in each epoch."""
+    logger.debug(text)
 
 
 def warm_root(loader: DataLoader[Any]) -> None:

@@ -23,6 +23,11 @@ START_METHOD = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
 
 needs_template = pytest.mark.skipif(START_METHOD == "portable", reason="portable workers have no template")
 
+LIKE_A_FORK: dict[str, str] = (
+    {"start_method": START_METHOD} if START_METHOD == "portable" else {"multiprocessing_context": "fork"}
+)
+"""Options of a DataLoader whose test doesn't choose how workers start: quickly, if they may be forked."""
+
 _Case = TypeVar("_Case")
 
 

@@ -28,6 +28,7 @@ from swift_loader import (
     distributed,
 )
 from tests.support.chains import Make
+from tests.support.helpers import LIKE_A_FORK
 
 __all__ = ["DRAWING", "SAMPLED", "STREAMS", "Drawing", "streaming"]
 
@@ -118,8 +119,8 @@ def _negated(example: dict[str, int]) -> dict[str, int]:
 
 
 def _loader(dataset: Any, num_workers: int, **options: Any) -> DataLoader[Any]:
-    context = "fork" if num_workers and options.get("worker_type") != "thread" else None
-    return DataLoader(dataset, num_workers=num_workers, multiprocessing_context=context, **options)
+    own: dict[str, Any] = dict(LIKE_A_FORK) if num_workers and "start_method" not in options else {}
+    return DataLoader(dataset, num_workers=num_workers, **{**own, **options})
 
 
 def _of(make_options: Any, dataset: Any = Numbers) -> Make:

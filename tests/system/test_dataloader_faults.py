@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import psutil
 import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
-from swift_loader import DataLoader, WorkerDied, WorkerStalled
-from tests.support.helpers import allowed_s, slow_unless
+from swift_loader import DataLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
+from tests.support.helpers import LIKE_A_FORK, allowed_s, slow_unless
 
 NUM_SAMPLES = 41
 
@@ -106,9 +107,8 @@ def numbers(batches: Any) -> list[int]:
 
 def make(dataset: Any, **options: Any) -> DataLoader[Any]:
     options.setdefault("num_workers", 2)
-    if options["num_workers"]:
-        options.setdefault("multiprocessing_context", "fork")
-    return DataLoader(dataset, **{"batch_size": 4, **options})
+    own = LIKE_A_FORK if options["num_workers"] else {}
+    return DataLoader(dataset, **{"batch_size": 4, **own, **options})
 
 
 KINDS = ["index", "stream", "stream with state"]
@@ -159,6 +159,19 @@ def test_past_the_budget_the_error_is_a_runtime_error(kind: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         numbers(loader)
     assert isinstance(caught.value, WorkerDied)
+
+
+def test_without_restarts_the_first_death_is_the_error() -> None:
+    with pytest.raises(WorkerDied, match=r"With worker_restarts=0, no worker is replaced"):
+        numbers(make(Faulty(18, kill), worker_restarts=0))
+
+
+def test_a_worker_that_hangs_is_told_after_the_time_that_the_user_says(tmp_path: Path) -> None:
+    dataset = Faulty(0, partial(time.sleep, 0.7), tmp_path)
+    with pytest.warns(SwiftLoaderWarning, match="has been at batch 0 of epoch 0") as told:
+        assert numbers(make(dataset, stall_warning=0.2)) == list(range(NUM_SAMPLES))
+    assert "in __getitem__" in str(told[0].message)
+    assert numbers(make(Faulty(0, partial(time.sleep, 0.7)), stall_warning=None)) == list(range(NUM_SAMPLES))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,6 +280,7 @@ def test_ctrl_c_in_the_loop_leaves_a_loader_that_works() -> None:
     assert numbers(loader) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the program")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_fork_of_the_trainer_makes_its_own_workers() -> None:
     loader = make(Faulty(-1, fail), persistent_workers=True)

@@ -26,6 +26,16 @@ GONE_WITHIN_S = 2.0
 TESTS_THAT_APPLY = ["faults", "survival", "resume", "loader", "randomness", "sample_errors", "trial"]
 
 
+OF_DATALOADER = [
+    "dataloader_faults.py::test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same[index-kill]",
+    "dataloader_faults.py::test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same[stream with state-kill]",
+    "dataloader_faults.py::test_after_a_timeout_the_loop_may_wait_again[index]",
+    "dataloader_faults.py::test_the_loop_goes_on_after_an_error_of_the_user[2]",
+    "portable_torch.py::test_a_loader_with_portable_workers_resumes_with_another_number_of_them",
+]
+"""The others of `test_dataloader_faults.py` apply, too, but each of them imports torch in several processes."""
+
+
 def portable(dataset_class: Any, **options: Any) -> SwiftLoader:
     return make_loader(dataset_class, start_method="portable", **options)
 
@@ -332,11 +342,15 @@ for name in ("memfd_create", "pidfd_open"):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", TESTS_THAT_APPLY)
-def test_the_tests_of_workers_pass_without_what_only_linux_has(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [*([f"{name}.py"] for name in TESTS_THAT_APPLY), OF_DATALOADER],
+    ids=[*TESTS_THAT_APPLY, "of DataLoader"],
+)
+def test_the_tests_of_workers_pass_without_what_only_linux_has(names: list[str], tmp_path: Path) -> None:
     environment = {**environment_elsewhere(tmp_path), "SWIFT_LOADER_TESTS_START_METHOD": "portable"}
     temporary = f"--basetemp={tmp_path / 'temporary'}"
-    command = [sys.executable, "-m", "pytest", "-q", temporary, f"tests/system/test_{name}.py"]
+    command = [sys.executable, "-m", "pytest", "-q", temporary, *(f"tests/system/test_{name}" for name in names)]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from swift_loader import DataLoader, EncodeError
 from swift_loader.executors import processes
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
+from tests.support.resumable import SAMPLED
 from tests.support.torch_mode import begin_keys, begin_stream, rest_of, started
 from tests.system.test_torch_workers import (
     Counting,
@@ -91,6 +93,22 @@ def test_a_dataloader_elsewhere_gives_what_torchs_gives(monkeypatch: pytest.Monk
     stream = DataLoader(Numbers(), batch_size=3, num_workers=2)
     expected = torch.utils.data.DataLoader(Numbers(), batch_size=3, num_workers=2, multiprocessing_context="fork")
     assert [batch.tolist() for batch in stream] == [batch.tolist() for batch in expected]
+
+
+def test_a_loader_with_portable_workers_resumes_with_another_number_of_them() -> None:
+    make = partial(SAMPLED["shuffle"], start_method="portable")
+    torch.manual_seed(1)
+    whole = [[batch.tolist() for batch in SAMPLED["shuffle"](0)]]
+    torch.manual_seed(1)
+    loader = make(2)
+    iterator = iter(loader)
+    assert "PortableExecutor" in repr(loader._latest._in_use._workers)
+    found = [next(iterator).tolist() for _ in range(5)]
+    state = loader.state_dict()
+    del iterator, loader
+    loader = make(1)
+    loader.load_state_dict(state)
+    assert [found + [batch.tolist() for batch in loader]] == whole
 
 
 def test_a_dataset_that_can_not_be_sent_is_an_error_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
