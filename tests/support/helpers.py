@@ -21,6 +21,11 @@ ROOT = Path(__file__).parents[2]
 START_METHOD = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
 """Of loaders whose test doesn't choose one. So tests of the template can run with another one."""
 
+WORKER_TYPE = os.environ.get("SWIFT_LOADER_TESTS_WORKER_TYPE", "process")
+"""Of loaders whose test doesn't choose one. So tests of processes can run with threads."""
+
+needs_own_generators = pytest.mark.skipif(WORKER_TYPE == "thread", reason="threads share the global generators")
+
 needs_template = pytest.mark.skipif(START_METHOD == "portable", reason="portable workers have no template")
 
 LIKE_A_FORK: dict[str, str] = (
@@ -53,6 +58,7 @@ def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **
     """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
     options.setdefault("seed", 7)
     options.setdefault("start_method", START_METHOD)
+    options.setdefault("worker_type", WORKER_TYPE)
     kwargs = options.pop("kwargs", {})
     return SwiftLoader(dataset_class, kwargs, batch_size=batch_size, worker_per_consumer=workers, **options)
 

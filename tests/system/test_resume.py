@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from swift_loader import LoaderClosed, StateMismatch, SwiftLoader
 from swift_loader.sampling.shuffle import Order, OrderSettings
 from tests.support import datasets
-from tests.support.helpers import START_METHOD, ids_of, make_loader, slow, slow_unless
+from tests.support.helpers import START_METHOD, ids_of, make_loader, needs_own_generators, slow, slow_unless
 
 
 def through_json(state: dict[str, int]) -> dict[str, int]:
@@ -232,6 +232,7 @@ def samples_of(batch: Any) -> list[bytes]:
     ]
 
 
+@needs_own_generators
 @pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), (0, 5), slow(1, 8), slow(1, 5), slow(2, 8), (2, 5)])
 def test_augmentations_are_the_same_bytes_after_a_resume(workers: int, batch_size: int) -> None:
     with make_loader(datasets.AugmentingWithAll, workers=0) as loader:

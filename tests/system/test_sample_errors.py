@@ -25,7 +25,7 @@ from swift_loader import (
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 from swift_loader.testing import assert_resume_exact
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, slow
+from tests.support.helpers import ids_of, make_loader, needs_own_generators, slow
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 SLOW_WITH_WORKERS = pytest.mark.parametrize("workers", [0, slow(2)])
@@ -168,6 +168,7 @@ def test_a_batch_of_which_nothing_is_left_is_an_error_that_names_its_samples(wor
         assert loader.failures == []
 
 
+@needs_own_generators
 @pytest.mark.parametrize("on_error", [slow("skip"), "replace"])
 @pytest.mark.usefixtures("quiet")
 def test_the_number_of_workers_does_not_show_in_the_bytes(on_error: str) -> None:

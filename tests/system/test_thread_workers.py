@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from swift_loader import (
     sample_rng,
 )
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, slow, wait_until
+from tests.support.helpers import ROOT, ids_of, make_loader, slow, wait_until
 from tests.system.test_faults import prefix_then_error
 
 
@@ -157,6 +160,21 @@ def test_batches_come_on_a_device(device: str | None) -> None:
     with thread_loader(datasets.Counting, shuffle=False) as loader:
         loader.start(0, device)
         assert ids_of(loader) == list(range(100))
+
+
+TESTS_THAT_APPLY = ["resume", "sample_errors", "trial", "combinations"]
+"""Others kill workers, or look at their processes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TESTS_THAT_APPLY)
+def test_the_tests_of_workers_pass_with_threads(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "SWIFT_LOADER_TESTS_WORKER_TYPE": "thread"}
+    temporary = f"--basetemp={tmp_path / 'temporary'}"
+    command = [sys.executable, "-m", "pytest", "-q", temporary, f"tests/system/test_{name}.py"]
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout
 
 
 # Random numbers
