@@ -214,7 +214,8 @@ class DevicePrefetcher:
 
 
 class _HostPass:
-    """A pass over the source. A delivery's batch is a pair: the source's batch, and the source's state after it.
+    """A pass over the source. A delivery's batch is the source's batch, the source's state after it and, until it is
+    moved, the function that returns its key.
 
     The source may write all its batches into the same memory. So it isn't asked for the next batch before the copies of
     the last one are over. Tensors of the source that are on the device already are copied on the loop's stream.
@@ -231,6 +232,8 @@ class _HostPass:
         self._epoch = epoch
         self._rank = expected_ranks(None).rank
         self._num_pulled = 0
+        self._key_of_source: Callable[[], int] | None = getattr(source, "device_key", None)
+        """Of a source that knows its place in the run: returns the key of its last batch."""
 
     def is_ready(self) -> bool:
         """Return True: nothing tells whether the source would block."""
@@ -245,19 +248,25 @@ class _HostPass:
             return Delivery((None, _snapshot(self._source)), self._epoch, self._num_pulled, error=StopIteration())
         except Exception as error:
             return Delivery(None, self._epoch, self._num_pulled, error=error)
-        pulled = Delivery((batch, _snapshot(self._source)), self._epoch, self._num_pulled)
+        pulled = Delivery((batch, _snapshot(self._source), self._key()), self._epoch, self._num_pulled)
         self._num_pulled += 1
         return pulled
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return the batch on the device. It shares no memory with the source."""
-        batch, state = delivery.batch
+        batch, state, key = delivery.batch
         try:
-            key = partial(derive_key, self._seed, Purpose.DEVICE.value, self._epoch, delivery.step, self._rank)
             with keyed_by(key):
                 return self._move(batch, transfer), state
         except StopIteration as stop:
             raise RuntimeError("to_device raised StopIteration, which would end the pass early") from stop
+
+    def _key(self) -> Callable[[], int]:
+        """Return what returns the key of the batch that was just pulled."""
+        if self._key_of_source is None:
+            return partial(derive_key, self._seed, Purpose.DEVICE.value, self._epoch, self._num_pulled, self._rank)
+        key = self._key_of_source()
+        return lambda: key
 
 
 def _snapshot(source: Any) -> Any:

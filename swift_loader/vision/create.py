@@ -1,13 +1,13 @@
-"""`create_loader`: makes a SwiftLoader with timm's transforms from timm's options. Runs in the trainer.
+"""`create_loader`: makes a loader with timm's transforms from timm's options. Runs in the trainer.
 
-It imports timm when it is called. timm's samplers, worker seeds and loader classes aren't needed: a batch's indices are
-computed, workers always persist from epoch to epoch, and a sample's random numbers depend on (seed, epoch, index).
+It imports timm when it is called. timm's worker seeds and loader classes aren't needed: a batch's indices are computed,
+workers always persist from epoch to epoch, and a sample's random numbers depend on seed, epoch and the sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -16,14 +16,15 @@ from torch.utils.data import IterableDataset
 
 from swift_loader.loader import SwiftLoader
 from swift_loader.unknown_options import refuse_unknown
-from swift_loader.vision.collate import fast_collate, tensor_collate
+from swift_loader.vision.epochs import EpochLoader
 from swift_loader.vision.prefetch import PrefetchLoader
+from swift_loader.vision.sizes import SizeChoices, count_channels, refuse_choices
+from swift_loader.vision.sources import is_native, make_native, make_sampled, make_stream, taken_by
 from swift_loader.vision.stage import IMAGENET_MEAN, IMAGENET_STD
 
 __all__ = ["create_loader"]
 
 _WORKER_SEEDINGS = ("all", "part")
-_CHOICES = ("input_size_choices", "batch_size_choices", "batch_choice_weights")
 
 
 def create_loader(  # noqa: PLR0917 - timm's, in timm's order
@@ -85,11 +86,12 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     timeout: float | None = None,
     worker_restarts: int = 3,
     **unknown: Any,
-) -> PrefetchLoader | SwiftLoader:
+) -> PrefetchLoader | SwiftLoader | EpochLoader:
     """Set timm's transform on a dataset, and return a loader of it. Starts no worker.
 
     Args:
-        dataset: A map-style dataset whose samples are `(image, target)`. Its attribute `transform` is set.
+        dataset: A map-style dataset or an `IterableDataset` whose samples are `(image, target)`. Its attribute
+            `transform` is set.
         input_size: `(C, H, W)`, `(H, W)`, or the side of a square.
         batch_size: Samples per batch and rank.
         is_training: Shuffle, augment, and drop an incomplete last batch.
@@ -108,7 +110,8 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         grayscale_prob: Probability of a conversion to grey.
         gaussian_blur_prob: Probability of a Gaussian blur.
         auto_augment: A policy, such as `"rand-m9-mstd0.5"`.
-        num_aug_repeats: 0 or 1; both mean that each sample comes once per epoch. Other values aren't supported.
+        num_aug_repeats: How often a sample comes in an epoch, each time with other random numbers and on another rank.
+            Then an epoch has fewer samples, but not fewer batches, as with timm's `RepeatAugSampler`. 0 is 1.
         num_aug_splits: If more than 0, the transform has timm's three parts, for timm's `AugMixDataset`.
         interpolation: `"bilinear"`, `"bicubic"`, `"random"` or another one that timm knows.
         mean: Mean per channel, of pixels from 0 to 1.
@@ -128,17 +131,20 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         use_prefetcher: True: normalise and erase on the device. False: do so in the workers; batches stay on the host.
         use_multi_epochs_loader: Accepted, without effect: workers always persist.
         persistent_workers: Accepted, without effect: workers always persist.
-        worker_seeding: `"all"` or `"part"`. Both have no effect: random numbers are keyed by sample.
+        worker_seeding: `"all"` or `"part"`. Both have no effect: random numbers are keyed by sample; of iterable
+            datasets, by worker.
         tf_preprocessing: Resize and crop with TensorFlow, which must be installed.
-        input_size_choices: Must be None: all batches have images of the same size.
-        batch_size_choices: Must be None: all batches have the same size.
-        batch_choice_weights: Must be None.
-        batch_choice_seed: Accepted, without effect, as are the `batch_choice` and `batch_schedule` options below.
-        batch_choice_schedule: Accepted, without effect.
-        batch_schedule_epochs: Accepted, without effect.
-        batch_schedule_spread: Accepted, without effect.
-        batch_schedule_random_mix: Accepted, without effect.
-        num_batches: Must be None: an epoch has as many batches as the dataset gives.
+        input_size_choices: In training: sizes of images, in the form of `input_size`. Each batch gets one of them, the
+            same on all ranks, as with timm's `ScheduledBatchSampler`.
+        batch_size_choices: Samples per batch, for each size of images. The default is `batch_size` for all.
+        batch_choice_weights: How often each size of images is chosen, relative to the others. The default is equally.
+        batch_choice_seed: Seed of the choices. The same seed gives timm's choices.
+        batch_choice_schedule: `"constant"`, or `"progressive"`: from the first size to the last in the course of a run.
+        batch_schedule_epochs: How many epochs a progressive run has.
+        batch_schedule_spread: Standard deviation of the progressive choice, in sizes. 0: the nearest size.
+        batch_schedule_random_mix: Fraction of progressive choices that are made at random.
+        num_batches: Batches per epoch. In training, a map-style dataset begins again if it has fewer samples. In
+            evaluation and for iterable datasets, there may be fewer batches.
         channels_last: With the prefetcher: whether images have torch's channels_last memory format.
         seed: Seed of all randomness. The default is the seed passed to `torch.manual_seed`, if the program called it.
         nearby_shuffle: See `SwiftLoader`, also for all that follow. 0 shuffles over the whole dataset, as timm does.
@@ -150,56 +156,57 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         unknown: Refused.
 
     Returns:
-        A `PrefetchLoader`; without the prefetcher, the SwiftLoader itself.
+        A `PrefetchLoader`; without the prefetcher, the SwiftLoader itself. With `num_aug_repeats`,
+        `input_size_choices`, `num_batches` or an iterable dataset, it is an `EpochLoader` instead, which has the same
+        interface.
 
     Raises:
         ImportError: timm isn't installed.
-        TypeError: An option is unknown, the dataset is iterable-style or has no `transform`, or a value has the wrong
-            type.
+        TypeError: An option is unknown, the dataset has no `transform`, or a value has the wrong type.
         ValueError: A value isn't supported or is out of range.
     """
     given = dict(locals())
     refuse_unknown(given.pop("unknown"), "create_loader", create_loader)
     _check_dataset(dataset)
-    _check_unsupported(given)
+    _check_options(given)
     # Erasing leaves out the first half of a batch; with augmentation splits, the first split, which is the clean one.
     given["re_num_splits"] = (num_aug_splits or 2) if re_split else 0
-    create_transform = _import_create_transform()
-    transform = create_transform(**_taken_by(create_transform, given, separate=num_aug_splits > 0))
-    loader = SwiftLoader(
-        **_taken_by(
-            SwiftLoader,
-            given,
-            nb_consumer=None if distributed else 1,
-            worker_per_consumer=num_workers,
-            shuffle=is_training,
-            drop_last=is_training,
-            collate_fn=collate_fn or (fast_collate if use_prefetcher else tensor_collate),
-            pin_memory=pin_memory and not use_prefetcher,
-        )
-    )
-    dataset.transform = transform
-    loader.prepare()  # a new interpreter takes seconds to import torch and timm
+    loader = _make_source(given)
     if not use_prefetcher:
         return loader
     re_prob = re_prob if is_training and not no_aug else 0.0
-    channels = _count_channels(input_size, mean)
-    return PrefetchLoader(loader, **_taken_by(PrefetchLoader, given, channels=channels, re_prob=re_prob))
+    channels = count_channels(input_size, mean)
+    return PrefetchLoader(loader, **taken_by(PrefetchLoader, given, channels=channels, re_prob=re_prob))
 
 
-def _taken_by(callee: Callable[..., Any], given: Mapping[str, Any], **others: Any) -> dict[str, Any]:
-    """Return those of the given options that a function has, too: they mean the same. `others` come first."""
-    names = signature(callee).parameters
-    return {**{name: value for name, value in given.items() if name in names}, **others}
+def _make_source(given: Mapping[str, Any]) -> SwiftLoader | EpochLoader:
+    """Set the dataset's transform, and return a loader of it. If it can't be made, the dataset is as it was."""
+    make, dataset = _import_create_transform(), given["dataset"]
+    options = taken_by(make, given, separate=given["num_aug_splits"] > 0)
+    choices = None if given["input_size_choices"] is None else SizeChoices.of(given)
+    if choices is not None:
+        transforms = [make(**{**options, "input_size": size}) for size in choices.image_sizes]
+        loader: SwiftLoader | EpochLoader = make_sampled(given, choices, transforms)
+        dataset.transform = None  # the size is chosen for each batch, so the images are transformed after the dataset
+        return loader
+    transform = make(**options)
+    if isinstance(dataset, IterableDataset):
+        loader = make_stream(given)
+    else:
+        loader = make_native(given) if is_native(given) else make_sampled(given, None, [])
+    dataset.transform = transform
+    if isinstance(loader, SwiftLoader):
+        loader.prepare()  # a new interpreter takes seconds to import torch and timm
+    return loader
 
 
 def _check_dataset(dataset: Any) -> None:
-    """Raise if a dataset can't be indexed or has no transform."""
+    """Raise if a dataset has no samples or no transform."""
     name = type(dataset).__name__
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"the dataset, a {name}, is iterable-style; create_loader takes map-style datasets, whose samples have an "
-            f"index: use timm's ImageDataset, or wrap a torch DataLoader of this dataset in a PrefetchLoader"
+            f"the dataset, a {name}, has no __getitem__, and isn't an IterableDataset of torch; give one of these, "
+            f"such as timm's ImageDataset"
         )
     if not hasattr(dataset, "transform"):
         raise TypeError(
@@ -208,31 +215,43 @@ def _check_dataset(dataset: Any) -> None:
         )
 
 
-def _check_unsupported(given: Mapping[str, Any]) -> None:
-    """Raise for timm's options that this loader doesn't support."""
-    num_aug_repeats, worker_seeding = given["num_aug_repeats"], given["worker_seeding"]
-    if not isinstance(num_aug_repeats, Real):
-        raise TypeError(f"num_aug_repeats={num_aug_repeats!r} is a {type(num_aug_repeats).__name__}; it must be 0 or 1")
-    if num_aug_repeats not in (0, 1):  # timm's own scripts pass floats
-        raise ValueError(
-            f"num_aug_repeats={num_aug_repeats} isn't supported, because no sample comes twice in an epoch; leave it "
-            f"out, or repeat the samples in the dataset, with an index for each repeat"
-        )
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Raise for options that are out of their range, or that exclude each other."""
+    _check_repeats(given)
+    worker_seeding = given["worker_seeding"]
     if worker_seeding not in _WORKER_SEEDINGS:
         raise ValueError(
             f"worker_seeding={worker_seeding!r} isn't supported, because random numbers are keyed by sample, not by "
             f"worker; leave it out, and pass seed, which all random numbers depend on"
         )
-    for name in _CHOICES:
-        if given[name] is not None:
+    if given["input_size_choices"] is None:
+        refuse_choices(given)
+        return
+    reasons = {
+        "is_training=False": not given["is_training"],
+        "an iterable dataset": isinstance(given["dataset"], IterableDataset),
+        f"num_aug_splits={given['num_aug_splits']}": given["num_aug_splits"] > 0,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
             raise ValueError(
-                f"{name}={given[name]!r} isn't supported: all batches have the same batch_size and input_size; leave "
-                f"it out, or make one loader per size"
+                f"input_size_choices={given['input_size_choices']!r} isn't supported with {reason}; it is for training "
+                f"on a map-style dataset without augmentation splits: leave it out"
             )
-    if given["num_batches"] is not None:
+
+
+def _check_repeats(given: Mapping[str, Any]) -> None:
+    num_repeats = given["num_aug_repeats"]
+    if isinstance(num_repeats, bool) or not isinstance(num_repeats, Real):
+        raise TypeError(
+            f"num_aug_repeats={num_repeats!r} is a {type(num_repeats).__name__}; it must be 0 or a number from 1 on"
+        )
+    if num_repeats and not 1 <= float(num_repeats) < inf:  # timm's own scripts pass floats
+        raise ValueError(f"num_aug_repeats={num_repeats} isn't a number of repeats; it must be 0, or at least 1")
+    if float(num_repeats) > 1 and isinstance(given["dataset"], IterableDataset):
         raise ValueError(
-            f"num_batches={given['num_batches']!r} isn't supported: an epoch has as many batches as the dataset gives; "
-            f"leave it out, and break out of the loop after that many batches"
+            f"num_aug_repeats={num_repeats} isn't supported with an iterable dataset, whose samples have no index; it "
+            f"must be 0 or 1: repeat the samples in the dataset"
         )
 
 
@@ -244,8 +263,3 @@ def _import_create_transform() -> Callable[..., Any]:
             f"create_loader makes timm's transforms, but {error}; pip install timm torchvision"
         ) from error
     return create_transform  # type: ignore[no-any-return]
-
-
-def _count_channels(input_size: int | tuple[int, ...], mean: Sequence[float]) -> int:
-    is_complete = isinstance(input_size, (tuple, list)) and len(input_size) == 3  # noqa: PLR2004 - (C, H, W)
-    return input_size[0] if is_complete else len(mean)  # type: ignore[index]

@@ -90,7 +90,21 @@ RULES: dict[str, set[str]] = {
     # For users only.
     "samplers": {"errors", "integers", "notices", "checks", "sampling", "ranks", "worker.generators"},
     "testing": {"batch"},
-    "vision": {"batch", "device", "loader", "notices", "unknown_options"},
+    "vision": {
+        "errors",
+        "notices",
+        "checks",
+        "unknown_options",
+        "ranks",
+        "sampling",
+        "samplers",
+        "batch",
+        "worker",
+        "executors",
+        "device",
+        "dataloader",
+        "loader",
+    },
     "integrations": {"dataloader"},
 }
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
@@ -137,6 +151,7 @@ PURE = [
     "samplers.passes",
     "samplers.shards",
     "samplers.states",
+    "vision.shares",
     "transport.bodies",
     "transport.fills",
     "transport.frames",
@@ -147,7 +162,7 @@ PURE = [
     "worker.torch_mode",
 ]
 
-WORKER_SIDE = ("worker", "transport", "batch", "vision.collate")
+WORKER_SIDE = ("worker", "transport", "batch", "vision.collate", "vision.places")
 
 
 def is_pure(module: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -183,7 +183,7 @@ class NoTransform(Dataset[Any]):
         return index
 
 
-class Stream(IterableDataset[int]):
+class OnlyIterable:
     transform = None
 
     def __iter__(self) -> Iterator[int]:
@@ -194,7 +194,7 @@ class Stream(IterableDataset[int]):
     ("dataset", "message"),
     [
         (NoTransform(), "the dataset, a NoTransform, has no attribute 'transform', which create_loader sets"),
-        (Stream(), "the dataset, a Stream, is iterable-style; create_loader takes map-style datasets"),
+        (OnlyIterable(), "the dataset, a OnlyIterable, has no __getitem__, and isn't an IterableDataset of torch"),
     ],
 )
 def test_datasets_that_cannot_be_used_are_refused(dataset: Any, message: str) -> None:
@@ -205,14 +205,19 @@ def test_datasets_that_cannot_be_used_are_refused(dataset: Any, message: str) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"num_aug_repeats": 0.5}, "num_aug_repeats=0.5 isn't a number of repeats; it must be 0, or at least 1"),
+        ({"num_aug_repeats": -1}, "num_aug_repeats=-1 isn't a number of repeats"),
+        ({"num_aug_repeats": float("nan")}, "num_aug_repeats=nan isn't a number of repeats"),
+        ({"num_aug_repeats": float("inf")}, "num_aug_repeats=inf isn't a number of repeats"),
+        ({"num_batches": 0}, "num_batches=0 is too small; it must be at least 1"),
+        ({"input_size_choices": [24]}, r"input_size_choices=\[24\] isn't supported with is_training=False"),
         (
-            {"num_aug_repeats": 3},
-            "num_aug_repeats=3 isn't supported, because no sample comes twice in an epoch; leave it out",
+            {"is_training": True, "input_size_choices": [24], "num_aug_splits": 2},
+            r"input_size_choices=\[24\] isn't supported with num_aug_splits=2; it is for training on a map-style",
         ),
-        ({"num_aug_repeats": 3.0}, "num_aug_repeats=3.0 isn't supported"),
-        ({"num_aug_repeats": 0.5}, "num_aug_repeats=0.5 isn't supported"),
-        ({"num_aug_repeats": float("nan")}, "num_aug_repeats=nan isn't supported"),
-        ({"num_batches": 3}, "num_batches=3 isn't supported: an epoch has as many batches as the dataset gives"),
+        ({"batch_size_choices": [2]}, r"batch_size_choices=\[2\] needs input_size_choices"),
+        ({"num_batches": 3, "on_error": "skip"}, "on_error='skip' isn't supported with num_aug_repeats, .*'raise'"),
+        ({"num_batches": 3, "in_order": False}, "in_order=False isn't supported with .* it must be True: leave it out"),
         (
             {"worker_seeding": lambda info: 1},
             "isn't supported, because random numbers are keyed by sample, not by worker",
@@ -279,12 +284,6 @@ def test_options_reach_the_loader_and_the_stage(timm_data: Any, photos: Path) ->
     assert loader.batch_size == 4
     with pytest.raises(ValueError, match="on_error='never'"):
         make(timm_data, photos, on_error="never")
-
-
-@pytest.mark.parametrize("option", [{"input_size_choices": [128]}, {"batch_size_choices": [2]}], ids=str)
-def test_batches_of_several_sizes_are_refused(timm_data: Any, photos: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="isn't supported: all batches have the same batch_size and input_size"):
-        make(timm_data, photos, **option)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swift_loader import LoaderClosed, StateMismatch
+from swift_loader.vision import create_loader
+from swift_loader.vision.epochs import EpochLoader
+from tests.support.numbered import Numbered, NumberedStream
+
+
+def make(dataset: Any = None, **options: Any) -> EpochLoader:
+    dataset = Numbered() if dataset is None else dataset
+    loader = create_loader(dataset, (3, 16, 16), 4, num_workers=0, use_prefetcher=False, seed=1, **options)
+    assert isinstance(loader, EpochLoader)
+    return loader
+
+
+def sampled(**options: Any) -> EpochLoader:
+    return make(is_training=True, num_aug_repeats=2, **options)
+
+
+def test_a_pass_that_is_left_begins_again() -> None:
+    loader = sampled()
+    iterator = iter(loader)
+    first = next(iterator)[1]
+    assert loader.state_dict()["position"] == 1
+    assert next(iter(loader))[1].tolist() == first.tolist()
+    with pytest.raises(RuntimeError, match="it raised an error, or was superseded by a newer one"):
+        next(iterator)
+
+
+def test_an_iterator_is_over_for_good() -> None:
+    iterator = iter(sampled())
+    assert len(list(iterator)) == 7
+    assert list(iterator) == []
+
+
+def test_the_state_after_the_last_batch_begins_the_next_epoch() -> None:
+    loader = sampled()
+    list(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["finished"]) == (0, 1)
+    expected = [targets.tolist() for _, targets in loader]
+    resumed = sampled()
+    resumed.load_state_dict(state)
+    assert [targets.tolist() for _, targets in resumed] == expected
+
+
+def test_an_error_ends_the_pass_and_the_next_one_begins_afresh() -> None:
+    def collate(samples: Any) -> int:
+        calls.append(samples)
+        if len(calls) == 2:
+            raise OSError("a broken disk")
+        return len(samples)
+
+    calls: list[Any] = []
+    loader = sampled(collate_fn=collate)
+    iterator = iter(loader)
+    assert next(iterator) == 4
+    with pytest.raises(OSError, match="a broken disk"):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="it raised an error"):
+        next(iterator)
+    assert list(loader) == [4] * 7
+
+
+def test_a_closed_loader_says_so() -> None:
+    loader = sampled()
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="or close"):
+        next(iterator)
+    with pytest.raises(LoaderClosed):
+        next(iter(loader))
+
+
+def test_the_key_for_the_device_is_that_of_the_last_batch() -> None:
+    loader, keys = sampled(), []
+    for _ in range(2):
+        keys += [loader.device_key() for _ in loader]
+    assert len(set(keys)) == 14
+    loader.load_state_dict(sampled().state_dict())
+    assert [loader.device_key() for _ in loader] == keys[:7]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampler": "distributed"}, "the state's sampler is 'distributed', but it was loaded into a create_loader"),
+        ({"position": -1}, "the state's position=-1"),
+        ({"num_samples": 31}, "num_samples=31"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    loader = sampled()
+    with pytest.raises(StateMismatch, match=message):
+        loader.load_state_dict({**loader.state_dict(), **change})
+    loader.load_state_dict({})
+
+
+def test_a_streams_state_needs_its_loaders() -> None:
+    loader = make(NumberedStream())
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["loader"]
+    with pytest.raises(StateMismatch, match="the state has no field 'loader'"):
+        loader.load_state_dict(state)
