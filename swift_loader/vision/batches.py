@@ -31,6 +31,15 @@ class ImageBatches:
         layout = [tuple(step) for step in schedule.steps(0)], float(share.num_repeats)
         self._checksum = zlib.crc32(repr(layout).encode())
 
+    @property
+    def num_items(self) -> int:
+        """Samples of this rank in the next epoch, with those that come several times."""
+        return sum(step.num_samples for step in self._schedule.steps(self.passes.epoch))
+
+    def next_epoch(self) -> Iterator[list[Place]]:
+        """Yield all batches of the next epoch, without beginning it."""
+        return self._rest(self.passes.epoch, 0)
+
     def begin(self, this: Pass) -> None:
         """Let the next `iter` yield what is left of a pass."""
         self._begun = this

@@ -23,7 +23,7 @@ from swift_loader.worker.generators import preserved_generators
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["EpochLoader"]
+__all__ = ["EpochLoader", "EpochSampler"]
 
 _NAME = "create_loader"
 
@@ -160,9 +160,9 @@ class EpochLoader:
             choose(epoch)
 
     @property
-    def sampler(self) -> EpochLoader:
-        """Itself: frameworks call `sampler.set_epoch`."""
-        return self
+    def sampler(self) -> EpochSampler:
+        """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
+        return EpochSampler(self)
 
     @property
     def seed(self) -> int:
@@ -245,3 +245,27 @@ class EpochLoader:
 
     def __repr__(self) -> str:
         return f"<EpochLoader of {type(self.dataset).__name__}, {self._passes!r}>"
+
+
+class EpochSampler:
+    """Iterates over the dataset indices that this rank gets in the next epoch. A stream has none."""
+
+    def __init__(self, loader: EpochLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass, as `EpochLoader.set_epoch` does."""
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        for places in self._batches.next_epoch():
+            yield from (place.sample_index for place in places)
+
+    def __len__(self) -> int:
+        return self._batches.num_items
+
+    @property
+    def _batches(self) -> ImageBatches:
+        if self._loader.batch_sampler is None:
+            raise TypeError(f"the samples of a {type(self._loader.dataset).__name__}, a stream, have no indices")
+        return self._loader.batch_sampler

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from swift_loader.worker.generators import seed_generators
+from swift_loader.worker.seeding import seeded_by
 
 __all__ = ["Place", "PlacedImages"]
 
@@ -27,8 +27,8 @@ class Place(NamedTuple):
 class PlacedImages:
     """Gives the samples of a map-style dataset by their places.
 
-    `random`, the legacy `numpy.random` and torch's default generator are seeded with the place's key before each
-    sample. The `collate_fn` draws on from the last sample's.
+    `random`, the legacy `numpy.random`, torch's default generator and `sample_rng()` are seeded with the place's key
+    before each sample. The `collate_fn` draws on from the global generators, as the last sample leaves them.
     """
 
     def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]] = ()) -> None:
@@ -51,13 +51,13 @@ class PlacedImages:
             TypeError: A sample isn't a tuple or a list, and there are transforms.
         """
         index, choice, key = place
-        seed_generators(key)
-        sample = self.dataset[index]
-        if not self._transforms:
-            return sample
-        if not isinstance(sample, (tuple, list)) or not sample:
-            raise TypeError(
-                f"sample {index} is a {type(sample).__name__}; with input_size_choices, it must be a tuple (image, "
-                f"target): change the dataset"
-            )
-        return (self._transforms[choice](sample[0]), *sample[1:])
+        with seeded_by(key):
+            sample = self.dataset[index]
+            if not self._transforms:
+                return sample
+            if not isinstance(sample, (tuple, list)) or not sample:
+                raise TypeError(
+                    f"sample {index} is a {type(sample).__name__}; with input_size_choices, it must be a tuple (image, "
+                    f"target): change the dataset"
+                )
+            return (self._transforms[choice](sample[0]), *sample[1:])

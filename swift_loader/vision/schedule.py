@@ -69,13 +69,19 @@ class SizeSchedule:
 
         Raises:
             ImportError: This timm has no such sampler.
-            ValueError: No batch fits.
+            ValueError: No batch fits into an epoch.
         """
         try:
             from timm.data.scheduled_sampler import ScheduledBatchSampler
         except ImportError as error:
             raise ImportError(f"input_size_choices needs a newer timm: pip install -U timm ({error})") from error
-        self._sampler = ScheduledBatchSampler(_Blanks(num_items), batch_sizes, **options)
+        try:
+            self._sampler = ScheduledBatchSampler(_Blanks(num_items), batch_sizes, **options)
+        except ValueError as error:
+            raise ValueError(
+                f"batches of {list(batch_sizes)} samples don't fit into an epoch of {num_items} samples per rank; give "
+                f"smaller ones in batch_size_choices ({error})"
+            ) from None
         self.batch_sizes: tuple[int, ...] = self._sampler.batch_sizes
         self.average_batch_size: float = self._sampler.average_batch_size
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -23,7 +25,15 @@ import numpy as np
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.worker.generators import Snapshot, seed_generators, snapshot_generators
 
-__all__ = ["Rng", "Seeding", "keep_to_this_thread", "sample_rng", "seed_for_construction", "seed_for_worker"]
+__all__ = [
+    "Rng",
+    "Seeding",
+    "keep_to_this_thread",
+    "sample_rng",
+    "seed_for_construction",
+    "seed_for_worker",
+    "seeded_by",
+]
 
 _CONSTRUCTION_KEY = 0x5EED
 
@@ -216,6 +226,20 @@ def sample_rng() -> np.random.Generator:
     """
     fetching = _of_thread.current if _of_thread.is_worker else _current
     return np.random.default_rng() if fetching is None else fetching.generator()
+
+
+@contextmanager
+def seeded_by(key: int) -> Iterator[None]:
+    """Seed the global generators with a key, and let `sample_rng` go by it in the meantime.
+
+    For a dataset that knows a better key of its samples than their indices. The generators aren't restored afterwards.
+    """
+    seed_generators(key)
+    outer = _enter(Fetching(key, 0, [0], []))
+    try:
+        yield
+    finally:
+        _enter(outer)
 
 
 def seed_for_construction(rng: Rng) -> None:

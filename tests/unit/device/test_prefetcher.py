@@ -304,6 +304,21 @@ def test_keys_follow_from_seed_epoch_and_step() -> None:
     assert torch.equal(torch.get_rng_state(), before), "the user's generator was drawn from"
 
 
+def test_a_source_that_knows_its_place_gives_the_keys() -> None:
+    class Keyed:
+        def __init__(self) -> None:
+            self.key = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for self.key in (70, 71, 72):
+                yield self.key
+
+        def device_key(self) -> int:
+            return self.key
+
+    assert list(DevicePrefetcher(Keyed(), "cpu", lambda *_: batch_key(), max_nb_batch_on_device=2)) == [70, 71, 72]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

@@ -9,6 +9,8 @@ from swift_loader.vision import create_loader
 from swift_loader.vision.epochs import EpochLoader
 from tests.support.numbered import Numbered, NumberedStream
 
+pytestmark = pytest.mark.usefixtures("timm_data")
+
 
 def make(dataset: Any = None, **options: Any) -> EpochLoader:
     dataset = Numbered() if dataset is None else dataset
@@ -85,6 +87,22 @@ def test_the_key_for_the_device_is_that_of_the_last_batch() -> None:
     assert len(set(keys)) == 14
     loader.load_state_dict(sampled().state_dict())
     assert [loader.device_key() for _ in loader] == keys[:7]
+
+
+def test_the_sampler_has_the_indices_of_the_next_epoch() -> None:
+    loader = sampled()
+    for epoch in (3, 4):
+        loader.sampler.set_epoch(epoch)
+        indices = list(loader.sampler)
+        assert indices == [int(target) for _, targets in loader for target in targets]
+        assert len(loader.sampler) == 28
+
+
+def test_a_streams_sampler_has_no_indices() -> None:
+    sampler = make(NumberedStream()).sampler
+    sampler.set_epoch(1)
+    with pytest.raises(TypeError, match="the samples of a NumberedStream, a stream, have no indices"):
+        len(sampler)
 
 
 @pytest.mark.parametrize(

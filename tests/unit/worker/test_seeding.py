@@ -28,6 +28,7 @@ from swift_loader.worker.seeding import (
     keep_to_this_thread,
     seed_for_construction,
     seed_for_worker,
+    seeded_by,
 )
 from swift_loader.worker.spec import WorkerSpec
 from tests.support.draws import DRAWS
@@ -328,6 +329,21 @@ def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkey
         assert seeding.needs_rebuild(), "torch came in the midst of a batch, so nobody had seeded it"
         seeding.begin(Fetching(1, 0, [0, 1], []))
         assert not seeding.needs_rebuild()
+
+
+def test_a_key_seeds_all_generators_and_sample_rng_until_its_end() -> None:
+    def drawn() -> tuple[float, ...]:
+        return random.random(), np.random.rand(), float(torch.rand(())), sample_rng().random()
+
+    found = []
+    with preserved_generators():
+        for key in (5, 6, 5):
+            with seeded_by(key):
+                found.append(drawn())
+        outside = [sample_rng().random() for _ in range(2)]
+    assert found[0] == found[2]
+    assert all(one != other for one, other in zip(found[0], found[1], strict=True))
+    assert outside[0] != outside[1]
 
 
 def test_worker_threads_tell_their_samples_apart_and_other_threads_see_those_of_the_process() -> None:
