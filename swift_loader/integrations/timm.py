@@ -1,8 +1,8 @@
 """timm: its own `create_loader`, loading with `swift_loader.DataLoader`. Only the import changes.
 
-Order, transforms and collate function are timm's, so a batch has the bits that timm gives it. All options work, also
-`num_aug_repeats` and the scheduled sizes. `swift_loader.vision.create_loader` is faster, but has an order of its own
-and refuses some options.
+Samplers, transforms and collate function are timm's, so a run has timm's order and, without workers, its random
+numbers. `swift_loader.vision.create_loader` takes the same options. It is faster and resumes in O(1), but has an order
+and random numbers of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes loaders as timm's train.py does, with timm and with the drop-in class. Takes a folder of images."""
+"""Makes loaders as timm's train.py does: timm's, on the drop-in class, and of `vision`. Takes a folder of images."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.integrations.timm import create_loader
+from swift_loader.vision import create_loader as create_vision_loader
 from tests.system.integrations.ranks import run_rank
 
 CPU = torch.device("cpu")
@@ -48,6 +49,7 @@ def study(folder: Path) -> dict[str, Any]:
         name: {
             "timm": batches_of(timm.data.create_loader, photos, num_workers, options)[0],
             "swift": batches_of(create_loader, photos, num_workers, options),
+            "vision": batches_of(create_vision_loader, photos, num_workers, options)[0],
         }
         for name, options in CASES.items()
         if not num_workers or name == "repeated"

@@ -17,6 +17,7 @@ def test_timms_loader_gives_the_same_bits_with_the_drop_in_class(photos: Path, t
         batches, is_swift = found["swift"]
         assert is_swift, name
         assert batches == found["timm"], name
+        assert [batch[0] for batch in found["vision"]] == [batch[0] for batch in found["timm"]], name
 
 
 @pytest.mark.slow
