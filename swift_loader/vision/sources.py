@@ -29,7 +29,7 @@ from swift_loader.vision.shares import Share
 from swift_loader.vision.sizes import SizeChoices
 from swift_loader.worker.spec import StartMethod, modules_of
 
-__all__ = ["Transform", "is_native", "make_native", "make_sampled", "make_stream", "taken_by"]
+__all__ = ["Transform", "is_native", "is_page_locked", "make_native", "make_sampled", "make_stream", "taken_by"]
 
 Transform = Callable[[Any], Any]
 
@@ -114,6 +114,14 @@ def make_stream(given: Mapping[str, Any]) -> EpochLoader:
     return _epochs(given, loader, seed, ranks)
 
 
+def is_page_locked(given: Mapping[str, Any]) -> bool:
+    """Return whether a DataLoader page-locks its batches: for a prefetcher to a GPU, or because the user wants it."""
+    if not given["use_prefetcher"]:
+        return bool(given["pin_memory"])
+    device = given["device"]
+    return torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
+
+
 def taken_by(callee: Callable[..., Any], given: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     """Return those of the given options that a function has, too: they mean the same. `others` come first."""
     names = signature(callee).parameters
@@ -139,7 +147,7 @@ def _loader_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "num_workers": given["num_workers"],
         "collate_fn": _collate_of(given),
-        "pin_memory": given["pin_memory"] and not given["use_prefetcher"],
+        "pin_memory": is_page_locked(given),
         "timeout": timeout if timeout is not None and given["num_workers"] else 0,
         "generator": torch.Generator(),
         "rng": None,
