@@ -21,9 +21,10 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import Identity, LostKeys, NewPlan, Ready, Recheck, SegmentMade, Task
+from swift_loader.transport.messages import Identity, NewPlan, Ready, Recheck, SegmentMade
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
+from swift_loader.transport.task import LostKeys, Task
 
 __all__ = ["COUNTERS", "AnyHandle", "Handle", "HandledProcess", "Hang", "SendingChannel"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.work import IndexWork, StreamWork
-from swift_loader.transport.messages import Task
+from swift_loader.transport.task import Task
 
 __all__ = ["task_of"]
 

@@ -23,8 +23,9 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage, Task
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage
 from swift_loader.transport.store import SlotStore
+from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
 from swift_loader.worker.keyed_samples import KeyedSamples

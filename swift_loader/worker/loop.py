@@ -16,19 +16,10 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
-from swift_loader.transport.messages import (
-    Batch,
-    Failure,
-    NewPlan,
-    Ready,
-    SampleFailed,
-    State,
-    StreamEnded,
-    Task,
-    Verdicts,
-)
+from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, State, StreamEnded, Verdicts
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.store import SegmentStore
+from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.stream import StreamEnd

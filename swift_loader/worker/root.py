@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.messages import Exited, Forked
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
+from swift_loader.transport.template_messages import Exited, Forked
 from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.import_guard import importing
 from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from swift_loader.errors import EncodeError
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import LostKeys, Stage, Task
+from swift_loader.transport.messages import Stage
+from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, Fetcher
 from swift_loader.worker.seeding import Seeding

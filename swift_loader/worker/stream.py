@@ -11,7 +11,8 @@ from typing import Any
 
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import Stage, Task
+from swift_loader.transport.messages import Stage
+from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.seeding import Fetching, Rng, Seeding

@@ -33,10 +33,11 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Fork, Forked, Stage
+from swift_loader.transport.messages import Stage
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
+from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fallback_template import FallbackTemplate

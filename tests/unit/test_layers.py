@@ -159,6 +159,8 @@ PURE = [
     "transport.names",
     "transport.reports",
     "transport.slots",
+    "transport.task",
+    "transport.template_messages",
     "worker.torch_mode",
 ]
 

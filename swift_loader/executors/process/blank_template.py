@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import Fork
+from swift_loader.transport.template_messages import Fork
 
 __all__ = ["BlankTemplate", "discard"]
 

@@ -26,8 +26,8 @@ from swift_loader.executors.process.workers import Workers
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
-from swift_loader.transport.messages import Built
 from swift_loader.transport.segments import Segment
+from swift_loader.transport.template_messages import Built
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 

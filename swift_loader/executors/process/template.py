@@ -23,10 +23,11 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import read_word
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
 from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Recheck, Verdicts
+from swift_loader.transport.messages import Failure, Recheck, Verdicts
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import Verdict
 from swift_loader.transport.segments import Segment
+from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process_exit import end_group
 
 __all__ = ["TemplateProcess", "WorkerProcess"]

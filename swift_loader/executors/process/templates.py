@@ -25,8 +25,9 @@ from swift_loader.executors.process.template_starts import TemplateStarts
 from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
-from swift_loader.transport.messages import Built, Failure
+from swift_loader.transport.messages import Failure
 from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
+from swift_loader.transport.template_messages import Built
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 __all__ = ["Templates"]

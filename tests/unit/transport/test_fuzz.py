@@ -19,11 +19,7 @@ from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
-    Built,
-    Exited,
     Failure,
-    Fork,
-    Forked,
     Identity,
     NewPlan,
     Ready,
@@ -33,12 +29,13 @@ from swift_loader.transport.messages import (
     Stage,
     State,
     StreamEnded,
-    Task,
     Verdicts,
 )
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
+from swift_loader.transport.task import Task
+from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
 MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import _HEAD, Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
-    _TASK,
     NO_SLOT,
     Batch,
-    Built,
-    Exited,
     Failure,
-    Fork,
-    Forked,
     Identity,
-    LostKeys,
     Ready,
     Recheck,
     SampleFailed,
@@ -30,10 +24,11 @@ from swift_loader.transport.messages import (
     Stage,
     State,
     StreamEnded,
-    Task,
     Verdicts,
 )
 from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.task import _TASK, LostKeys, Task
+from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
 bits_31 = st.integers(-(2**31), 2**31 - 1)
 bits_32 = st.integers(0, 2**32 - 1)

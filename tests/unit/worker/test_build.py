@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from swift_loader.errors import SharedMemoryFull
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage, Task
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage
+from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators

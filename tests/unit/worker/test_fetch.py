@@ -21,8 +21,8 @@ from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.messages import Task
 from swift_loader.transport.store import HeapStore
+from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError

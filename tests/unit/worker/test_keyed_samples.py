@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from swift_loader import sample_rng
-from swift_loader.transport.messages import LostKeys, Stage, Task
+from swift_loader.transport.messages import Stage
+from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.keyed_samples import KeyedSamples

@@ -18,8 +18,9 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, Recheck, SampleFailed, Stage, Task, Verdicts
+from swift_loader.transport.messages import Batch, Failure, NewPlan, Recheck, SampleFailed, Stage, Verdicts
 from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.generators import preserved_generators

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader import sample_rng
-from swift_loader.transport.messages import Stage, Task
+from swift_loader.transport.messages import Stage
+from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.stream import StreamEnd, StreamSamples
 from swift_loader.worker.torch_mode import Resume, Snapshot

@@ -14,8 +14,9 @@ import pytest
 
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Built, Exited, Failure, Fork, Forked, Ready, Recheck, Stage
+from swift_loader.transport.messages import Failure, Ready, Recheck, Stage
 from swift_loader.transport.payload import Environment, write_payload
+from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.spec import WorkerSpec
 from tests.support import datasets
 from tests.support.helpers import ROOT
