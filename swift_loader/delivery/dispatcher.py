@@ -13,19 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
-from typing import Any
 
-from swift_loader.delivery.cursor import Cursor
+from swift_loader.delivery.deliveries import Deliveries
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.driver import Driver
+from swift_loader.delivery.phase import Phase
 from swift_loader.delivery.receivers import Receivers
+from swift_loader.delivery.trial import try_out
 from swift_loader.errors import SwiftLoaderError
-from swift_loader.executors.base import Executor, Inbox
+from swift_loader.executors.base import Executor
 from swift_loader.metrics import Metrics
-from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
-from swift_loader.scheduler.work import PlannedSource, PlannedWork, WorkSource
+from swift_loader.scheduler.work import PlannedWork, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
 
 __all__ = ["Dispatcher"]
@@ -35,19 +35,6 @@ LOOP_LIMIT_S = 2.0
 
 DISPATCH_LIMIT_S = 1.0
 """How long `close` waits for a thread to carry out its actions."""
-
-
-class _Phase(Enum):
-    """What an exception of a signal handler would interrupt on the loop's thread."""
-
-    IDLE = "idle"
-    """Nothing: no call is under way, and the last one left nothing undone."""
-    WAITING = "waiting"
-    """Something that the next call repeats. There may be actions that it must carry out first."""
-    TAKING = "taking a batch"
-    """Something that can't be repeated."""
-    BROKEN = "broken"
-    """Nothing: an exception has interrupted the taking of a batch, so even batches that are ready aren't delivered."""
 
 
 class Dispatcher:
@@ -76,13 +63,12 @@ class Dispatcher:
         self._metrics = metrics
         self._loop_lock = threading.RLock()
         """Held by the thread that waits for a batch. Reentrant, like the driver's locks."""
-        self._cursor: Cursor | None = None
-        """None until the first `seek`. Only the loop's thread uses it."""
+        self._deliveries = Deliveries(self._driver, executor, scheduler)
         self._receivers: Receivers | None = None
         """None until `start`. Guarded by `_loop_lock`."""
         self._grace_s = 0.0
         """Seconds that replacing a worker may take. Set by `start`."""
-        self._phase = _Phase.WAITING
+        self._phase = Phase.WAITING
         """Only the loop's thread uses it."""
 
     @property
@@ -126,32 +112,10 @@ class Dispatcher:
         receivers.begin()
         trial_epoch = self._executor.plan.trial_epoch
         if tries_out and trial_epoch is not None:
-            self._try_out(receivers.take(), PlannedWork(trial_epoch, 0), keeps_trial=keeps_trial)
+            try_out(self._driver, receivers.take(), PlannedWork(trial_epoch, 0), self._grace_s, keeps_trial=keeps_trial)
         with self._driver.lock:
             self._driver.check_open()
         receivers.hand_over()
-
-    def _try_out(self, inbox: Inbox, work: PlannedWork, *, keeps_trial: bool) -> None:
-        with self._driver.lock:
-            self._scheduler.try_out(work)
-            self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-        while True:
-            with self._driver.lock:
-                self._driver.check_open()
-                trial = self._scheduler.take_trial()
-                if trial is None and self._driver.error is not None:
-                    raise self._driver.error
-            if trial is not None:
-                break
-            self._driver.act()
-            if self._driver.error is None:
-                self._driver.receive_or_judge(inbox)
-        if trial.error is not None:
-            raise trial.error
-        if not keeps_trial:
-            with self._driver.lock:
-                dropped = self._scheduler.forget_trial()
-            del dropped  # outside the lock
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
@@ -159,28 +123,15 @@ class Dispatcher:
         """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already."""
         if self._executor.owner is not None:
             self._executor.owner.check()
-        self._phase = _Phase.TAKING
+        self._phase = Phase.TAKING
         try:
-            dropped = self._seek(epoch, step, plan)
+            dropped = self._deliveries.seek(epoch, step, plan)
             self._driver.act()
         except BaseException as interrupt:
             self._note_interrupt(interrupt)
             raise
-        self._phase = _Phase.IDLE
+        self._phase = Phase.IDLE
         del dropped  # outside the locks: the user's objects may have finalisers
-
-    def _seek(self, epoch: int, step: int, settings: PlanSettings) -> list[Any]:
-        """Seek, and return the ready batches that nobody needs any more."""
-        with self._driver.dispatch_lock, self._driver.lock:  # no task of the new plan may overtake it
-            before, plan = self._cursor, self._executor.plan if self._cursor is None else self._cursor.plan
-            is_same_plan = settings == plan.settings
-            if before is not None and is_same_plan and before.is_at(epoch, step):
-                return []
-            plan = plan if is_same_plan else Plan.of(self.num_samples, settings)
-            dropped = self._scheduler.begin(PlannedSource(epoch, step, plan.num_batches), keeps_meaning=is_same_plan)
-            self._executor.use_plan(self._scheduler.ledger.generation, plan)
-            self._cursor = Cursor(plan, epoch, step, in_order=self._scheduler.limits.in_order)
-        return dropped
 
     def begin(self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None = None) -> None:
         """Make `next_batch` deliver this work, and nothing that was handed out before.
@@ -193,25 +144,15 @@ class Dispatcher:
         """
         if self._executor.owner is not None:
             self._executor.owner.check()
-        self._phase = _Phase.TAKING
+        self._phase = Phase.TAKING
         try:
-            dropped = self._begin_source(source, settings, resume)
+            dropped = self._deliveries.begin(source, settings, resume)
             self._driver.act()
         except BaseException as interrupt:
             self._note_interrupt(interrupt)
             raise
-        self._phase = _Phase.IDLE
+        self._phase = Phase.IDLE
         del dropped  # outside the locks, as in `seek`
-
-    def _begin_source(
-        self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None
-    ) -> list[Any]:
-        with self._driver.dispatch_lock, self._driver.lock:
-            plan = Plan.of(self.num_samples, settings)
-            dropped = self._scheduler.begin(source, keeps_meaning=False)
-            self._executor.use_plan(self._scheduler.ledger.generation, plan, resume)
-            self._cursor = Cursor(plan, 0, 0, in_order=self._scheduler.limits.in_order, is_endless=True)
-        return dropped
 
     def next_batch(self) -> Delivery:
         """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
@@ -225,25 +166,24 @@ class Dispatcher:
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """
         assert self._receivers is not None
-        assert self._cursor is not None
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
-                if self._phase is not _Phase.IDLE:
+                if self._phase is not Phase.IDLE:
                     self._driver.act()
-                    if self._phase is _Phase.BROKEN and self._driver.error is not None:
-                        return self._refuse(self._driver.error)
-                self._phase = _Phase.TAKING
+                    if self._phase is Phase.BROKEN and self._driver.error is not None:
+                        return self._deliveries.refuse(self._driver.error)
+                self._phase = Phase.TAKING
                 num_ready = self._scheduler.ledger.num_ready
-                delivery = self._take() or self._wait()
+                delivery = self._deliveries.take() or self._wait()
                 self._driver.act()
                 left_ns = time.perf_counter_ns()
                 self._receivers.leave(
-                    entered_ns, left_ns, is_epoch_over=self._cursor.is_between_epochs or delivery.is_end
+                    entered_ns, left_ns, is_epoch_over=self._deliveries.is_between_epochs or delivery.is_end
                 )
-                self._phase = _Phase.IDLE
+                self._phase = Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
-                return self._refuse(error)
+                return self._deliveries.refuse(error)
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
@@ -257,14 +197,14 @@ class Dispatcher:
         inbox = self._receivers.take()
         with self._driver.lock:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-        delivery = None if did_lead else self._take()  # the threads may have received it until now
-        if delivery is None and self._cursor is not None and self._cursor.is_endless:
+        delivery = None if did_lead else self._deliveries.take()  # the threads may have received it until now
+        if delivery is None and self._deliveries.is_endless:
             self._driver.act()  # the source may have more work than before
         while delivery is None:
-            self._phase = _Phase.WAITING
+            self._phase = Phase.WAITING
             self._driver.receive_or_judge(inbox)
-            self._phase = _Phase.TAKING
-            delivery = self._take()
+            self._phase = Phase.TAKING
+            delivery = self._deliveries.take()
             if delivery is None:
                 self._driver.act()
                 delivery = self._take_error()
@@ -272,46 +212,7 @@ class Dispatcher:
 
     def _take_error(self) -> Delivery | None:
         """Return the error if there are no more batches than those that are ready, and none is ready."""
-        return None if self._driver.error is None else self._take()
-
-    def _take(self) -> Delivery | None:
-        """Return the next batch, or its error; None if it isn't ready.
-
-        Raises:
-            LoaderClosed: The dispatcher was closed.
-        """
-        with self._driver.lock:
-            self._driver.check_open()
-            delivered = self._scheduler.take()
-            if delivered is None:
-                if self._driver.error is None and self._scheduler.ledger.is_exhausted:
-                    return self._refuse(None)
-                return None if self._driver.error is None else self._refuse(self._driver.error)
-            assert self._cursor is not None
-            work, outcome, error = delivered.work, delivered.outcome, delivered.error
-            num_before = self._cursor.advance(work.epoch, work.step)
-        if error is not None:
-            if delivered.failures:  # all samples failed: the last one's error says more than the worker's traceback
-                error.__cause__ = delivered.failures[-1].exception
-            return Delivery(None, work.epoch, work.step, (), num_before, error, None, work)
-        if outcome.lease is not None:
-            outcome.lease.take()
-        return Delivery(
-            outcome.batch,
-            work.epoch,
-            work.step,
-            delivered.failures,
-            num_before,
-            None,
-            outcome.lease,
-            work,
-            outcome.state,
-        )
-
-    def _refuse(self, error: BaseException | None) -> Delivery:
-        """Return a delivery without a batch: with the error, or without one at the end of the work."""
-        position = (0, 0) if self._cursor is None else self._cursor.position
-        return Delivery(None, *position, error=error, is_end=error is None)
+        return None if self._driver.error is None else self._deliveries.take()
 
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.
@@ -320,7 +221,7 @@ class Dispatcher:
             Exception: A signal handler raised it meanwhile, see `next_batch`.
         """
         with self._loop_lock:
-            before, self._phase = self._phase, _Phase.WAITING
+            before, self._phase = self._phase, Phase.WAITING
             try:
                 is_ready = self._driver.has_deliverable() or self._receive_what_is_here()
                 self._phase = before
@@ -338,9 +239,9 @@ class Dispatcher:
             return False
         inbox = self._receivers.take()
         while self._driver.receive(inbox, 0):
-            self._phase = _Phase.TAKING
+            self._phase = Phase.TAKING
             self._driver.act()
-            self._phase = _Phase.WAITING
+            self._phase = Phase.WAITING
             if self._driver.has_deliverable():
                 return True
         return False
@@ -351,8 +252,8 @@ class Dispatcher:
         An interrupt is Ctrl-C or any other exception of a signal handler.
         """
         is_receiving = self._receivers is not None and self._receivers.inbox.is_taking_in
-        if self._phase is _Phase.TAKING or is_receiving:
-            self._phase = _Phase.BROKEN if self._phase is _Phase.TAKING else _Phase.WAITING
+        if self._phase is Phase.TAKING or is_receiving:
+            self._phase = Phase.BROKEN if self._phase is Phase.TAKING else Phase.WAITING
             error = SwiftLoaderError(
                 f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, so a batch may be lost; "
                 f"make a new loader"

@@ -146,6 +146,7 @@ PURE = [
     "errors",
     "integers",
     "delivery.cursor",
+    "delivery.phase",
     "samplers.buckets",
     "samplers.epochs",
     "samplers.passes",
