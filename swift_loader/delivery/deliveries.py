@@ -34,9 +34,12 @@ class Deliveries:
         """None until the first `seek` or `begin`."""
 
     @property
-    def is_endless(self) -> bool:
-        """Whether the source of work may say that there is none, and have more later."""
-        return self._cursor is not None and self._cursor.is_endless
+    def may_begin_more(self) -> bool:
+        """Whether the source of work may have more than when it was asked last, and there is room for it."""
+        if self._cursor is None or not self._cursor.is_endless:
+            return False
+        with self._driver.lock:
+            return self._scheduler.ledger.has_room
 
     @property
     def is_between_epochs(self) -> bool:

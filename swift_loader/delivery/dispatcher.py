@@ -198,8 +198,8 @@ class Dispatcher:
         with self._driver.lock:
             self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
         delivery = None if did_lead else self._deliveries.take()  # the threads may have received it until now
-        if delivery is None and self._deliveries.is_endless:
-            self._driver.act()  # the source may have more work than before
+        if delivery is None and self._deliveries.may_begin_more:
+            self._driver.act()
         while delivery is None:
             self._phase = Phase.WAITING
             self._driver.receive_or_judge(inbox)

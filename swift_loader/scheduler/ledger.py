@@ -259,6 +259,11 @@ class Ledger(Generic[Answer]):
         return len(self._ready)
 
     @property
+    def has_room(self) -> bool:
+        """Whether fewer batches are in flight than may be."""
+        return len(self._batches) < self._limits.max_in_flight
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether the source has no more work, and all batches were delivered."""
         return not self._batches and self._peek() is None
