@@ -24,6 +24,8 @@ from swift_loader.dataloader.generators import (
     pack_generators,
     unpack_generators,
 )
+from swift_loader.dataloader.index_arrays import batched_arrays
+from swift_loader.transport.index_array import IndexArray
 
 __all__ = ["Drawn", "Draws", "DrawsState", "is_stateful"]
 
@@ -36,9 +38,14 @@ class Drawn(NamedTuple):
     step: int
     """Which batch of the epoch, from 0."""
     indices: Any
-    """A list of indices; a single one with `batch_size=None`."""
+    """A list or an `IndexArray` of indices; a single one with `batch_size=None`."""
     sampler_state: tuple[Any, Any] | None
     """States of the sampler and its iterator after the draw. None if neither has a `state_dict`."""
+
+    @property
+    def keys(self) -> Any:
+        """The indices as torch's fetchers take them."""
+        return self.indices.to_list() if isinstance(self.indices, IndexArray) else self.indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,7 @@ class Draws:
         self._sampler_epochs = state.sampler_epochs if state.num_drawn else None
         if not state.is_begun:
             self._untold = self._used, self._used
-        if epochs_of(self._source.samplers) and state.sampler_state is None:
+        if epochs_of(self._source.with_epochs) and state.sampler_state is None:
             self._iterator = self._draw_again_later(state)
         else:
             self._iterator = self._draw_again(state)
@@ -215,6 +222,8 @@ class Draws:
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
+        if self._replayed is None and self._substitute.is_empty:  # nearly always
+            return self._next()
         if not self._source.may_draw and self._untold is None:
             return self._next()
         if self._replayed is None:
@@ -230,9 +239,9 @@ class Draws:
 
     def _next(self) -> Drawn | None:
         if self._sampler_epochs is None:
-            self._sampler_epochs = epochs_of(self._source.samplers)
+            self._sampler_epochs = epochs_of(self._source.with_epochs)
         indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
-        self._epochs_now = epochs_of(self._source.samplers)  # Accelerate's sampler counts its epochs itself
+        self._epochs_now = epochs_of(self._source.with_epochs)  # Accelerate's sampler counts its epochs itself
         if indices is _NOTHING:
             return None
         if self._untold is not None:
@@ -245,7 +254,7 @@ class Draws:
     @property
     def is_stale(self) -> bool:
         """Whether `set_epoch` was called since something was drawn."""
-        return self._epochs_now is not None and self._epochs_now != epochs_of(self._source.samplers)
+        return self._epochs_now is not None and self._epochs_now != epochs_of(self._source.with_epochs)
 
     def state_at(self, num_drawn: int, sampler_state: tuple[Any, Any] | None, *, is_over: bool) -> DrawsState:
         """Return how to continue after so many draws.
@@ -259,7 +268,7 @@ class Draws:
         used = self._used if self._untold is None else self._untold[0]
         if not num_drawn and sampler_state is None:
             sampler_state = self._state_at_begin
-        epochs = epochs_of(self._source.samplers) if self._sampler_epochs is None else self._sampler_epochs
+        epochs = epochs_of(self._source.with_epochs) if self._sampler_epochs is None else self._sampler_epochs
         at_begin = {} if is_over or sampler_state is not None else used.pack()
         present = self._substitute.present()
         relevant = present.only(used)
@@ -293,6 +302,8 @@ class _SamplerSource:
             self.sampler = self._batches.sampler
         self.samplers = list(with_inner(loader.sampler, loader.batch_sampler))
         """All samplers that take part, outermost first."""
+        self.with_epochs = [sampler for sampler in self.samplers if hasattr(sampler, "set_epoch")]
+        """Those that may have an epoch."""
         self._iterator: Any = None
         self._iterator_state: Any = None
         """What the iterator is to load when it is made."""
@@ -324,7 +335,11 @@ class _SamplerSource:
                 if sampler is self.sampler and epoch_of(sampler) != epoch:
                     sampler.set_epoch(epoch)
         if self._batches is not None:
-            return _batched(self._begin_iterator, self._batches.batch_size, drop_last=self._batches.drop_last)
+            size, drop_last = self._batches.batch_size, self._batches.drop_last
+            arrays = batched_arrays(self.sampler, size, drop_last=drop_last)
+            if arrays is not None and not is_stateful(self.sampler):
+                return arrays
+            return _batched(self._begin_iterator, size, drop_last=drop_last)
         return self._begin_iterator()
 
     def _begin_iterator(self) -> Iterator[Any]:
@@ -340,6 +355,8 @@ class _SamplerSource:
 
     def state(self) -> tuple[Any, Any] | None:
         """Return copies of the present states of the sampler and its iterator."""
+        if self._iterator is None:  # of torch's own samplers
+            return None
         of_sampler = deepcopy(self.sampler.state_dict()) if is_stateful(self.sampler) else None
         of_iterator = None
         if self._iterator is not self.sampler and is_stateful(self._iterator):

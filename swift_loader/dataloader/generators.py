@@ -137,6 +137,11 @@ class Substitute:
     def __init__(self) -> None:
         self._states: GlobalStates | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to substitute."""
+        return self._states is None
+
     def load(self, states: GlobalStates) -> None:
         """Continue with these states, unless the global generators have them."""
         is_same = states.matches(GlobalStates.of_all())

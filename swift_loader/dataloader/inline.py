@@ -71,7 +71,7 @@ class InlineEpoch:
         for _ in range(num_to_skip):
             drawn = self._draws.next()
             assert drawn is not None, "a stream's sampler is endless"
-            self._fetcher.fetch(drawn.indices)
+            self._fetcher.fetch(drawn.keys)
         self._fetcher.ended = saved.has_ended
 
     def next(self) -> Any:
@@ -87,7 +87,7 @@ class InlineEpoch:
             raise StopIteration
         self._unused = None
         try:
-            batch = self._fetcher.fetch(drawn.indices)
+            batch = self._fetcher.fetch(drawn.keys)
         except StopIteration:
             self._is_over = True
             raise

@@ -13,6 +13,7 @@ from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
+from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import Failure, SampleFailed
 
 __all__ = ["describe_batch", "describe_work", "keys_of", "rebuild", "rebuild_sample", "shown"]
@@ -65,7 +66,7 @@ def keys_of(work: Work, plan: Plan) -> Sequence[Any]:
     if isinstance(work, StreamWork):
         return []
     if isinstance(work, IndexWork):
-        keys = work.indices
+        keys = work.indices.to_list() if isinstance(work.indices, IndexArray) else work.indices
         return keys if isinstance(keys, (list, tuple)) else [keys]
     if work.step >= plan.num_batches(work.epoch):  # the loop has just begun with another plan
         return []

@@ -33,7 +33,7 @@ class IndexWork(NamedTuple):
     epoch: int
     step: int
     indices: Any
-    """A list of dataset indices, other keys of the dataset, or a single key."""
+    """A list or an `IndexArray` of dataset indices, other keys of the dataset, or a single key."""
 
     @property
     def key(self) -> Hashable:

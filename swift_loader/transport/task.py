@@ -14,6 +14,7 @@ from typing import Any
 
 from swift_loader.transport.bodies import malformed
 from swift_loader.transport.frames import Frame, Kind, pack_frame
+from swift_loader.transport.index_array import IndexArray
 
 __all__ = ["MAX_SLOTS_PER_TASK", "LostKeys", "Task"]
 
@@ -57,8 +58,9 @@ class Task:
     epoch: int
     step: int
     indices: Any = None
-    """What a sampler chose: a list of dataset indices, other keys of the dataset, or a single key. None: the worker
-    computes the indices from its plan, `epoch` and `step`. `LostKeys` if they couldn't be sent."""
+    """What a sampler chose: a list of dataset indices, an `IndexArray` of them that `unpack` returns as a list, other
+    keys of the dataset, or a single key. None: the worker computes the indices from its plan, `epoch` and `step`.
+    `LostKeys` if they couldn't be sent."""
     released: Sequence[int] = ()
     """Slots whose batches the user has dropped: the worker may write to them again."""
     retired: Sequence[int] = ()
@@ -104,6 +106,8 @@ class Task:
 
 def _pack_keys(keys: Any) -> tuple[int, bytes]:
     """Return the number of indices of a task and how they travel; `_PICKLED` for all but a list of small integers."""
+    if type(keys) is IndexArray:
+        return len(keys), keys.to_bytes()
     if type(keys) is list and set(map(type, keys)) <= _INTEGERS:
         try:
             return len(keys), struct.pack(f"<{len(keys)}q", *keys)

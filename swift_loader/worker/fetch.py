@@ -104,7 +104,7 @@ class Fetcher:
         """Fetch all samples at once. Return False if one of them failed: then they must be fetched one by one."""
         indices = fetching.indices
         try:
-            fetching.samples.extend(_check_count(get_items(indices), len(indices)))
+            fetching.samples.extend(_check_count(get_items(list(indices)), len(indices)))
         except Exception as error:
             if self._on_error is OnError.RAISE:
                 raise BuildError(Stage.FETCH) from harmless(error)  # without index: it isn't known which one failed

@@ -135,7 +135,7 @@ class KeyedSamples:
         return f"<KeyedSamples, {self._num_batches} batches>"
 
 
-def _positions(step: int, num_samples: int) -> list[int]:
+def _positions(step: int, num_samples: int) -> range:
     """Return what the draws of a batch's samples are keyed by: unique in the epoch."""
     first = step << _POSITION_BITS
-    return list(range(first, first + num_samples))
+    return range(first, first + num_samples)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from swift_loader.errors import EncodeError
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.counters import CounterWriter
+from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import Stage
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.failure import BuildError
@@ -86,4 +87,4 @@ def checked_keys(task: Task) -> Any:
     """
     if isinstance(task.indices, LostKeys):
         raise BuildError(Stage.FETCH) from EncodeError(task.indices.reason)
-    return task.indices
+    return task.indices.to_list() if isinstance(task.indices, IndexArray) else task.indices

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -131,7 +131,9 @@ class Fetching:
 
     __slots__ = ("_first", "_generator", "_number", "drew_in_bulk", "epoch", "in_bulk", "indices", "samples", "seed")
 
-    def __init__(self, seed: int, epoch: int, indices: list[int], samples: list[Any], *, in_bulk: bool = False) -> None:
+    def __init__(
+        self, seed: int, epoch: int, indices: Sequence[int], samples: list[Any], *, in_bulk: bool = False
+    ) -> None:
         self.seed = seed
         self.epoch = epoch
         self._first = indices[:1]

@@ -86,6 +86,7 @@ RULES: dict[str, set[str]] = {
         "worker",
         "executors",
         "delivery",
+        "transport.index_array",
     },
     # For users only.
     "samplers": {"errors", "integers", "notices", "checks", "sampling", "ranks", "worker.generators"},
@@ -156,6 +157,7 @@ PURE = [
     "transport.bodies",
     "transport.fills",
     "transport.frames",
+    "transport.index_array",
     "transport.messages",
     "transport.names",
     "transport.reports",

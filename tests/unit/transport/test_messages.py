@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import _HEAD, Frame, Kind, pack_frame, unpack_frame
+from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import (
     NO_SLOT,
     Batch,
@@ -157,6 +158,13 @@ class OneWay:
 
     def __reduce__(self) -> Any:
         return int, ("no number",)
+
+
+@given(indices)
+def test_an_array_of_indices_arrives_as_a_list(indices: list[int]) -> None:
+    packed = IndexArray(np.array(indices, np.int64))
+    arrived = Task.unpack(frame_of(Task(1, 2, 3, 4, packed, (5,), (6, 7)).pack()))
+    assert arrived == Task(1, 2, 3, 4, packed.to_list(), (5,), (6, 7))
 
 
 @pytest.mark.parametrize(
