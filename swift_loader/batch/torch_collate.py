@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["collating_into", "registered_functions", "torch_collate", "use_in_default_collate"]
+__all__ = [
+    "REFUSALS",
+    "are_functions_torchs",
+    "collating_into",
+    "has_torch_dtype",
+    "keeps_scalars",
+    "registered_functions",
+    "stack_tensors",
+    "torch_collate",
+    "use_in_default_collate",
+    "write_arrays",
+]
 
 Leaves = Callable[..., Any]
 """Collates leaves of one type, as torch calls it: `function(batch, collate_fn_map=...)`."""
@@ -41,7 +52,7 @@ _SMALL_NBYTES = 1 << 16
 """Batches of tensors up to this size are stacked on the heap and copied: torch finds out itself whether their dtypes
 differ. The copy takes 5 us, and asking 256 tensors for their dtype 14 us. For larger batches, the copy costs more."""
 
-_REFUSALS = (TypeError, ValueError, RuntimeError, OverflowError)
+REFUSALS = (TypeError, ValueError, RuntimeError, OverflowError)
 """What torch and NumPy raise for leaves that can't be collated. torch's own function then says why."""
 
 _NUMBER_TYPES = (bool, int, float)
@@ -85,6 +96,19 @@ def collating_into(memory: BatchMemory | None) -> Iterator[None]:
         yield
     finally:
         _memory.reset(token)
+
+
+def are_functions_torchs() -> bool:
+    """Return whether `default_collate` uses torch's own functions, or ours in their place, and makes CPU tensors."""
+    import torch
+
+    return torch.empty(0).is_cpu and _are_torchs(tuple(_torchs().default_collate_fn_map.items()))
+
+
+@functools.lru_cache(maxsize=4)
+def _are_torchs(functions: tuple[tuple[Any, Leaves], ...]) -> bool:
+    modules = {_torchs().__name__, __name__}
+    return all(_is_one_of_torchs(kind) and _module_of(function) in modules for kind, function in functions)
 
 
 def registered_functions() -> dict[Any, Leaves]:
@@ -150,7 +174,7 @@ def _collate_tensors(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mappi
     if first.layout is torch.strided and first.is_cpu and not first.is_quantized:
         try:
             collated = _stacked(batch, _memory.get(), torch)
-        except _REFUSALS:
+        except REFUSALS:
             collated = None
     return own(batch, collate_fn_map=collate_fn_map) if collated is None else collated
 
@@ -164,6 +188,19 @@ def _stacked(tensors: Sequence[Any], memory: BatchMemory | None, torch: ModuleTy
         return batch
     batch = torch.stack(tensors, 0)
     return None if batch.dtype is not first.dtype or batch.requires_grad else _placed(batch, memory, torch)
+
+
+def stack_tensors(tensors: Sequence[Any], memory: BatchMemory) -> torch.Tensor | None:
+    """Return plain dense tensors as a batch in `memory`; None: they aren't, or only torch can stack them."""
+    import torch
+
+    first = tensors[0]
+    if type(first) is not torch.Tensor or first.layout is not torch.strided or not first.is_cpu or first.is_quantized:
+        return None
+    try:
+        return _stacked(tensors, memory, torch)
+    except REFUSALS:
+        return None
 
 
 def _are_of(kind: type[torch.Tensor], tensors: Sequence[Any]) -> bool:
@@ -186,7 +223,7 @@ def _collate_arrays(own: Leaves, batch: Sequence[Any], *, collate_fn_map: Mappin
     dtype = _torch_dtype(batch[0].dtype) if is_tensors_own and _are_alike(batch) else None
     if dtype is not None and torch.empty(0).is_cpu:  # the default device
         collated = (_memory.get() or HeapMemory()).empty_tensor((len(batch), *batch[0].shape), dtype)
-        if _write(collated.numpy(), batch):
+        if write_arrays(collated.numpy(), batch):
             return collated
     return own(batch, collate_fn_map=collate_fn_map)
 
@@ -198,7 +235,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
-    except _REFUSALS:
+    except REFUSALS:
         return None
 
 
@@ -211,8 +248,13 @@ def _are_alike(arrays: Sequence[Any]) -> bool:
     )
 
 
-def _write(rows: NDArray[Any], arrays: Sequence[Any]) -> bool:
-    """Write arrays into a batch; return False if torch refuses their strides."""
+def has_torch_dtype(dtype: np.dtype[Any]) -> bool:
+    """Return whether torch has a dtype for NumPy's."""
+    return _torch_dtype(dtype) is not None
+
+
+def write_arrays(rows: NDArray[Any], arrays: Sequence[Any]) -> bool:
+    """Write arrays of one dtype and shape into a batch; return False if torch refuses their strides."""
     # Contiguous arrays have the strides that torch accepts, but those of axes with one element may be anything.
     if min(arrays[0].shape, default=0) > 1 and join_into(rows, arrays):
         return True
@@ -245,10 +287,25 @@ def _as_tensor(own: Leaves, numbers: Sequence[Any], torch: ModuleType) -> torch.
         return None
 
 
+def keeps_scalars(kind: Any) -> bool:
+    """Return whether torch makes a tensor of NumPy's own dtype of scalars of this type of NumPy's."""
+    import torch
+
+    return _keeps_scalars(kind, torch.get_default_dtype())
+
+
+@functools.cache
+def _keeps_scalars(kind: Any, _default: torch.dtype) -> bool:
+    own = _torchs().collate_numpy_scalar_fn
+    largest = np.iinfo(kind).max if issubclass(kind, np.integer) else 1  # torch refuses some of 64 bits
+    like = _probe(own, [kind(largest)]) if issubclass(kind, (np.bool_, np.number)) else None
+    return like is not None and like.numpy().dtype == np.dtype(kind)
+
+
 def _probe(convert: Callable[[Any], torch.Tensor], leaf: Any) -> torch.Tensor | None:
     """Return what torch makes of a leaf; None: it refuses, or puts it on another device by default."""
     try:
         tensor = convert(leaf)
-    except _REFUSALS:
+    except REFUSALS:
         return None
     return tensor if tensor.is_cpu else None

@@ -13,7 +13,8 @@ from typing import Any
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from swift_loader.batch.torch_collate import registered_functions, torch_collate
+from swift_loader.batch.tensor_arrays import collate_to_send
+from swift_loader.batch.torch_collate import registered_functions
 from swift_loader.dataloader.changes import fingerprint
 from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
@@ -198,7 +199,7 @@ class WorkerStart:
             dataset_class=None,
             dataset_kwargs=None,
             dataset=loader.dataset,
-            collate_fn=torch_collate if loader.collate_fn is default_collate else loader.collate_fn,
+            collate_fn=collate_to_send if loader.collate_fn is default_collate else loader.collate_fn,
             batch_encoder=None,
             rng=wanted_rng(loader) if uses_threads else rng,
             on_error=OnError.RAISE,

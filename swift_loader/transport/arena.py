@@ -32,6 +32,8 @@ class Block:
     offset: int
     memory: NDArray[np.uint8]
     """`(nbytes,)`; a part of the slot, or separate memory if the slot was full."""
+    arrives_as_tensor: bool = False
+    """Whether the array in it becomes a tensor."""
 
 
 _NUMPYS = frozenset(
@@ -93,6 +95,12 @@ class Arena:
         self._handed_out[id(array)] = (array, block)
         return array
 
+    def empty_for_tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the same for an array that is sent as a tensor. torch has this dtype, and the array isn't empty."""
+        array = self.empty(shape, dtype)
+        self._handed_out[id(array)][1].arrives_as_tensor = True
+        return array
+
     def empty_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised contiguous tensor, which `find` knows from now on."""
         import torch
@@ -119,6 +127,12 @@ class Arena:
         """Return the block of an array or tensor that this arena made; None for any other."""
         known = self._handed_out.get(id(thing))
         return known[1] if known is not None else None
+
+    def rewind(self, used: int) -> None:
+        """Forget the blocks that were allocated since so many bytes were used."""
+        self.used = used
+        self._strays = [stray for stray in self._strays if stray.offset < used]
+        self._handed_out = {key: known for key, known in self._handed_out.items() if known[1].offset < used}
 
     @property
     def fits(self) -> bool:

@@ -85,6 +85,8 @@ class Encoder(pickle.Pickler):
 
     def _reduce_array(self, array: NDArray[Any]) -> Any:
         block = self._arena.find(array)
+        if block is not None and block.arrives_as_tensor:
+            return _rebuild_dense, (self._mark_block(block), array.dtype.str, array.shape)
         if block is None and array.nbytes <= _MAX_NBYTES_IN_BAND and (array.ndim <= 1 or array.flags.c_contiguous):
             return np.ndarray, (array.shape, array.dtype, bytearray(array.tobytes()))
         order: Literal["C", "F"] = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
@@ -117,6 +119,10 @@ class Encoder(pickle.Pickler):
             return _rebuild_sparse, (*parts, tensor.values(), tuple(tensor.shape), layout, tensor.requires_grad)
         block = self._arena.find(tensor)
         stride = tensor.stride()
+        if block is not None and not tensor.requires_grad and tensor.is_contiguous() and len(block.memory):
+            numpys = numpy_dtype(str(tensor.dtype)[len("torch.") :], tensor.ndim)
+            if numpys is not None:
+                return _rebuild_dense, (self._mark_block(block), numpys.str, tuple(tensor.shape))
         if block is None:
             dense, stride = _dense(tensor.detach().resolve_conj().resolve_neg())
             block = self._arena.place(dense.view(torch.uint8).numpy())
@@ -196,6 +202,12 @@ def _identity(thing: object) -> object:
 
 def _rebuild_array(buffer: NDArray[np.uint8], dtype: str | np.dtype[Any], shape: tuple[int, ...], order: Any) -> Any:
     return np.ndarray(shape, dtype, buffer, 0, None, order)
+
+
+def _rebuild_dense(buffer: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(np.ndarray(shape, dtype, buffer))
 
 
 def _rebuild_tensor(
