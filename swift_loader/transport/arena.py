@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -67,8 +67,15 @@ def _numpys(dtype: torch.dtype, ndim: int) -> np.dtype[Any] | None:
 class Arena:
     """Allocates blocks of `(capacity,) uint8`, and remembers them."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, memory: NDArray[np.uint8], *, copies_late: bool = False) -> None:
+        """Begin with memory of which nothing is used.
+
+        Args:
+            memory: `(capacity,) uint8`.
+            copies_late: What is placed is copied by `move_to`. Nobody may change it until then.
+        """
         self._memory = memory
+        self._copies_late = copies_late
         self._strays: list[Block] = []
         self._handed_out: dict[int, tuple[object, Block]] = {}
         self.used = 0
@@ -76,14 +83,22 @@ class Arena:
 
     def allocate(self, nbytes: int) -> Block:
         """Return `nbytes` of uninitialised memory."""
+        offset = self._advance(nbytes)
+        end = offset + nbytes
+        if end <= len(self._memory):
+            return Block(offset, self._memory[offset:end])
+        return self._stray(offset, np.empty(nbytes, np.uint8))
+
+    def _advance(self, nbytes: int) -> int:
+        """Return the offset of the next block, of so many bytes."""
         offset = self.used
         if offset:
             failpoint(Failpoint.WORKER_SLOT_WRITE)
-        end = offset + nbytes
-        self.used = -(-end // ALIGNMENT) * ALIGNMENT
-        if end <= len(self._memory):
-            return Block(offset, self._memory[offset:end])
-        stray = Block(offset, np.empty(nbytes, np.uint8))
+        self.used = -(-(offset + nbytes) // ALIGNMENT) * ALIGNMENT
+        return offset
+
+    def _stray(self, offset: int, memory: NDArray[np.uint8]) -> Block:
+        stray = Block(offset, memory)
         self._strays.append(stray)
         return stray
 
@@ -119,8 +134,20 @@ class Arena:
 
     def place(self, data: NDArray[np.uint8]) -> Block:
         """Copy `(nbytes,) uint8` into the arena and return its block."""
+        if self._copies_late:
+            return self._stray(self._advance(len(data)), data)
         block = self.allocate(len(data))
         block.memory[:] = data
+        return block
+
+    def place_array(self, array: NDArray[Any], order: Literal["C", "F"]) -> Block:
+        """Copy an array into the arena, its elements in C or Fortran order, and return its block."""
+        in_order = array.T if order == "F" else array
+        if self._copies_late and array.nbytes and in_order.flags.c_contiguous:
+            return self.place(in_order.reshape(-1).view(np.uint8))
+        block = self.allocate(array.nbytes)
+        target: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer=block.memory, order=order)
+        target[...] = array
         return block
 
     def find(self, thing: object) -> Block | None:

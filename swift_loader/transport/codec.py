@@ -73,18 +73,21 @@ def encode_with_code(content: object, note: Callable[[object], object]) -> tuple
         content: Anything that pickle can serialise, and code, locks and the like that scripts hold.
         note: Is called with each class and function that is sent by value.
 
+    Returns:
+        The structure, and an arena that refers to the content's own memory until it is moved.
+
     Raises:
         EncodeError: The code can't be sent, because of a global variable that it uses or an attribute of a class.
         Exception: The content can't be sent.
     """
     from swift_loader.transport.code import CodeEncoder
 
-    stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8))
+    stream, arena = io.BytesIO(), Arena(np.empty(0, np.uint8), copies_late=True)
     encoder = CodeEncoder(stream, arena, _number_of_nothing, note, sends_code=False)
     try:
         encoder.dump(content)
     except CodeNeeded:
-        arena = Arena(np.empty(0, np.uint8))
+        arena = Arena(np.empty(0, np.uint8), copies_late=True)
         return _encode_with_code(content, arena, _number_of_nothing, note), arena
     return encoder.encoded(stream), arena
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +91,7 @@ class Encoder(pickle.Pickler):
             return np.ndarray, (array.shape, array.dtype, bytearray(array.tobytes()))
         order: Literal["C", "F"] = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         if block is None:
-            block = self._arena.allocate(array.nbytes)
-            target: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer=block.memory, order=order)
-            target[...] = array
+            block = self._arena.place_array(array, order)
         dtype = array.dtype
         named = dtype.str if dtype.kind in _PLAIN_KINDS and not dtype.metadata and not dtype.subdtype else dtype
         return _rebuild_array, (self._mark_block(block), named, array.shape, order)
@@ -140,7 +138,7 @@ class Encoder(pickle.Pickler):
         raise CodeNeeded
 
     def _mark_block(self, block: Block) -> pickle.PickleBuffer:
-        return self._buffers.mark((block.offset, len(block.memory)), pickle.PickleBuffer(cast(Any, block.memory)))
+        return self._buffers.mark((block.offset, len(block.memory)), pickle.PickleBuffer(bytearray(1)))
 
 
 class _Buffers:

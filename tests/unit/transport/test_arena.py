@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -133,3 +134,35 @@ def test_what_is_written_to_an_array_is_in_its_block() -> None:
     assert memory[:5].tolist() == [9] * 5
     assert memory[64:76].view("<i4").tolist() == [1, 2, 3]
     assert memory[128:132].view("<i2").tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12).reshape(3, 4),
+        np.asfortranarray(np.arange(12).reshape(3, 4)),
+        np.arange(12).reshape(3, 4)[:, ::2],
+        np.array(5.0),
+        np.empty((0, 3)),
+        np.array([(1, 2.0)], "i4,f8"),
+        np.array([1], "M8[s]"),
+    ],
+    ids=lambda array: f"{array.shape} {array.dtype}",
+)
+def test_what_is_copied_late_arrives_with_its_values(array: NDArray[Any], writeable: bool) -> None:
+    array.flags.writeable = writeable
+    order: Literal["C", "F"] = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    arena = Arena(np.empty(0, np.uint8), copies_late=True)
+    block = arena.place_array(array, order)
+    slot = np.empty(arena.used, np.uint8)
+    arena.move_to(slot)
+    arrived = np.ndarray(array.shape, array.dtype, slot, block.offset, None, order)
+    assert arrived.tobytes() == array.tobytes()
+    assert not arena.used or arena.used >= array.nbytes
+
+
+def test_large_arrays_are_copied_once_if_they_are_copied_late() -> None:
+    array = np.arange(1000)
+    block = Arena(np.empty(0, np.uint8), copies_late=True).place_array(array, "C")
+    assert np.shares_memory(block.memory, array)
