@@ -25,6 +25,9 @@ SPARE_SEGMENTS = 8
 FIRST_WORKERS = 4
 """Forked before the loader starts. The others are forked while these build batches. A fork takes some ms."""
 
+FIRST_TORCH_WORKERS = 1
+"""The same for torch's workers: their loader waits for nothing when it starts, so the first batch comes earlier."""
+
 FORK_LIMIT_S = 30.0
 """A template that doesn't fork within this time hangs and is replaced."""
 
@@ -42,10 +45,14 @@ class Workers:
         self.all: dict[int, WorkerHandle] = {}
         """By serial number. Replaced as a whole, under the thread's lock, so that any thread may read it."""
 
+    @property
+    def _num_first(self) -> int:
+        return FIRST_WORKERS if self._templates.spec.options.torch is None else FIRST_TORCH_WORKERS
+
     def start_first(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""
         if self._templates.are_forkable:
-            for worker_id in range(min(FIRST_WORKERS, self._options.num_workers)):
+            for worker_id in range(min(self._num_first, self._options.num_workers)):
                 self.start(worker_id)
         else:
             self._turn_all_into_workers()
@@ -56,7 +63,7 @@ class Workers:
     def start_others(self) -> None:
         """Have the workers started that `start_first` left. Returns at once. Any thread."""
         if self._templates.are_forkable:
-            self._thread.submit(partial(self._start_other, FIRST_WORKERS))
+            self._thread.submit(partial(self._start_other, self._num_first))
 
     def _start_other(self, worker_id: int) -> None:
         if worker_id < self._options.num_workers and self._thread.is_open:
