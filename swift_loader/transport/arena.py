@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,10 +20,14 @@ from swift_loader.failpoints import Failpoint, failpoint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALIGNMENT", "Arena", "Block", "numpy_dtype"]
+__all__ = ["ALIGNMENT", "MIN_FIRST_BYTES", "Arena", "Block", "numpy_dtype"]
 
 ALIGNMENT = 64
 """Bytes: a cache line. Vector instructions and the GPU's copy engines work best with this alignment."""
+
+
+MIN_FIRST_BYTES = 1 << 20
+"""A smaller block is rather copied than given a slot that the whole batch may not fit into."""
 
 
 @dataclass(slots=True)
@@ -67,14 +72,23 @@ def _numpys(dtype: torch.dtype, ndim: int) -> np.dtype[Any] | None:
 class Arena:
     """Allocates blocks of `(capacity,) uint8`, and remembers them."""
 
-    def __init__(self, memory: NDArray[np.uint8], *, copies_late: bool = False) -> None:
+    def __init__(
+        self,
+        memory: NDArray[np.uint8],
+        *,
+        more: Callable[[int], NDArray[np.uint8] | None] | None = None,
+        copies_late: bool = False,
+    ) -> None:
         """Begin with memory of which nothing is used.
 
         Args:
             memory: `(capacity,) uint8`.
+            more: Returns memory of at least so many bytes, or None. Called for the first block, if `memory` is empty
+                and the block is large.
             copies_late: What is placed is copied by `move_to`. Nobody may change it until then.
         """
         self._memory = memory
+        self._more = more
         self._copies_late = copies_late
         self._strays: list[Block] = []
         self._handed_out: dict[int, tuple[object, Block]] = {}
@@ -85,6 +99,8 @@ class Arena:
         """Return `nbytes` of uninitialised memory."""
         offset = self._advance(nbytes)
         end = offset + nbytes
+        if not offset and not len(self._memory) and nbytes >= MIN_FIRST_BYTES and self._more is not None:
+            self._memory = memory if (memory := self._more(nbytes)) is not None else self._memory
         if end <= len(self._memory):
             return Block(offset, self._memory[offset:end])
         return self._stray(offset, np.empty(nbytes, np.uint8))

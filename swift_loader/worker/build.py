@@ -142,15 +142,15 @@ class BatchBuilder:
         failpoint(Failpoint.WORKER_FETCHED)
         times = _StageTimes(start, time.perf_counter_ns(), 0)
         expected = self._expected_nbytes()
-        slot, memory = _take(store, expected) if expected else (NO_SLOT, _EMPTY)
+        held = _HeldSlot(store, expected)
         try:
-            arena = Arena(memory)
+            arena = Arena(held.memory, more=held.take_for)
             encoded = self._collate_and_encode(fetched.samples, arena, times)
             failpoint(Failpoint.WORKER_BEFORE_COMMIT)
-            slot, meta_offset, inline = _move_into_one_slot(store, slot, arena, encoded)
+            slot, meta_offset, inline = _move_into_one_slot(store, held.slot, arena, encoded)
         except BaseException:
-            if slot != NO_SLOT:
-                store.release(slot)
+            if held.slot != NO_SLOT:
+                store.release(held.slot)
             raise
         self._sizes.append(arena.used)
         self.failures = fetched.failures
@@ -192,6 +192,23 @@ class BatchBuilder:
         """Return the second largest of the last sizes: a single outlier must not make all slots that large."""
         ordered = sorted(self._sizes)
         return ordered[-2] if len(ordered) > 1 else ordered[0]
+
+
+class _HeldSlot:
+    """The slot that a batch is begun in; `NO_SLOT` while there is none."""
+
+    def __init__(self, store: SlotStore, nbytes: int) -> None:
+        """Take a slot for so many bytes; 0: none yet."""
+        self._store = store
+        self.slot, self.memory = _take(store, nbytes) if nbytes else (NO_SLOT, _EMPTY)
+
+    def take_for(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Take a slot for the batch's first block, and return its memory; None if there is none."""
+        try:
+            self.slot, self.memory = self._store.take(nbytes)
+        except SharedMemoryFull:  # raised again when the whole batch needs a slot
+            return None
+        return self.memory
 
 
 def _as_given(collate_fn: Callable[..., Any] | None) -> Collate:

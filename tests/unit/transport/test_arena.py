@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from swift_loader.transport.arena import ALIGNMENT, Arena, Block
+from swift_loader.transport.arena import ALIGNMENT, MIN_FIRST_BYTES, Arena, Block
 
 ARRAY_DTYPES = [np.dtype(dtype) for dtype in ("u1", "f8", "M8[s]", ">i4", "U5", [("a", "i1"), ("b", "f8")])]
 TENSOR_DTYPES = [
@@ -166,3 +166,34 @@ def test_large_arrays_are_copied_once_if_they_are_copied_late() -> None:
     array = np.arange(1000)
     block = Arena(np.empty(0, np.uint8), copies_late=True).place_array(array, "C")
     assert np.shares_memory(block.memory, array)
+
+
+def test_a_large_first_block_is_in_memory_that_is_asked_for_then() -> None:
+    asked: list[int] = []
+
+    def more(nbytes: int) -> NDArray[np.uint8]:
+        asked.append(nbytes)
+        return memory_of(nbytes + 100)
+
+    arena = Arena(memory_of(0), more=more)
+    first, second, third = (arena.allocate(nbytes) for nbytes in (MIN_FIRST_BYTES, 50, MIN_FIRST_BYTES))
+    assert asked == [MIN_FIRST_BYTES]
+    assert np.shares_memory(first.memory, second.memory.base if second.memory.base is not None else first.memory)
+    assert not arena.fits
+    assert third.offset == MIN_FIRST_BYTES + ALIGNMENT
+
+
+@pytest.mark.parametrize(("capacity", "nbytes"), [(0, MIN_FIRST_BYTES - 1), (1, MIN_FIRST_BYTES)])
+def test_nothing_is_asked_for_a_small_block_or_if_there_was_memory(capacity: int, nbytes: int) -> None:
+    arena = Arena(memory_of(capacity), more=lambda _: pytest.fail("asked"))
+    arena.allocate(nbytes)
+    assert not arena.fits
+
+
+def test_a_block_is_separate_if_there_is_no_more_memory() -> None:
+    arena = Arena(memory_of(0), more=lambda _: None)
+    arena.allocate(MIN_FIRST_BYTES)
+    assert not arena.fits
+    slot = memory_of(arena.used)
+    arena.move_to(slot)
+    assert arena.fits

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from swift_loader.errors import SharedMemoryFull
+from swift_loader.transport.arena import MIN_FIRST_BYTES
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage
@@ -75,6 +76,25 @@ def test_each_batch_is_in_one_slot() -> None:
     for step, batch in enumerate(batches):
         assert (store.read(batch)[:, 0] == range(4 * step, 4 * step + 4)).all()
         assert 4 * 8000 <= batch.used_nbytes <= len(store.memory[batch.slot])
+
+
+@pytest.mark.parametrize("collate_fn", [None, np.stack], ids=["into the slot", "elsewhere"])
+def test_a_large_first_batch_takes_its_slot_at_once(collate_fn: Any) -> None:
+    builder, store = builder_of(Rows(lambda _: MIN_FIRST_BYTES // 8), collate_fn=collate_fn), Store()
+    batch = builder.build(store, Task(1, 0, 0, 0))
+    assert (len(store.memory), store.taken) == (1, {batch.slot})
+    assert (store.read(batch)[:, 0] == range(4)).all()
+
+
+def test_a_large_first_batch_that_fails_leaves_no_slot_behind() -> None:
+    def collate(samples: list[Any], memory: Any) -> Any:
+        memory.empty((MIN_FIRST_BYTES,), np.uint8)
+        raise ValueError(len(samples))
+
+    builder, store = builder_of(Rows(), collate_fn=collate), Store()
+    with pytest.raises(BuildError):
+        builder.build(store, Task(1, 0, 0, 0))
+    assert (len(store.memory), store.taken) == (1, set())
 
 
 def test_a_batch_that_outgrows_its_slot_moves_to_a_larger_one() -> None:
