@@ -52,6 +52,8 @@ class Root:
         self.place = place
         self.refusal: RootRefused | None = None
         """Why it forks no more. Written once, by its thread."""
+        self.imported: frozenset[str] = frozenset()
+        """The modules that it was asked to import, and has imported. Replaced by its thread."""
         self._launch = launch
         self._thread = EventLoopThread(lambda: None, self._end_with, "swift_loader-root")
         self._process: subprocess.Popen[bytes] | None = None
@@ -195,7 +197,8 @@ class Root:
         frame = unpack_frame(memoryview(data))
         if frame.kind is Kind.FORKED:
             forked = Forked.unpack(frame)
-            _, blank, answer = self._asked.pop(forked.worker)
+            modules, blank, answer = self._asked.pop(forked.worker)
+            self.imported |= set(modules)
             assert blank is not None
             assert answer is not None
             blank.pid = forked.pid
@@ -205,7 +208,8 @@ class Root:
             exited = Exited.unpack(frame)
             self._templates.pop(exited.worker).exited.set_result(exited.exit_code)
         elif frame.kind is Kind.WARMED:
-            self._asked.pop(Warmed.unpack(frame).serial)
+            modules, *_ = self._asked.pop(Warmed.unpack(frame).serial)
+            self.imported |= set(modules)
         elif frame.kind is Kind.REFUSED:
             refused = Refused.unpack(frame)
             modules, *_ = self._asked[refused.serial]

@@ -68,6 +68,26 @@ class Roots:
             root = self._root_for(launch, may_start=may_start)
             return None if root is None else root.fork(modules)
 
+    def fork_ahead(
+        self, launch: Launch, modules: tuple[str, ...]
+    ) -> tuple[Future[BlankTemplate], frozenset[str]] | None:
+        """Ask for a template before it is known which modules it will need. Returns at once.
+
+        Args:
+            launch: The environment that the template must have.
+            modules: Those that are known already.
+
+        Returns:
+            The future, as that of `fork`, and modules that the template will have. None if there is no root that has
+            imported those that are known.
+        """
+        with self._lock:
+            self._look_after()
+            root = self._root_for(launch, may_start=False) if _are_on() else None
+            if root is None or not root.imported or not root.imported.issuperset(modules):
+                return None
+            return root.fork(modules), root.imported
+
     def give_up(self, modules: tuple[str, ...]) -> None:
         """Kill the root, because it takes too long to import modules."""
         with self._lock:

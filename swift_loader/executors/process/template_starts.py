@@ -6,6 +6,8 @@ it starts an interpreter. All get the same environment, recorded when the loader
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from swift_loader.executors.process.blank_template import BlankTemplate, discard
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
@@ -26,16 +28,22 @@ class TemplateStarts:
     """Starts interpreters and asks for forks of the root, in one recorded environment."""
 
     def __init__(self, launch: Launch, modules: tuple[str, ...], start_method: StartMethod) -> None:
-        """Start nothing yet.
+        """Ask the root for the first template, if it is likely to have what is needed.
 
         Args:
             launch: The environment. Closed with this object.
-            modules: What a template will import, as far as it is known.
+            modules: What a template will import, as far as it is known yet.
             start_method: `SPAWN` never uses the root.
         """
         self._launch = launch
         self._modules = modules
         self._uses_root = start_method is StartMethod.TEMPLATE
+        self._ahead = ROOTS.fork_ahead(launch, modules) if self._uses_root else None
+        """A fork that was asked for while the payload was written, and the modules that it has."""
+
+    def need(self, modules: tuple[str, ...]) -> None:
+        """Note what templates will import besides. Called before `next`, if at all."""
+        self._modules = tuple(dict.fromkeys((*self._modules, *modules)))
 
     def descriptors(self) -> list[int]:
         """Return the descriptor that it owns."""
@@ -46,7 +54,8 @@ class TemplateStarts:
         return self._launch.is_current()
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor, and let a fork exit that wasn't used."""
+        self._take_ahead(None)
         self._launch.close()
 
     def next(self, thread: EventLoopThread, *, is_first: bool) -> tuple[Start, BlankTemplate | None]:
@@ -65,7 +74,8 @@ class TemplateStarts:
     def _fork_root(self, thread: EventLoopThread, *, is_first: bool) -> BlankTemplate | None:
         """Return a fork of the root. None if there is no root for this loader."""
         for _ in range(_MAX_ROOTS):
-            request = ROOTS.fork(self._launch, self._modules, may_start=is_first)
+            request = self._take_ahead(frozenset(self._modules))
+            request = request or ROOTS.fork(self._launch, self._modules, may_start=is_first)
             if request is None:
                 return None
             request.add_done_callback(lambda _: thread.loop.wake())
@@ -79,6 +89,17 @@ class TemplateStarts:
                 ROOTS.give_up(self._modules)
             elif request.exception() is None:
                 return request.result()
+        return None
+
+    def _take_ahead(self, needed: frozenset[str] | None) -> Future[BlankTemplate] | None:
+        """Return the fork that was asked for ahead, if it has these modules. Else, or for None, let it exit."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        request, modules = ahead
+        if needed is not None and needed <= modules:
+            return request
+        request.add_done_callback(discard)
         return None
 
     def __repr__(self) -> str:

@@ -89,15 +89,20 @@ class Templates:
             self._fork = TrainerFork(self.spec)
             self.definitions = self._fork.definitions
             return
-        layout, descriptor, self.definitions = self._write_payload()
-        modules = tuple(dict.fromkeys((*self.spec.modules, *modules_of(layout, descriptor))))
+        starts = TemplateStarts(Launch.of_this_process(), self.spec.modules, self.spec.options.start_method)
+        try:
+            layout, descriptor, self.definitions = self._write_payload()
+        except BaseException:
+            starts.close()
+            raise
+        starts.need(modules_of(layout, descriptor))
         with self._thread.lock:
             is_open = self._thread.is_open
             if is_open:
-                self._payload = layout, descriptor
-                self._starts = TemplateStarts(Launch.of_this_process(), modules, self.spec.options.start_method)
+                self._payload, self._starts = (layout, descriptor), starts
         if not is_open:
             os.close(descriptor)
+            starts.close()
             raise LoaderClosed("the loader was closed; make a new one")
 
     @property

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from swift_loader.executors.process import template_starts
+from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.root import RootRefused
 from swift_loader.executors.process.roots import SWITCH, Roots
 from swift_loader.worker.import_guard import importing
+from swift_loader.worker.spec import StartMethod
 
 
 @pytest.fixture
@@ -55,6 +58,56 @@ def test_a_later_fork_needs_a_root_in_its_environment(
     monkeypatch.setenv("MINE", "1")
     roots.warm(())
     assert roots.fork(launch, (), may_start=False) is None
+
+
+def test_a_fork_ahead_has_what_the_root_was_seen_to_import(roots: Roots, launch: Launch) -> None:
+    assert roots.fork_ahead(launch, ("json",)) is None
+    request = roots.fork(launch, ("json", "wave"), may_start=True)
+    assert request is not None
+    assert roots.fork_ahead(launch, ("json",)) is None or request.done()
+    request.result(30).close()
+    ahead = roots.fork_ahead(launch, ("json",))
+    assert ahead is not None
+    assert ahead[1] >= {"json", "wave"}
+    assert roots.fork_ahead(launch, ("json", "aifc")) is None
+    ahead[0].result(30).close()
+
+
+@pytest.mark.parametrize(("needed", "is_used"), [((), True), (("wave",), True), (("chunk",), False)])
+def test_a_fork_ahead_is_used_if_it_has_all_modules_and_exits_otherwise(
+    needed: tuple[str, ...], is_used: bool, roots: Roots, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_starts, "ROOTS", roots)
+    first = roots.fork(launch, ("json", "wave"), may_start=True)
+    assert first is not None
+    first.result(30).close()
+    starts = template_starts.TemplateStarts(launch.copy(), ("json",), StartMethod.TEMPLATE)
+    assert starts._ahead is not None
+    ahead = starts._ahead[0]
+    starts.need(needed)
+    thread = EventLoopThread(lambda: None, lambda _: None)
+    try:
+        _, blank = thread.call(lambda: starts.next(thread, is_first=True)).result(30)
+        assert blank is not None
+        assert (ahead.result(30) is blank) == is_used
+        blank.close()
+        assert ahead.result(30).wait(30) == blank.wait(30) == 0
+    finally:
+        thread.end()
+        thread.loop.close()
+        starts.close()
+
+
+def test_a_fork_ahead_that_nobody_asks_for_exits(roots: Roots, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_starts, "ROOTS", roots)
+    first = roots.fork(launch, ("json",), may_start=True)
+    assert first is not None
+    first.result(30).close()
+    starts = template_starts.TemplateStarts(launch.copy(), ("json",), StartMethod.TEMPLATE)
+    assert starts._ahead is not None
+    ahead = starts._ahead[0]
+    starts.close()
+    assert ahead.result(30).wait(30) == 0
 
 
 def test_who_was_asked_before_a_root_retires_still_gets_a_fork(
