@@ -204,6 +204,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
         marks = Marks.of(self)
         workers = self._shelf.take(marks)
+        if workers is not None and resume is not None and self.persistent_workers:
+            workers.close()  # their generators and datasets have gone on since the state was saved
+            workers = None
         kept_seed = workers.base_seed if workers is not None else None
         if resume is not None and resume.num_workers and resume.draws.is_over:
             kept_seed = resume.draws.base_seed

@@ -156,10 +156,10 @@ class Draws:
         if before is not None:
             self._untold = before, GlobalStates.of_all()
 
-    def _begin_again(self) -> Iterator[Any]:
+    def _begin_again(self, state: DrawsState | None = None) -> Iterator[Any]:
         """Do what torch does once more when it has started workers. A sampler may draw when it is iterated."""
         draw_pipe_seed(self._dataset, self._generator)  # for nothing: the workers have the first one
-        return self._source.iterate()
+        return self._source.iterate() if state is None else self._source.iterate(state.sampler_state)
 
     def _draw_base_seed(self) -> int:
         seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
@@ -194,10 +194,10 @@ class Draws:
         with self._used.applied(), at_epochs(self._source.samplers, epochs):
             self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
             iterator = self._source.iterate(state.sampler_state, state.sampler_epochs)
-            if state.draws_seed:
-                self._draw_base_seed()
+            if state.draws_seed and (self._generator is not None or self._used.torch_state is not None):
+                self._draw_base_seed()  # else nobody draws from its generator again
             if state.begins_twice:
-                iterator = self._begin_again()
+                iterator = self._begin_again(state)
             for _ in range(num_again):
                 next(iterator, None)
             before = self._used.now()

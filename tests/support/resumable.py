@@ -30,7 +30,7 @@ from swift_loader import (
 from tests.support.chains import Make
 from tests.support.helpers import LIKE_A_FORK
 
-__all__ = ["DRAWING", "SAMPLED", "STREAMS", "Drawing", "streaming"]
+__all__ = ["DRAWING", "SAMPLED", "STREAMS", "Drawing", "Shards", "streaming"]
 
 NUM_SAMPLES = 103
 LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
@@ -80,6 +80,35 @@ class NumpySampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         for _ in range(NUM_SAMPLES):
             yield int(np.random.randint(NUM_SAMPLES))
+
+
+class StatefulIterator:
+    """Counts backwards. Has a state."""
+
+    def __init__(self) -> None:
+        self.left = NUM_SAMPLES
+
+    def __iter__(self) -> StatefulIterator:
+        return self
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+    def state_dict(self) -> dict[str, int]:
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.left = state["left"]
+
+
+class StatefulIterators(Sampler[int]):
+    """Has no state, but its iterators do."""
+
+    def __iter__(self) -> Iterator[int]:
+        return StatefulIterator()
 
 
 class MixedBatchSampler(Sampler[list[int]]):
@@ -169,6 +198,8 @@ SAMPLED: dict[str, Make] = {
     "all generators": _of(lambda: {"batch_sampler": MixedBatchSampler()}),
     "batches in a list": _of(lambda: {"batch_sampler": [[3 * n % 103, 7 * n % 103] for n in range(26)]}),
     "shuffled batches": _of(lambda: {"batch_sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=True)}),
+    "iterators with a state": _of(lambda: {"batch_size": 4, "sampler": StatefulIterators()}),
+    "single samples, iterators with a state": _of(lambda: {"batch_size": None, "sampler": StatefulIterators()}),
     "single samples": _of(lambda: {"batch_size": None, "shuffle": True}),
     "single batches": _of(
         lambda: {"batch_size": None, "sampler": BatchSampler(RandomSampler(Numbers()), 4, drop_last=False)},

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from swift_loader import StateMismatch
-from tests.support.chains import Chain, plain, run_whole
+from swift_loader import DataLoader, StateMismatch
+from swift_loader.dataloader.generators import GlobalStates
+from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.helpers import exhaustive, slow
-from tests.support.resumable import DRAWING, SAMPLED, STREAMS, streaming
+from tests.support.resumable import DRAWING, SAMPLED, STREAMS, Shards, streaming
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -33,7 +36,7 @@ def test_a_sampler_continues_after_50_stops_with_other_numbers_of_workers(name: 
     assert Chain(SAMPLED[name], (0, 1, 2, 3), restores_generators).run(NUM_STOPS, NUM_EPOCHS) == whole
 
 
-@pytest.mark.parametrize("name", ["shuffle", "np.random", "buckets"])
+@pytest.mark.parametrize("name", ["shuffle", "np.random", "buckets", "single samples, iterators with a state"])
 def test_a_sampler_continues_after_a_few_stops_with_other_numbers_of_workers(name: str) -> None:
     whole = run_whole(SAMPLED[name], 1, 3)
     assert Chain(SAMPLED[name], (0, 1, 2)).run(4, 3) == whole
@@ -65,6 +68,37 @@ def test_a_stream_of_datasets_continues_after_50_stops(kind: str, num_workers: i
     make = streaming(kind)
     whole = run_whole(make, num_workers, NUM_EPOCHS)
     assert Chain(make, (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+@pytest.mark.parametrize("name", ["in order", "shuffle", "np.random", "own shuffle", *STREAMS])
+def test_resuming_leaves_the_global_generators_as_they_are(name: str) -> None:
+    make = {**SAMPLED, **STREAMS}[name]
+    loader = make(0)
+    next(iter(loader))
+    resumed = make(0)
+    resumed.load_state_dict(loader.state_dict())
+    seed_all(5)
+    iterator = iter(resumed)
+    expected = GlobalStates.of_all()
+    seed_all(5)
+    assert expected.matches(GlobalStates.of_all())
+    del iterator
+
+
+class Dice(Shards):
+    """Its workers draw what they give."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(1000, ())) for _ in range(20))
+
+
+def test_a_loader_that_keeps_its_workers_goes_back_to_the_beginning_of_an_epoch() -> None:
+    loader = DataLoader(Dice(), num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    iterator = iter(loader)
+    state = loader.state_dict()
+    first = [plain(batch) for batch in iterator]
+    loader.load_state_dict(state)
+    assert [plain(batch) for batch in loader] == first
 
 
 def test_a_stream_in_the_middle_refuses_another_number_of_workers() -> None:
