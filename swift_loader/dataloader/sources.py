@@ -13,13 +13,23 @@ __all__ = ["IndexQueue", "StreamRounds"]
 class IndexQueue:
     """Work that the loop's thread has drawn. A sampler is the user's code, so no other thread may run it."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, num_workers: int, *, in_order: bool) -> None:
+        """Be empty.
+
+        Args:
+            epoch: Of the work.
+            num_workers: How many workers there are.
+            in_order: Whether worker i builds every n-th batch from batch i on, as with torch. Then a dataset that has a
+                generator of its own in each worker draws the same in each run. False: any worker builds any batch.
+        """
         self._epoch = epoch
+        self._num_workers = num_workers if in_order else 0
         self._drawn: deque[IndexWork] = deque()
 
     def put(self, step: int, indices: Any) -> None:
         """Add the next batch."""
-        self._drawn.append(IndexWork(self._epoch, step, indices))
+        worker_id = step % self._num_workers if self._num_workers else None
+        self._drawn.append(IndexWork(self._epoch, step, indices, worker_id))
 
     def next(self) -> IndexWork | None:
         """Return the next work; None if nothing more is drawn yet."""

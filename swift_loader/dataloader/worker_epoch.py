@@ -63,7 +63,7 @@ class IndexEpoch:
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
         self._in_use = _WorkersInUse(self, workers, shelf)
-        self._queue = IndexQueue(draws.epoch)
+        self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.max_in_flight
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.work import StreamWork, Work
+from swift_loader.scheduler.work import PlannedWork, Work
 
 __all__ = ["MAX_TASKS", "Limits", "Queue", "Queues"]
 
@@ -172,9 +172,9 @@ class Queues:
     def pick(self, work: Work, max_ready: float) -> int | None:
         """Return the worker with the least to do among those that have room and may build this.
 
-        Only one worker may build a batch of a stream. So the batch may as well wait there.
+        A batch that only one worker may build may as well wait there.
         """
-        worker_id = work.worker_id if isinstance(work, StreamWork) else None
+        worker_id = None if isinstance(work, PlannedWork) else work.worker_id
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
         share = self.limits.share(len(self._queues)) if len(self._queues) >= self.limits.num_expected else 1
         least: tuple[int, int, int] | None = None

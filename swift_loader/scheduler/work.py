@@ -1,8 +1,8 @@
 """What the scheduler hands out to workers: which samples form a batch.
 
-    PlannedWork   (epoch, step)               the worker computes the indices, so nothing is sent or kept
-    IndexWork     (epoch, step, indices)      a sampler chose the keys; kept until delivered, to rebuild a lost batch
-    StreamWork    (epoch, step, worker_id, turn)  a batch of a stream's shard, which only that worker can build
+    PlannedWork   (epoch, step)                      the worker computes the indices, so nothing is sent or kept
+    IndexWork     (epoch, step, indices, worker_id)  a sampler chose the keys; kept until delivered, if it gets lost
+    StreamWork    (epoch, step, worker_id, turn)     a batch of a stream's shard, which only that worker can build
 
 A source hands out work in the order of delivery.
 """
@@ -34,6 +34,8 @@ class IndexWork(NamedTuple):
     step: int
     indices: Any
     """A list or an `IndexArray` of dataset indices, other keys of the dataset, or a single key."""
+    worker_id: int | None = None
+    """The only worker that may build it. None: any worker."""
 
     @property
     def key(self) -> Hashable:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.queues import MAX_TASKS, Limits, Queues
-from swift_loader.scheduler.work import PlannedWork, StreamWork
+from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork
 
 LIMITS = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
 WORK = PlannedWork(0, 0)
@@ -105,6 +105,12 @@ def test_only_the_worker_of_a_shard_builds_its_batches() -> None:
     queues = queues_of(3)
     queues.push(2, (0, 0))
     assert [queues.pick(StreamWork(0, 1, worker_id, 0), 100) for worker_id in (0, 1, 2, 3)] == [0, 1, 2, None]
+
+
+def test_only_the_worker_that_a_samplers_batch_names_builds_it() -> None:
+    queues = queues_of(2)
+    queues.push(1, (0, 0))
+    assert [queues.pick(IndexWork(0, 1, [5], worker_id), 100) for worker_id in (None, 0, 1, 2)] == [0, 0, 1, None]
 
 
 @given(st.lists(st.integers(0, 5), max_size=6))
