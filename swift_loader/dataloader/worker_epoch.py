@@ -8,10 +8,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.draws import Drawn, Draws
+from swift_loader.dataloader.early_draws import num_early_draws
 from swift_loader.dataloader.shards import Shards
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.dataloader.workers import LoaderWorkers, WorkerShelf
+from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
@@ -65,6 +66,8 @@ class IndexEpoch:
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.max_in_flight
+        self._torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
+        self._num_early = num_early_draws(loader)
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
         self._has_drawn_all = False
@@ -79,12 +82,12 @@ class IndexEpoch:
         self._states: dict[int, tuple[Any, Any] | None] = {}
         """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
         self._shards = Shards(loader, resume)
-        self._draw_ahead(self._max_ahead)
+        self._draw_ahead()
         workers.begin(self._queue, draws.base_seed, self._shards.resume())
 
-    def _draw_ahead(self, num_batches: int) -> None:
-        """Draw until so many batches are in flight."""
-        while self._num_in_flight < num_batches and not self._has_drawn_all:
+    def _draw_ahead(self, num_taken: int = 0) -> None:
+        """Draw until as many batches are in flight as may be. `num_taken` of them are about to be taken."""
+        while not self._has_drawn_all and self._num_in_flight - num_taken < self._num_ahead:
             try:
                 drawn = self._draws.next()
             except Exception as error:  # the sampler's: it comes after the batches that were drawn
@@ -93,6 +96,12 @@ class IndexEpoch:
                 self._has_drawn_all = True
             else:
                 self._put(drawn)
+
+    @property
+    def _num_ahead(self) -> int:
+        """How far ahead of the loop the next batch may be drawn."""
+        is_early = self._draws.num_drawn < self._num_early
+        return self._max_ahead if is_early else min(self._max_ahead, self._torch_ahead)
 
     def _put(self, drawn: Drawn) -> None:
         self._states[drawn.step] = drawn.sampler_state
@@ -107,7 +116,7 @@ class IndexEpoch:
             StopIteration: There is none.
             Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
         """
-        self._draw_ahead(self._max_ahead + 1)  # one is sent when the loop takes a batch
+        self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
         if self._num_in_flight == 0:
             self._end()
         delivery = self._in_use.next()
