@@ -159,12 +159,14 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         loop leaves it, they are free for the next epoch."""
         self._prepared: LoaderIterator | None = None
         """An iterator that was made for `state_dict`, and that `iter` returns."""
+        self._iterator: LoaderIterator | None = None  # type: ignore[assignment] # torch has a class of its own
+        """With persistent workers the only iterator, once there is one."""
         weakref.finalize(self, self._shelf.close)
         warm_root(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
-        own = ("_shelf", "_latest", "_prepared", "_substitute")
+        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -176,7 +178,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def __iter__(self) -> Any:
         """Return an iterator over one epoch. With workers, they begin to build batches."""
         prepared, self._prepared = self._prepared, None
-        return self._begin() if prepared is None else prepared
+        iterator = self._begin() if prepared is None else prepared
+        if self.persistent_workers:
+            self._iterator = iterator  # as torch: programs set it to None to get new workers
+        return iterator
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
@@ -184,13 +189,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
         begin = WeakMethod(self._begin_epoch)
-        return LoaderIterator(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
+        if self._iterator is None:
+            return LoaderIterator(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
+        self._iterator.restart(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
+        return self._iterator
 
     def _begin_epoch(self, resume: LoaderPosition | None) -> Epoch:
         number = 0
         if self._latest is not None:
             number = self._latest.number + 1
-            if self.persistent_workers:
+            if self.persistent_workers and self._iterator is None:
+                self._latest.shut_down()
+            elif self.persistent_workers:
                 self._latest.close()  # also if somebody still has its iterator: there is one set of workers
         if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
@@ -247,7 +257,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             loaded.check_fits(num_workers=self.num_workers, is_stream=isinstance(self.dataset, IterableDataset))
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
-        self._latest = self._prepared = None
+        self._latest = self._prepared = self._iterator = None
 
     @property
     def _is_accelerate_prepared(self) -> bool:

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
+from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 
@@ -135,6 +136,13 @@ class InlineEpoch:
             iterator.state_dict() if has_exact_state(iterator) else None,
             self._fetcher.ended,
         )
+
+    def processes(self) -> list[WorkerProcess]:
+        """Return nothing: there are no processes."""
+        return []
+
+    def shut_down(self) -> None:
+        """Do nothing: nothing runs."""
 
     def close(self) -> None:
         """Do nothing: nothing runs."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.state import LoaderPosition
 
 __all__ = ["Epoch", "LoaderIterator"]
@@ -40,6 +41,14 @@ class Epoch(Protocol):
         """Return where the loop is."""
         ...
 
+    def processes(self) -> list[WorkerProcess]:
+        """Return the worker processes, by id."""
+        ...
+
+    def shut_down(self) -> None:
+        """End the workers. There are no more batches. Idempotent."""
+        ...
+
     def close(self) -> None:
         """Leave the workers to the next epoch. There are no more batches. Idempotent."""
         ...
@@ -60,7 +69,19 @@ class LoaderIterator:
         begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
         passes_end: bool,
     ) -> None:
-        """Begin with an epoch.
+        """Begin with an epoch. The arguments are those of `restart`."""
+        self.restart(loader, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
+
+    def restart(
+        self,
+        loader: DataLoader[Any],
+        epoch: Epoch,
+        *,
+        pin_device: str | None,
+        begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
+        passes_end: bool,
+    ) -> None:
+        """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
 
         Args:
             loader: Whose epoch it is.
@@ -136,6 +157,17 @@ class LoaderIterator:
     def is_over(self) -> bool:
         """Whether the loop has met the end."""
         return self._epoch.is_over
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        """The worker processes that serve this epoch now, or served it last. Programs look at torch's so."""
+        if not self._has_workers:
+            raise AttributeError(f"{type(self).__name__} has no _workers with num_workers=0")
+        return self._epoch.processes()
+
+    def _shutdown_workers(self) -> None:
+        """End the workers, as programs do it with torch's iterators. The next epoch gets new ones."""
+        self._epoch.shut_down()
 
     def __len__(self) -> int:
         return len(self._index_sampler)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
+from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.shards import Shards
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
@@ -24,6 +25,9 @@ class _WorkersInUse:
 
     def __init__(self, epoch: object, workers: LoaderWorkers, shelf: WorkerShelf) -> None:
         self._workers: LoaderWorkers | None = workers
+        self._persist = workers.marks.persist
+        self.processes = workers.processes
+        self._end_processes = workers.close
         self._give_back = weakref.finalize(epoch, shelf.put, workers)
 
     def next(self) -> Delivery:
@@ -38,6 +42,12 @@ class _WorkersInUse:
         """Idempotent."""
         self._workers = None
         self._give_back()
+
+    def shut_down(self) -> None:
+        """End the processes, unless they serve another iterator by now. Idempotent."""
+        if self._workers is not None or self._persist:
+            self._end_processes()
+        self.give_back()
 
 
 class IndexEpoch:
@@ -172,6 +182,14 @@ class IndexEpoch:
             length_called=self._length_called,
         )
 
+    def processes(self) -> list[WorkerProcess]:
+        """Return the worker processes, also after the epoch."""
+        return self._in_use.processes()
+
+    def shut_down(self) -> None:
+        """End the workers. There are no more batches. Idempotent."""
+        self._in_use.shut_down()
+
     def close(self) -> None:
         """Leave the workers to the next epoch. There are no more batches. Idempotent."""
         self._in_use.give_back()
@@ -246,6 +264,14 @@ class StreamEpoch:
             workers=self._shards.snapshots(),
             length_called=self._length_called,
         )
+
+    def processes(self) -> list[WorkerProcess]:
+        """Return the worker processes, also after the epoch."""
+        return self._in_use.processes()
+
+    def shut_down(self) -> None:
+        """End the workers. There are no more batches. Idempotent."""
+        self._in_use.shut_down()
 
     def close(self) -> None:
         """Leave the workers to the next epoch. There are no more batches. Idempotent."""

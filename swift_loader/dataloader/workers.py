@@ -20,6 +20,7 @@ from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.dataloader.own_options import OwnOptions
+from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.randomness import wanted_rng
 from swift_loader.dataloader.threads import copied, needs_copies
 from swift_loader.delivery.delivery import Delivery
@@ -27,7 +28,7 @@ from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.process.fork_need import why_fork_is_needed
-from swift_loader.executors.processes import can_fork, make_executor, make_starter, warm_up
+from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
@@ -71,7 +72,9 @@ class LoaderWorkers:
         self._notices: deque[str] = deque()
         metrics = Metrics(enabled=False)
         spec = WorkerSpec(worker_options, _settings(base_seed))
-        executor = _make_executor(spec, delivery, metrics, self._notices.append)
+        self._starter = None if delivery.uses_threads else make_starter(spec, delivery)
+        """None: the workers are threads."""
+        executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
         settings = SchedulerSettings(
             replace(delivery.limits, num_expected=delivery.num_workers),
             delivery.max_restarts,
@@ -108,6 +111,16 @@ class LoaderWorkers:
         delivery.keep()
         return delivery
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the processes were ended."""
+        return not self.close.alive
+
+    def processes(self) -> list[WorkerProcess]:
+        """Return the worker processes, by id. None if the workers are threads."""
+        found = [] if self._starter is None else self._starter.processes()
+        return [WorkerProcess(number, process) for number, process in enumerate(found)]
+
     def _issue_warnings(self) -> None:
         while self._notices:
             warn(self._notices.popleft())
@@ -117,11 +130,15 @@ class LoaderWorkers:
 
 
 def _make_executor(
-    spec: WorkerSpec, delivery: DeliveryOptions, metrics: Metrics, note: Callable[[str], None]
+    starter: Starter | None,
+    spec: WorkerSpec,
+    delivery: DeliveryOptions,
+    metrics: Metrics,
+    note: Callable[[str], None],
 ) -> Executor:
     """Return the place where batches are built. `note` gets warnings, on any thread."""
-    if not delivery.uses_threads:
-        return make_executor(make_starter(spec, delivery), metrics, _log_once)
+    if starter is not None:
+        return make_executor(starter, metrics, _log_once)
     given = spec.options.dataset
     return ThreadExecutor(spec, delivery, metrics, copied(given) if spec.options.dataset_per_worker else given, note)
 
@@ -154,6 +171,8 @@ class Marks:
     """False: a new epoch needs new workers, because theirs may differ from those that torch would start."""
     fingerprint: int
     """Of the dataset and the functions. Always 0 with `persistent_workers`: torch's don't notice changes either."""
+    persist: bool = False
+    """With `persistent_workers`."""
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Marks:
@@ -161,7 +180,7 @@ class Marks:
         if is_seeded_pipe(loader.dataset):
             return cls(may_stay=False, fingerprint=0)
         if loader.persistent_workers:
-            return cls(may_stay=True, fingerprint=0)
+            return cls(may_stay=True, fingerprint=0, persist=True)
         dataset = loader.dataset
         is_fresh = isinstance(dataset, IterableDataset) or is_stateful(dataset) or loader.worker_init_fn is not None
         return cls(may_stay=not is_fresh, fingerprint=0 if is_fresh else _fingerprint(loader))
@@ -260,7 +279,7 @@ class WorkerShelf:
     def take(self, marks: Marks) -> LoaderWorkers | None:
         """Return the workers that wait, if they do as new ones would; None if there are none."""
         idle, self._idle = self._idle, None
-        if idle is None or not idle.owner.is_here():  # a fork of the process has a copy of the parent's
+        if idle is None or idle.is_closed or not idle.owner.is_here():  # a fork of the process has the parent's
             return None
         if idle.marks == marks:
             return idle
@@ -278,11 +297,16 @@ class WorkerShelf:
                 one.close()
 
     def _may_stay(self, workers: LoaderWorkers) -> bool:
-        return self._is_open and workers.failure is None and not workers.has_stalled and workers.marks.may_stay
+        can_work = workers.failure is None and not workers.has_stalled and not workers.is_closed
+        return self._is_open and can_work and workers.marks.may_stay
+
+    def drop(self) -> None:
+        """Close the workers that wait."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()
 
     def close(self) -> None:
         """Close the workers that wait, and later those that are in use now. Idempotent."""
         self._is_open = False
-        idle, self._idle = self._idle, None
-        if idle is not None:
-            idle.close()
+        self.drop()

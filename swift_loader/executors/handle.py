@@ -75,6 +75,30 @@ class HandledProcess(Protocol):
         """Close all that belongs to it. It must have ended. Idempotent."""
         ...
 
+    # For whoever looks at processes; any thread
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for a signal. None until it is known. 0 if the loader ended it."""
+        ...
+
+    def wait_end(self, limit_s: float | None) -> bool:
+        """Wait until the process has ended. Return False if that takes longer."""
+        ...
+
+    def terminate(self) -> None:
+        """Have the system end it, with SIGTERM where there are signals."""
+        ...
+
+    def kill(self) -> None:
+        """Have the system end it, whatever it does."""
+        ...
+
 
 class Hang(NamedTuple):
     """Why a worker is being killed."""

@@ -6,10 +6,11 @@ What a choice needs is imported once it is chosen: `executors.process` can be im
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from swift_loader.executors.base import Executor
+from swift_loader.executors.handle import HandledProcess
 from swift_loader.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
@@ -45,6 +46,13 @@ class Starter(Protocol):
 
     def is_current(self) -> bool:
         """Return whether another start would build the same. The dataset or the environment may have changed."""
+        ...
+
+    def processes(self) -> Sequence[HandledProcess]:
+        """Return the processes of the workers, by id. One that is just being replaced is left out. Any thread.
+
+        Waits until all were started, if they are still being started.
+        """
         ...
 
     def close(self) -> None:

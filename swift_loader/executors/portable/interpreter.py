@@ -158,7 +158,7 @@ class Interpreter:
         """Whether the process has ended."""
         return self._ended.is_set()
 
-    def wait_end(self, limit_s: float) -> bool:
+    def wait_end(self, limit_s: float | None) -> bool:
         """Wait until the process has ended. Return False if that takes longer."""
         return self._ended.wait(limit_s)
 

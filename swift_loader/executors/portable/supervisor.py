@@ -204,6 +204,10 @@ class PortableSupervisor:
         if worker is not None and inboxes is not None:
             inboxes.note_end(worker)
 
+    def processes(self) -> list[Interpreter]:
+        """Return the processes of the workers, by id; without those that are just being replaced."""
+        return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
+
     # Replacing --------------------------------------------------------------------------------------------------------
 
     def reap(self, worker: PortableWorker) -> None:

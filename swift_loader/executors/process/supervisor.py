@@ -16,9 +16,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TypeVar
 
-from swift_loader.errors import WorkerDied
+from swift_loader.errors import LoaderClosed, WorkerDied
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.worker import WorkerHandle
@@ -112,6 +113,17 @@ class Supervisor:
             self._inboxes = inboxes
 
         self._thread.call(start).result()
+
+    def processes(self) -> list[WorkerProcess]:
+        """Return the processes of the workers, by id; without those that are just being replaced."""
+        num_before = -1
+        while len(self.workers.all) < self.options.num_workers and len(self.workers.all) != num_before:
+            num_before = len(self.workers.all)
+            try:
+                self._thread.call(lambda: None).result()  # runs after the start of another worker
+            except LoaderClosed:
+                break
+        return [one.process for one in sorted(self.workers.all.values(), key=lambda one: one.worker_id)]
 
     def reap(self, worker: WorkerHandle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""

@@ -48,7 +48,7 @@ class WorkerProcess:
         """The template that reports its exit code."""
         self.diagnostics = diagnostics
         self.exit_code: int | None = None
-        """Known once the template has reported it."""
+        """Known once the template has reported it, or the loader has ended it."""
         FORKS.holders.add(self)
 
     def descriptors(self) -> list[int]:
@@ -60,10 +60,30 @@ class WorkerProcess:
         """Whether the process has ended."""
         return self.pidfd < 0 or _is_readable(self.pidfd)
 
+    def wait_end(self, limit_s: float | None) -> bool:
+        """Wait until the process has ended. Return False if that takes longer. Any thread."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            if not self.has_ended:
+                pidfd = open_pidfd(self.pid)  # `self.pidfd` may be closed meanwhile
+                try:
+                    return _is_readable(pidfd, limit_s)
+                finally:
+                    os.close(pidfd)
+        return True
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal. Does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
 
     def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
         """Map memory that it announced; see `executors.handle.HandledProcess`."""
@@ -84,6 +104,8 @@ class WorkerProcess:
         if self.pidfd >= 0:
             pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
             os.close(pidfd)
+        if self.exit_code is None:
+            self.exit_code = 0
 
 
 class TemplateProcess:
@@ -262,10 +284,10 @@ class TemplateProcess:
         return f"<TemplateProcess pid {self.pid}{', gone' if self.is_gone else ''}, {len(self._workers)} workers>"
 
 
-def _is_readable(pidfd: int) -> bool:
+def _is_readable(pidfd: int, limit_s: float | None = 0) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(None if limit_s is None else max(0.0, limit_s) * 1000))
 
 
 def _only(descriptors: list[int], what: str) -> int:

@@ -1,0 +1,152 @@
+"""What programs do with the worker processes of torch's iterators works with ours."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from swift_loader.dataloader.dataloader import DataLoader
+from tests.support.helpers import slow
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+JOIN_S = 20
+
+
+class Workers:
+    """Each sample tells which process has fetched it."""
+
+    label = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        info = get_worker_info()
+        assert info is not None
+        return info.id, os.getpid(), self.label
+
+
+def make(**options: Any) -> Any:
+    dataset: Any = Workers()
+    return DataLoader(dataset, **{"num_workers": 2, "multiprocessing_context": "fork", **options})
+
+
+def told(iterator: Any) -> set[tuple[int, ...]]:
+    return {tuple(int(number) for number in batch) for batch in iterator}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 5}, slow({"persistent_workers": True})])
+def test_an_iterator_lists_its_workers_by_id_during_the_epoch_and_after_it(options: dict[str, Any]) -> None:
+    loader = make(**options)
+    iterator = iter(loader)
+    pids = [worker.pid for worker in iterator._workers]
+    assert len(pids) == loader.num_workers
+    assert told(iterator) == {(number, pid, 0) for number, pid in enumerate(pids)}
+    assert [worker.ident for worker in iterator._workers] == pids
+    assert all(worker.is_alive() and worker.exitcode is None and worker.daemon for worker in iterator._workers)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", slow("spawn")])
+def test_workers_end_with_the_loader_and_tell_so(method: str) -> None:
+    loader = make(multiprocessing_context=method)
+    iterator = iter(loader)
+    next(iterator)
+    workers = iterator._workers
+    workers[0].join(0)
+    assert workers[0].is_alive()
+    del loader, iterator
+    for worker in workers:
+        worker.join(JOIN_S)
+        assert not worker.is_alive()
+        assert worker.exitcode == 0
+        worker.terminate()  # as cleaning up does it: nothing happens
+        assert "ended" in repr(worker)
+
+
+def test_a_worker_that_somebody_ends_is_replaced() -> None:
+    iterator = iter(make())
+    next(iterator)
+    first, second = iterator._workers
+    first.kill()
+    second.terminate()
+    for worker in (first, second):
+        worker.join(JOIN_S)
+    with pytest.warns(UserWarning, match="replace"):
+        assert len(list(iterator)) == 11
+    assert [first.exitcode, second.exitcode] == [-signal.SIGKILL, -signal.SIGTERM]
+    assert {one.pid for one in iterator._workers}.isdisjoint({first.pid, second.pid})
+
+
+def test_without_workers_there_is_no_list_of_them() -> None:
+    assert not hasattr(iter(DataLoader([1])), "_workers")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_were_shut_down_give_no_more_batches_and_are_replaced_in_the_next_epoch(persistent: bool) -> None:
+    loader = make(persistent_workers=persistent)
+    iterator = iter(loader)
+    next(iterator)
+    workers = iterator._workers
+    iterator._shutdown_workers()
+    assert not any(worker.is_alive() for worker in workers)
+    assert list(iterator) == []
+    iterator._shutdown_workers()
+    assert len(told(loader)) == 2
+
+
+def test_an_iterator_that_is_over_leaves_the_workers_to_the_one_that_has_them_now() -> None:
+    loader = make()
+    first = iter(loader)
+    assert len(list(first)) == 12
+    second = iter(loader)
+    first._shutdown_workers()
+    assert len(list(second)) == 12
+
+
+def test_a_loader_whose_iterator_is_dropped_gets_workers_that_have_the_changed_dataset() -> None:
+    loader = make(persistent_workers=True)
+    assert {label for _, _, label in told(loader)} == {0}
+    loader.dataset.label = 1
+    assert {label for _, _, label in told(loader)} == {0}
+    before = loader._iterator._workers
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    assert {label for _, _, label in told(loader)} == {1}
+    loader.dataset.label = 2
+    loader._iterator = None
+    assert {label for _, _, label in told(loader)} == {2}
+    assert not any(psutil.pid_exists(worker.pid) for worker in before)
+
+
+def test_persistent_workers_have_one_iterator_that_begins_again() -> None:
+    loader = make(persistent_workers=True)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert second is first is loader._iterator
+    assert len(list(first)) == 12
+    assert next(second, None) is None
+    copied = copy.deepcopy(loader)
+    assert copied._iterator is None
+    assert make()._iterator is None
+
+
+def test_a_loader_with_persistent_workers_ends_them_with_its_last_reference() -> None:
+    gc.disable()
+    try:
+        loader = make(persistent_workers=True)
+        assert isinstance(next(iter(loader))[0], torch.Tensor)
+        workers = loader._iterator._workers
+        del loader
+        assert not any(worker.is_alive() for worker in workers)
+    finally:
+        gc.enable()
