@@ -120,7 +120,7 @@ def _feistel(cells: Positions, num_rows: int, num_columns: int, keys: Positions,
             _add_hash(columns, num_columns, rows, round_keys, width)
         else:
             _add_hash(rows, num_rows, columns, round_keys, width)
-    cells = rows * divisor
+    cells = np.multiply(rows, divisor, dtype=np.uint64)  # NumPy 1 would take a narrower type
     cells += columns
     return cells
 

@@ -63,7 +63,9 @@ def test_a_rank_that_is_late_is_named_and_nothing_is_printed(capfd: pytest.Captu
         pytest.raises(RuntimeError, match=r"but rank 1 hasn't within 1 s: all ranks must .* nb_consumer=1"),
     ):
         join(here, 0).gather()
-    assert capfd.readouterr() == ("", "")  # torch logs a wait that times out
+    printed = capfd.readouterr()
+    lines = [line for line in printed.err.splitlines() if "poolFD failed" not in line]  # torch 2.3 prints that
+    assert (printed.out, lines) == ("", [])  # torch logs a wait that times out
 
 
 def gather_and_press_ctrl_c(rendezvous: Rendezvous) -> None:

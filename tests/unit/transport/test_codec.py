@@ -32,6 +32,7 @@ quiet_torch = pytest.mark.filterwarnings(
     "ignore:.*nested tensors is in prototype:UserWarning",
     "ignore:.*Sparse:UserWarning",
     "ignore:.*ComplexHalf:UserWarning",
+    "ignore:.*BComplex32 support is experimental:UserWarning",
 )
 """What torch itself says about making or rebuilding these tensors."""
 
