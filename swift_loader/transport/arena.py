@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,6 +67,9 @@ def numpy_dtype(name: str, ndim: int) -> np.dtype[Any] | None:
 @functools.cache
 def _numpys(dtype: torch.dtype, ndim: int) -> np.dtype[Any] | None:
     return numpy_dtype(str(dtype).removeprefix("torch."), ndim)
+
+
+_GAP = np.zeros(ALIGNMENT, np.uint8)
 
 
 class Arena:
@@ -181,6 +184,15 @@ class Arena:
     def fits(self) -> bool:
         """Whether all blocks are inside the memory."""
         return not self._strays
+
+    def pieces(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the content front to back, gaps as zeros. The arena must have begun without memory."""
+        position = 0
+        for stray in self._strays:
+            yield _GAP[: stray.offset - position]
+            yield stray.memory
+            position = stray.offset + len(stray.memory)
+        yield _GAP[: self.used - position]
 
     def move_to(self, memory: NDArray[np.uint8]) -> None:
         """Copy all blocks to a larger memory, at the same offsets."""

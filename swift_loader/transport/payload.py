@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +26,7 @@ from swift_loader.transport.codec import decode_with_code, encode_with_code, try
 from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.frames import Kind
 from swift_loader.transport.module_names import modules_in
-from swift_loader.transport.segments import Segment, capacity_for
+from swift_loader.transport.segments import Segment, capacity_for, new_file
 
 __all__ = [
     "Environment",
@@ -124,8 +125,8 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
         EncodeError: A part of the object can't be sent.
     """
     draft, definitions = _encode(content, environment)
-    segment, descriptor = Segment.create(capacity_for(draft.nbytes))
-    return draft.write_to(segment.array()), descriptor, definitions
+    nbytes = capacity_for(draft.nbytes)
+    return draft.layout(nbytes), new_file(draft.pieces(), nbytes), definitions
 
 
 def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayout, NDArray[np.uint8], Definitions]:
@@ -136,7 +137,8 @@ def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayo
     """
     draft, definitions = _encode(content, environment)
     memory = np.empty(draft.nbytes, np.uint8)
-    return draft.write_to(memory), memory, definitions
+    np.concatenate([*draft.pieces()], out=memory)
+    return draft.layout(draft.nbytes), memory, definitions
 
 
 class _Draft(NamedTuple):
@@ -151,14 +153,15 @@ class _Draft(NamedTuple):
     def nbytes(self) -> int:
         return self.arena.used + len(self.first) + len(self.structure)
 
-    def write_to(self, memory: NDArray[np.uint8]) -> PayloadLayout:
-        """Write the payload to the memory's begin."""
-        self.arena.move_to(memory)
-        bulk_nbytes = position = self.arena.used
+    def pieces(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the payload, front to back."""
+        yield from self.arena.pieces()
         for part in (self.first, self.structure):
-            memory[position : position + len(part)] = np.frombuffer(part, np.uint8)
-            position += len(part)
-        return PayloadLayout(len(memory), bulk_nbytes, len(self.first), len(self.structure), self.num_blocks)
+            yield np.frombuffer(part, np.uint8)
+
+    def layout(self, total_nbytes: int) -> PayloadLayout:
+        """Return where the parts are, in so many bytes."""
+        return PayloadLayout(total_nbytes, self.arena.used, len(self.first), len(self.structure), self.num_blocks)
 
 
 def _encode(content: object, environment: Environment) -> tuple[_Draft, Definitions]:

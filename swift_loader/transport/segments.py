@@ -14,9 +14,10 @@ import errno
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
 from swift_loader.transport.descriptors import new_memfd
 
-__all__ = ["Segment", "capacity_for", "reserving_failed"]
+__all__ = ["Segment", "capacity_for", "new_file", "reserving_failed"]
 
 if sys.platform != "win32":  # there, `named_segments` maps the memory
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,6 +33,11 @@ if sys.platform != "win32":  # there, `named_segments` maps the memory
     _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+_LIMIT = "the memory that the process may use (free memory, cgroup, RLIMIT_FSIZE), not /dev/shm"
+
+_MAX_PIECES = 1000
+"""pwritev(2) takes 1,024."""
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -81,12 +87,7 @@ class Segment:
         Raises:
             SharedMemoryFull: There is not enough memory, or there are no file descriptors left.
         """
-        try:
-            descriptor = new_memfd("swift_loader")
-        except NoDescriptorsLeft as error:
-            raise SharedMemoryFull(
-                error.errno, f"creating {nbytes} bytes of shared memory failed: {error.strerror}"
-            ) from None
+        descriptor = _new_memfd(nbytes)
         try:
             reserve(descriptor, nbytes)
             _seal(descriptor)
@@ -142,6 +143,51 @@ class Segment:
         return f"<Segment of {self.nbytes} bytes>"
 
 
+def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:
+    """Return the descriptor of a new anonymous file. Writing takes half as long as mapping the file to fill it.
+
+    Args:
+        pieces: Its content, front to back.
+        nbytes: Its size; the rest is zeros.
+
+    Raises:
+        SharedMemoryFull: There is not enough memory, or there are no file descriptors left.
+    """
+    descriptor = _new_memfd(nbytes)
+    try:
+        try:
+            _write(descriptor, iter(pieces))
+            os.ftruncate(descriptor, nbytes)
+        except OSError as error:
+            raise reserving_failed(error, nbytes, _LIMIT) from None
+        _seal(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write(descriptor: int, pieces: Iterator[NDArray[np.uint8]]) -> None:
+    position = 0
+    while views := [piece.data for piece in islice(pieces, _MAX_PIECES)]:
+        while views:
+            written = os.pwritev(descriptor, views, position)  # maybe not all: 2 GiB at most
+            position += written
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+
+def _new_memfd(nbytes: int) -> int:
+    try:
+        return new_memfd("swift_loader")
+    except NoDescriptorsLeft as error:
+        raise SharedMemoryFull(
+            error.errno, f"creating {nbytes} bytes of shared memory failed: {error.strerror}"
+        ) from None
+
+
 def _seal(descriptor: int) -> None:
     """Seal a memfd, so that only mappings can change its content: its size is fixed, and write(2) fails.
 
@@ -164,8 +210,7 @@ def reserve(descriptor: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
-        limit = "the memory that the process may use (free memory, cgroup, RLIMIT_FSIZE), not /dev/shm"
-        raise reserving_failed(error, nbytes, limit) from None
+        raise reserving_failed(error, nbytes, _LIMIT) from None
 
 
 def reserving_failed(error: OSError, nbytes: int, limit: str) -> SharedMemoryFull:

@@ -197,3 +197,15 @@ def test_a_block_is_separate_if_there_is_no_more_memory() -> None:
     slot = memory_of(arena.used)
     arena.move_to(slot)
     assert arena.fits
+
+
+@given(sizes=st.lists(st.integers(0, 300), max_size=10))
+def test_pieces_are_what_is_moved(sizes: list[int]) -> None:
+    arena = Arena(memory_of(0), copies_late=True)
+    for number, size in enumerate(sizes):
+        arena.place(np.full(size, number + 1, np.uint8))
+    joined = np.concatenate([*arena.pieces()])
+    moved = memory_of(arena.used)
+    arena.move_to(moved)
+    assert (joined == moved).all()
+    assert len(joined) == arena.used

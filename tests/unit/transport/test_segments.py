@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import SharedMemoryFull
+from swift_loader.transport import segments
 from swift_loader.transport.segments import Segment, capacity_for
 
 PAGE_NBYTES = os.sysconf("SC_PAGESIZE")
@@ -116,3 +119,36 @@ def test_new_memory_is_zero_and_writable() -> None:
     assert not array.any()
     assert array.flags.writeable
     assert repr(segment) == f"<Segment of {PAGE_NBYTES} bytes>"
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_a_file_has_the_pieces_however_little_the_kernel_takes_at_once(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.pwritev
+
+    def write(descriptor: int, views: list[memoryview], position: int) -> int:
+        return own(descriptor, [b"".join(views)[:most]], position)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    monkeypatch.setattr(segments, "_MAX_PIECES", 3)
+    pieces = [np.arange(size, dtype=np.uint8) for size in (0, 5, 1, 0, 20, 3, 0, 0)]
+    descriptor = segments.new_file(pieces, 4096)
+    try:
+        content = np.frombuffer(os.pread(descriptor, 5000, 0), np.uint8)
+        assert len(content) == 4096
+        assert (content[:29] == np.concatenate(pieces)).all()
+        assert not content[29:].any()
+        with pytest.raises(OSError, match="not permitted"):
+            os.write(descriptor, b"x")
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_that_does_not_fit_says_what_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> int:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(os, "pwritev", write)
+    with pytest.raises(SharedMemoryFull, match="reserving 4096 bytes"):
+        segments.new_file([np.zeros(1, np.uint8)], 4096)
