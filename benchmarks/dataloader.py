@@ -33,7 +33,7 @@ from swift_loader import DataLoader, SwiftLoader
 
 _NUM_DISCARDED = 30
 _WARM_UP_S = 1.0
-_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs torch"]
+_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs torch", "vs SwiftLoader"]
 _EXTRAS = ("start", "gap")
 
 Turn = Callable[[float], float]
@@ -155,12 +155,14 @@ def gaps() -> dict[str, Turn]:
 
 
 def make_table(results: Sequence[Result]) -> str:
-    torch = {result.case: result.median for result in results if result.system == "torch"}
+    medians = {(result.case, result.system): result.median for result in results}
     rows: list[list[str]] = []
     for result in results:
         if rows and rows[-1] and rows[-1][0] != result.case:
             rows.append([])
-        rows.append([*result.as_cells(), f"{format_number(result.median / torch[result.case])}x"])
+        others = [medians.get((result.case, other)) for other in ("torch", "SwiftLoader")]
+        ratios = [f"{format_number(result.median / other)}x" if other else "" for other in others]
+        rows.append([*result.as_cells(), *ratios])
     return format_table(_HEADERS, rows)
 
 
