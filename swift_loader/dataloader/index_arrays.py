@@ -21,8 +21,6 @@ __all__ = ["batched_arrays"]
 _RUN = 1 << 16
 """How many consecutive indices are made at a time."""
 
-_NONE = np.empty(0, np.int64)
-
 
 def batched_arrays(sampler: Any, batch_size: int, *, drop_last: bool) -> Iterator[IndexArray] | None:
     """Return the batches that torch's `BatchSampler` makes of this sampler's indices.
@@ -62,17 +60,12 @@ def _permuted(sampler: RandomSampler) -> Iterator[NDArray[np.int64]]:
 
 def _cut(runs: Iterator[NDArray[np.int64]], batch_size: int, *, drop_last: bool) -> Iterator[IndexArray]:
     """Yield batches of indices. A run is asked for when an index of it is needed."""
-    left: NDArray[np.int64] | None = _NONE
-    while left is not None:
-        parts, num_missing = [], batch_size
-        while num_missing:
-            if not len(left):
-                left = next(runs, None)
-                if left is None:
-                    break
-            part, left = left[:num_missing], left[num_missing:]
-            parts.append(part)
-            num_missing -= len(part)
-        if num_missing == batch_size or (num_missing and drop_last):
-            return
-        yield IndexArray(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    left = np.empty(0, np.int64)
+    for run in runs:
+        indices = np.concatenate((left, run)) if len(left) else run
+        num_whole = len(indices) // batch_size * batch_size
+        for start in range(0, num_whole, batch_size):
+            yield IndexArray(indices[start : start + batch_size])
+        left = indices[num_whole:]
+    if len(left) and not drop_last:
+        yield IndexArray(left)
