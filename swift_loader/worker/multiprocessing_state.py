@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+from contextlib import suppress
 from types import ModuleType
 
-__all__ = ["finish_multiprocessing", "reset_multiprocessing"]
+__all__ = ["finish_multiprocessing", "be_child", "reset_multiprocessing"]
+
+
+def be_child(name: str) -> None:
+    """Be no "MainProcess" for `multiprocessing`, and have a parent. Programs look there to do things only once."""
+    from multiprocessing import process
+
+    process.current_process().name = name
+    threading.current_thread().name = "MainThread"  # a fork may be made by another thread
+    with suppress(AttributeError, OSError):  # only Linux has pidfds
+        # Private, but what multiprocessing's own children do. The descriptor stays open until the process ends.
+        sentinel = os.pidfd_open(os.getppid())
+        process._parent_process = process._ParentProcess("MainProcess", os.getppid(), sentinel)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def reset_multiprocessing() -> None:

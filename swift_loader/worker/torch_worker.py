@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.torch_collate import use_in_default_collate
+from swift_loader.worker.multiprocessing_state import be_child
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.torch_mode import TorchMode
 
@@ -43,6 +44,7 @@ class TorchWorker:
         self._reseed(base_seed)
         self._announce(base_seed)
         self._unused_seed = base_seed
+        be_child(f"DataLoader worker {self.worker_id}")
         use_in_default_collate(self._mode.collate_functions)
         if self._mode.worker_init_fn is not None:
             self._mode.worker_init_fn(self.worker_id)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -62,3 +65,18 @@ def test_each_generation_is_seeded_unless_the_user_seeds(init: Any, rng: Rng, ke
         assert drawn[0] != drawn[1]
 
     assert run_in_fork(examine) == 0
+
+
+def test_multiprocessing_takes_a_worker_for_a_child() -> None:
+    def examine() -> None:
+        torch_worker = worker_of()
+        torch_worker.begin(1)
+        assert multiprocessing.current_process().name == "DataLoader worker 3"
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        assert parent.is_alive()
+        assert (parent.name, parent.pid) == ("MainProcess", os.getppid())
+        assert threading.current_thread().name == "MainThread"
+
+    run_in_fork(examine)
+    assert multiprocessing.parent_process() is None
