@@ -8,17 +8,18 @@ An attribute that is set to another array or list is noticed.
 
 from __future__ import annotations
 
+import random
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["fingerprint"]
+__all__ = ["Look", "fingerprint", "look_at"]
 
 MAX_OBJECTS = 5000
 """How many objects are looked at. It takes 1 us each."""
@@ -33,12 +34,29 @@ MAX_BYTES = 1 << 19
 _NUM_PLACES = 16
 _PLACE_NBYTES = 64
 
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
+class Look(NamedTuple):
+    """What was found."""
+
+    fingerprint: int
+    """Most likely another one after a change. Valid in this process only."""
+    has_generator: bool
+    """Whether a random generator was met. Its copies in the workers go on, which can't be seen here."""
+
+
+def look_at(*things: Any) -> Look:
+    """Return what these objects are now."""
+    walk = _Walk()
+    return Look(hash(tuple(walk.visit_all(things))), walk.has_generator)
+
+
 def fingerprint(*things: Any) -> int:
-    """Return a number that is most likely another one after a change. Valid in this process only."""
-    return hash(tuple(_Walk().visit_all(things)))
+    """Return the fingerprint of these objects."""
+    return look_at(*things).fingerprint
 
 
 class _Walk:
@@ -48,6 +66,7 @@ class _Walk:
         self._seen: dict[int, int] = {}
         """Number of each object by its id, in the order in which they were met."""
         self._bytes_left = MAX_BYTES
+        self.has_generator = False
 
     def visit_all(self, things: Iterable[Any]) -> Iterator[int]:
         for thing in things:
@@ -69,6 +88,8 @@ class _Walk:
 
     def _content(self, thing: Any) -> Iterator[int]:
         torch = sys.modules.get("torch")
+        if isinstance(thing, _GENERATORS) or (torch is not None and isinstance(thing, torch.Generator)):
+            self.has_generator = True
         if isinstance(thing, np.ndarray):
             yield self._array(thing)
         elif torch is not None and isinstance(thing, torch.Tensor):

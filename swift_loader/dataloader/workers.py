@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from typing import Any
 
+import torch
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.tensor_arrays import collate_to_send
 from swift_loader.batch.torch_collate import registered_functions
-from swift_loader.dataloader.changes import fingerprint
+from swift_loader.dataloader.changes import look_at
 from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
@@ -27,6 +29,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, WorkerStalled
 from swift_loader.executors.base import Executor
+from swift_loader.executors.environment import SET_BY_LIBRARIES, working_directory
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
@@ -183,11 +186,17 @@ class Marks:
             return cls(may_stay=True, fingerprint=0, persist=True)
         dataset = loader.dataset
         is_fresh = isinstance(dataset, IterableDataset) or is_stateful(dataset) or loader.worker_init_fn is not None
-        return cls(may_stay=not is_fresh, fingerprint=0 if is_fresh else _fingerprint(loader))
+        if is_fresh:
+            return cls(may_stay=False, fingerprint=0)
+        look = look_at(dataset, loader.collate_fn, registered_functions())
+        return cls(may_stay=not look.has_generator, fingerprint=hash((look.fingerprint, *_surroundings())))
 
 
-def _fingerprint(loader: DataLoader[Any]) -> int:
-    return fingerprint(loader.dataset, loader.collate_fn, registered_functions())
+def _surroundings() -> Iterator[Any]:
+    """Yield what new workers would have from this process, apart from the dataset."""
+    yield working_directory()
+    yield torch.get_default_dtype()
+    yield frozenset((name, value) for name, value in os.environ.items() if name not in SET_BY_LIBRARIES)
 
 
 @dataclass(frozen=True, slots=True)

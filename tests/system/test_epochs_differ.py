@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader.dataloader.dataloader import DataLoader
@@ -95,3 +98,37 @@ def test_generators_go_on_after_a_resume_between_epochs_as_without_it() -> None:
     resumed = _persistent()
     resumed.load_state_dict(state)
     assert [int(number) for number in resumed] == expected
+
+
+class OwnGenerator(Draws):
+    """Has a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random(1)
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [self.generator.random()]
+
+
+def test_a_generator_of_the_dataset_begins_anew_in_each_epoch_as_with_torch() -> None:
+    found = []
+    for loader_class in (TorchDataLoader, DataLoader):
+        options: Any = {"num_workers": 2, "multiprocessing_context": "fork"}
+        loader: Any = loader_class(OwnGenerator(), **options)
+        found.append([[float(batch[0]) for batch in loader] for _ in range(2)])
+    assert found[1] == found[0]
+
+
+class Surroundings(Draws):
+    def __getitem__(self, index: int) -> Any:
+        return os.environ.get("SURROUNDINGS", ""), str(Path.cwd()), str(torch.get_default_dtype())
+
+
+def test_workers_notice_a_changed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loader: DataLoader[Any] = DataLoader(Surroundings(), batch_size=4, num_workers=1, collate_fn=list)
+    before = Path.cwd()
+    list(loader)
+    monkeypatch.setenv("SURROUNDINGS", "other")
+    assert next(iter(loader))[0] == ("other", str(before), "torch.float32")
+    monkeypatch.chdir(tmp_path)
+    assert next(iter(loader))[0] == ("other", str(tmp_path), "torch.float32")

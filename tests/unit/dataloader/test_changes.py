@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from swift_loader.dataloader.changes import fingerprint
+from swift_loader.dataloader.changes import fingerprint, look_at
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -17,3 +22,11 @@ def test_nested_tensors_have_a_fingerprint() -> None:
 def test_sparse_tensors_have_a_fingerprint() -> None:
     tensor = torch.eye(3).to_sparse()
     assert fingerprint([tensor]) == fingerprint([tensor])
+
+
+@pytest.mark.parametrize(
+    "generator", [random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()]
+)
+def test_generators_are_found_at_any_depth(generator: Any) -> None:
+    assert look_at({"transforms": [SimpleNamespace(generator=generator)]}).has_generator
+    assert not look_at({"transforms": [SimpleNamespace(generator=random)]}).has_generator
