@@ -8,7 +8,6 @@ import os
 import signal
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import get_worker_info
@@ -124,7 +123,7 @@ def test_a_loader_whose_iterator_is_dropped_gets_workers_that_have_the_changed_d
     loader.dataset.label = 2
     loader._iterator = None
     assert {label for _, _, label in told(loader)} == {2}
-    assert not any(psutil.pid_exists(worker.pid) for worker in before)
+    assert not any(worker.is_alive() for worker in before)
 
 
 def test_persistent_workers_have_one_iterator_that_begins_again() -> None:

@@ -5,6 +5,7 @@ Every cell is compared in its batches, lengths, errors, warnings, attributes and
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +13,7 @@ from multiprocessing import resource_sharer
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import _utils
 
 from swift_loader.dataloader.dataloader import DataLoader
@@ -19,6 +21,11 @@ from tests.support.helpers import slow_unless
 from tests.support.like_torch import grids
 from tests.support.like_torch.comparing import differences
 from tests.support.like_torch.observing import Cell
+
+pytestmark = pytest.mark.skipif(
+    "in_order" not in inspect.signature(TorchDataLoader.__init__).parameters,
+    reason="the class does as torch 2.13's; before 2.6 torch has no in_order, and warns of pin_memory in other cases",
+)
 
 INLINE: dict[str, Callable[[], list[Cell]]] = {
     "arguments": grids.arguments,
