@@ -1,0 +1,188 @@
+"""Measures how much memory workers take: DataLoader beside torch's, with one worker and with four.
+
+    python benchmarks/memory.py [--rounds 1] [--only PART ...] [--json FILE]
+
+Each measurement runs in a fresh process. It iterates over a dataset once, and measures at the last batch: the
+proportional set size (PSS) of the training process and of all its descendants, from /proc/*/smaps_rollup. Pages that
+processes share are counted once. Each sample is read whole by a worker.
+
+- arrays: the dataset holds 1 GiB, in 1,024 arrays.
+- strings: the dataset holds a list of 2 million strings. Reading one changes its reference count.
+- empty: the dataset holds nothing. It shows what the interpreters take.
+- validation: two loaders with the arrays, one loop inside the other. "pool" has the loaders share a WorkerPool.
+
+The last column says how much more four workers take than one, without what four take more with the empty dataset, in
+percent of what one takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common.report import Result, describe_machine, format_machine, format_table, write_json
+
+_NBYTES = 1 << 30
+_NUM_ARRAYS = 1024
+_NUM_STRINGS = 2_000_000
+_BATCH_SIZE = 16
+_NUM_WORKERS = (1, 4)
+_TIMEOUT_S = 600
+_MIB = 1 << 20
+
+PARTS = ("empty", "arrays", "strings", "validation")
+SYSTEMS = ("swift_loader", "torch, fork", "torch, spawn")
+_POOL = "swift_loader, pool"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["probe"]:
+        print(json.dumps(probe(*sys.argv[2:4], int(sys.argv[4]))))
+        return
+    arguments = parse_arguments()
+    machine = describe_machine()
+    print(format_machine(machine), flush=True)
+    results = [one for part in arguments.only for one in measure(part, arguments.rounds)]
+    print(make_table(results))
+    if arguments.json:
+        write_json(arguments.json, machine, {"rounds": arguments.rounds}, results)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of each system (default: 1)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="some of the parts")
+    parser.add_argument("--json", metavar="FILE", help="write all samples there")
+    return parser.parse_args()
+
+
+def measure(part: str, rounds: int) -> list[Result]:
+    """Return the results of a part: memory and processes of each system, for each number of workers."""
+    results = []
+    systems = (_POOL, *SYSTEMS) if part == "validation" else SYSTEMS
+    for system in systems:
+        for num_workers in _NUM_WORKERS:
+            print(f"measuring {part} with {system} ...", file=sys.stderr, flush=True)
+            case = f"{part}, {num_workers} worker{'s' * (num_workers > 1)}"
+            memory, processes = Result(case, system, "MiB"), Result(case, system, "processes")
+            for _ in range(rounds):
+                found = run_probe(part, system, num_workers)
+                memory.samples.append(found["mib"])
+                processes.samples.append(found["processes"])
+            results += [memory, processes]
+    return results
+
+
+def run_probe(part: str, system: str, num_workers: int) -> dict[str, float]:
+    """Measure in a process of its own."""
+    command = [sys.executable, str(Path(__file__).resolve()), "probe", part, system, str(num_workers)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_TIMEOUT_S, text=True)
+    return json.loads(done.stdout)
+
+
+# In the measuring process ---------------------------------------------------------------------------------------------
+
+
+class Arrays:
+    """So many arrays. A sample is the sum of one."""
+
+    def __init__(self, nbytes: int) -> None:
+        import numpy as np
+
+        self._arrays = [np.full(nbytes // _NUM_ARRAYS, number % 256, np.uint8) for number in range(_NUM_ARRAYS)]
+
+    def __len__(self) -> int:
+        return _NUM_ARRAYS
+
+    def __getitem__(self, index: int) -> int:
+        return int(self._arrays[index].sum())
+
+
+class Strings:
+    """Strings, of which a sample reads a share."""
+
+    def __init__(self, length: int) -> None:
+        self._strings = [f"folder/{number}/image.jpg" for number in range(length)]
+
+    def __len__(self) -> int:
+        return _NUM_ARRAYS
+
+    def __getitem__(self, index: int) -> int:
+        return sum(map(len, self._strings[index::_NUM_ARRAYS]))
+
+
+def probe(part: str, system: str, num_workers: int) -> dict[str, float]:
+    """Iterate, and return the memory in MiB and the number of processes at the last batch."""
+    train, valid = make_loaders(part, system, num_workers)
+    found: dict[str, float] = {}
+    for step, _ in enumerate(train):
+        if step == len(train) - 1:
+            for inner, _ in enumerate(valid):
+                if inner == len(valid) - 1:
+                    found = measure_here()
+            found = found or measure_here()
+    return found
+
+
+def make_loaders(part: str, system: str, num_workers: int) -> tuple[Any, Any]:
+    """Return the loader, and the one for validation, which has nothing except in that part."""
+    dataset: Any = Strings(_NUM_STRINGS) if part == "strings" else Arrays(0 if part == "empty" else _NBYTES)
+    options: dict[str, Any] = {"batch_size": _BATCH_SIZE, "num_workers": num_workers}
+    if system.startswith("torch"):
+        from torch.utils.data import DataLoader
+
+        options["multiprocessing_context"] = system.rpartition(" ")[2]
+    else:
+        from swift_loader import DataLoader, WorkerPool
+
+        if system == _POOL:
+            options["workers"] = WorkerPool(options.pop("num_workers"))
+    train = DataLoader(dataset, shuffle=True, **options)
+    return train, DataLoader(Arrays(_NBYTES // 8), **options) if part == "validation" else []
+
+
+def measure_here() -> dict[str, float]:
+    """Return the memory and the number of this process and its descendants."""
+    itself = psutil.Process()
+    processes = [itself, *itself.children(recursive=True)]
+    return {"mib": sum(map(pss_of, processes)) / _MIB, "processes": len(processes)}
+
+
+def pss_of(process: psutil.Process) -> int:
+    """Return the proportional set size of a process in bytes."""
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def make_table(results: Sequence[Result]) -> str:
+    medians = {(result.case, result.system, result.unit): result.median for result in results}
+    rows: list[list[str]] = []
+    for result in results:
+        if result.unit != "MiB":
+            continue
+        processes = medians[result.case, result.system, "processes"]
+        rows.append([result.case, result.system, f"{result.median:,.0f}", f"{processes:.0f}", _growth(medians, result)])
+    return format_table(["dataset", "system", "MiB", "processes", "growth"], rows)
+
+
+def _growth(medians: dict[tuple[str, str, str], float], result: Result) -> str:
+    part, _, workers = result.case.partition(", ")
+    system = "swift_loader" if result.system == _POOL else result.system
+    names = [f"{name}, 1 worker" for name in (part, "empty")]
+    bases = [medians.get((name, one, "MiB")) for name, one in zip(names, (result.system, system), strict=True)]
+    empty = medians.get((f"empty, {workers}", system, "MiB"))
+    if workers == "1 worker" or bases[0] is None or bases[1] is None or empty is None:
+        return "-"
+    return f"{100 * (result.median - bases[0] - (empty - bases[1])) / bases[0]:+.1f} %"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
