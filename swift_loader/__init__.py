@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swift_loader.batch.collate import default_collate
     from swift_loader.dataloader.dataloader import DataLoader
+    from swift_loader.dataloader.pool import WorkerPool
     from swift_loader.device.keys import batch_key
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetcher import DevicePrefetcher
@@ -98,6 +99,7 @@ __all__ = [
     "TooManyErrors",
     "WorkerDied",
     "WorkerError",
+    "WorkerPool",
     "WorkerStalled",
     "batch_key",
     "default_collate",
@@ -117,6 +119,7 @@ _HOMES = {
     "ShuffleSampler": "swift_loader.samplers.shuffle",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.token_budget",
+    "WorkerPool": "swift_loader.dataloader.pool",
     "batch_key": "swift_loader.device.keys",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",

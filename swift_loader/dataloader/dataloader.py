@@ -21,6 +21,7 @@ from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderIterator
 from swift_loader.dataloader.pinning import pin_device_of
+from swift_loader.dataloader.pool import WorkerPool, check_pool, usable
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
@@ -74,6 +75,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         start_method: str | None = None,
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
+        workers: WorkerPool | None = None,
     ) -> None:
         """Check the arguments, and begin to import in the background what workers need. Starts no worker.
 
@@ -109,12 +111,15 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 loop gets `WorkerDied`.
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
                 Python stack. None or 0: no warning.
+            workers: Processes that several loaders share. Their number is `num_workers` then.
 
         Raises:
             ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
                 messages.
             TypeError: An argument has the wrong type.
         """
+        others = {"multiprocessing_context": multiprocessing_context, "start_method": start_method}
+        num_workers = check_pool(workers, num_workers, others, worker_type)
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -144,6 +149,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.start_method = start_method
         self.worker_restarts = worker_restarts
         self.stall_warning = stall_warning
+        self.workers = workers
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_end = False
@@ -162,6 +168,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._iterator: LoaderIterator | None = None  # type: ignore[assignment] # torch has a class of its own
         """With persistent workers the only iterator, once there is one."""
         weakref.finalize(self, self._shelf.close)
+        if self.workers is not None:
+            self.workers.add(self)
         warm_root(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,6 +216,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             self._latest = InlineEpoch(self, number, resume, self._substitute)
         else:
             self.check_worker_number_rationality()
+            if self.workers is not None:
+                self.workers.check_open()
             self._latest = self._begin_with_workers(number, resume)
         return self._latest
 
@@ -226,7 +236,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if workers is None:
             seed_pipe(self.dataset, draws.pipe_seed)
             every = self.snapshot_every_n_steps or 0
-            workers = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every).start(draws.base_seed)
+            workers = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every).start(
+                draws.base_seed, usable(self.workers)
+            )
         make = StreamEpoch if isinstance(self.dataset, IterableDataset) else IndexEpoch
         return make(self, draws, workers, self._shelf, resume)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from loguru import logger
@@ -46,6 +46,9 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.torch_mode import TorchMode
 
+if TYPE_CHECKING:
+    from swift_loader.dataloader.pool import WorkerPool
+
 __all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart"]
 
 _SERIALS = count()
@@ -57,8 +60,15 @@ DEFAULT_PREFETCH = 2
 class LoaderWorkers:
     """The workers of one DataLoader, from their start to `close`. Not thread-safe, apart from `close`."""
 
-    def __init__(self, worker_options: WorkerOptions, delivery: DeliveryOptions, base_seed: int, marks: Marks) -> None:
-        """Start the workers, and wait until there is a dataset for them."""
+    def __init__(
+        self,
+        worker_options: WorkerOptions,
+        delivery: DeliveryOptions,
+        base_seed: int,
+        marks: Marks,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        """Start the workers, or have the pool's serve, and wait until there is a dataset for them."""
         self.marks = marks
         self.serial = next(_SERIALS)
         """Later ones have a larger number."""
@@ -68,6 +78,8 @@ class LoaderWorkers:
         """What the workers' generators were seeded with when they started."""
         self.failure: Delivery | None = None
         """Why they give no more batches."""
+        self.is_spare = False
+        """Whether they wait on a shelf, and new ones would do as they do."""
         self._timeout_s = delivery.timeout_s or 0
         self.owner = ProcessOwner()
         self.has_stalled = False
@@ -75,7 +87,8 @@ class LoaderWorkers:
         self._notices: deque[str] = deque()
         metrics = Metrics(enabled=False)
         spec = WorkerSpec(worker_options, _settings(base_seed))
-        self._starter = None if delivery.uses_threads else make_starter(spec, delivery)
+        make = make_starter if pool is None else pool.make_starter
+        self._starter = None if delivery.uses_threads else make(spec, delivery)
         """None: the workers are threads."""
         executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
         settings = SchedulerSettings(
@@ -88,6 +101,10 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
+        self._pool = pool
+        """Its processes end when nobody refers to it any more."""
+        if pool is not None:
+            pool.note(self)
         self._dispatcher.start(tries_out=False, keeps_trial=False)
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
@@ -255,16 +272,29 @@ class WorkerStart:
         )
         return cls(workers, delivery, marks)
 
-    def start(self, base_seed: int) -> LoaderWorkers:
-        """Start them. A dataset that can't be sent is shared by forking this process, as torch does."""
-        options, spec = self.worker_options, WorkerSpec(self.worker_options, _settings(base_seed))
-        may_fork = self.delivery.uses_processes and can_fork() and options.start_method is StartMethod.TEMPLATE
-        reason = why_fork_is_needed(spec) if may_fork else ""
+    def spec(self, base_seed: int) -> WorkerSpec:
+        """Return what is sent to the processes."""
+        return WorkerSpec(self.worker_options, _settings(base_seed))
+
+    def why_forked(self) -> str:
+        """Return why the workers must be forks of this process; empty if they needn't, or can't."""
+        return why_fork_is_needed(self.spec(0)) if self._may_fork else ""
+
+    @property
+    def _may_fork(self) -> bool:
+        uses_template = self.delivery.uses_processes and self.worker_options.start_method is StartMethod.TEMPLATE
+        return uses_template and can_fork()
+
+    def start(self, base_seed: int, pool: WorkerPool | None = None) -> LoaderWorkers:
+        """Start them, or get them from a pool. A dataset that can't be sent is shared by forking this process, as torch
+        does.
+        """
+        options, reason = self.worker_options, self.why_forked()
         if not reason:
             try:
-                return LoaderWorkers(options, self.delivery, base_seed, self.marks)
+                return LoaderWorkers(options, self.delivery, base_seed, self.marks, pool)
             except EncodeError as error:
-                if not may_fork:
+                if not self._may_fork:
                     raise
                 reason = str(error)
         _tell_of_fork(reason)
@@ -291,6 +321,7 @@ class WorkerShelf:
         if idle is None or idle.is_closed or not idle.owner.is_here():  # a fork of the process has the parent's
             return None
         if idle.marks == marks:
+            idle.is_spare = False
             return idle
         idle.close()
         return None
@@ -301,6 +332,7 @@ class WorkerShelf:
         usable = [one for one in (idle, workers) if one is not None and self._may_stay(one)]
         if usable:
             self._idle = max(usable, key=lambda one: one.serial)  # the latest: their datasets are the furthest
+            self._idle.is_spare = not self._idle.marks.persist
         for one in (idle, workers):
             if one is not None and one is not self._idle:
                 one.close()

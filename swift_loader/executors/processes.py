@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from swift_loader.executors.base import Executor
 from swift_loader.executors.handle import HandledProcess
@@ -17,7 +17,11 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
-__all__ = ["Starter", "can_fork", "make_executor", "make_starter", "warm_up"]
+if TYPE_CHECKING:
+    from swift_loader.executors.pool.pool import ProcessPool
+    from swift_loader.executors.pool.template import PoolDataset
+
+__all__ = ["Starter", "can_fork", "make_executor", "make_pool", "make_seats", "make_starter", "warm_up"]
 
 PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""
@@ -89,6 +93,27 @@ def make_starter(spec: WorkerSpec, options: DeliveryOptions) -> Starter:
     return Supervisor(spec, options)
 
 
+def make_pool(num_workers: int) -> ProcessPool:
+    """Return the processes of a pool. None runs yet."""
+    from swift_loader.executors.pool.pool import ProcessPool
+
+    return ProcessPool(num_workers)
+
+
+def make_seats(pool: ProcessPool, spec: WorkerSpec, options: DeliveryOptions, dataset: PoolDataset) -> Starter:
+    """Return what gets a loader its seats in a pool.
+
+    Args:
+        pool: The processes.
+        spec: What they build for this loader.
+        options: How batches are delivered.
+        dataset: What `ProcessPool.add` returned.
+    """
+    from swift_loader.executors.pool.seats import SeatSupervisor
+
+    return SeatSupervisor(pool, spec, options, dataset)
+
+
 def make_executor(
     starter: Starter,
     metrics: Metrics,
@@ -101,8 +126,9 @@ def make_executor(
 
     if isinstance(starter, PortableSupervisor):
         return PortableExecutor(starter, metrics, log, on_segment)
+    from swift_loader.executors.pool.seats import SeatSupervisor
     from swift_loader.executors.process.executor import ProcessExecutor
     from swift_loader.executors.process.supervisor import Supervisor
 
-    assert isinstance(starter, Supervisor)
+    assert isinstance(starter, (Supervisor, SeatSupervisor))
     return ProcessExecutor(starter, metrics, log, on_segment)

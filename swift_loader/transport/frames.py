@@ -47,6 +47,11 @@ class Kind(IntEnum):
     STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch
     IDENTITY = 24  # trainer -> worker: which of the n workers it is
+    POOL = 25  # trainer -> template: be the template of a pool, which builds no dataset by itself
+    SHARE = 26  # trainer -> template of a pool: build the dataset of the attached file, for all workers
+    UNSHARE = 27  # trainer -> template of a pool: drop that dataset
+    PAGE = 28  # trainer -> worker of a pool: show in the attached page for whom it works
+    SEAT = 29  # trainer -> worker of a pool: also serve the loader at the attached channel
 
 
 _KINDS = {int(kind): kind for kind in Kind}

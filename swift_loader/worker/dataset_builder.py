@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.messages import Identity, Stage, Verdicts
@@ -85,6 +86,10 @@ class DatasetBuilder:
         assert self._spec is not None, "the payload wasn't read"
         return self._spec
 
+    def use_plan(self, plan: PlanSettings) -> None:
+        """Begin with this plan instead of the payload's. Call it after `read`."""
+        self._spec = replace(self.spec, plan=plan)
+
     def read(self) -> None:
         """Import the dataset's modules and read the payload. A dataset that is an instance is rebuilt here."""
         sys.setrecursionlimit(max(sys.getrecursionlimit(), self._environment.recursion_limit))
@@ -95,6 +100,10 @@ class DatasetBuilder:
             self._spec, self.definitions = self._content()
             if self._spec.options.torch is not None:
                 import_torch()  # here, so that all workers share it
+        self.set_up_torch()
+
+    def set_up_torch(self) -> None:
+        """Give torch the trainer's default dtype, and one thread until `start_service`."""
         set_default_dtype(self._environment.torch_dtype)
         set_num_threads(1)  # torch's threads would outlive the constructor, and the process couldn't be forked
 

@@ -27,7 +27,7 @@ from swift_loader.worker.stream import StreamEnd
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
 
-__all__ = ["TaskChannel", "run_worker", "serve"]
+__all__ = ["TaskChannel", "TaskLoop", "announce", "run_worker", "serve"]
 
 
 class TaskChannel(Protocol):
@@ -61,11 +61,24 @@ def run_worker(
         SystemExit: Raised by the user's code. The worker must end, and the trainer must see that.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        descriptor = builder.counters.share()
-        channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
-        os.close(descriptor)
-        serve(channel, builder, SegmentStore.of_memfds(channel), lambda: judge(report))
+        announce(channel, builder, report, judge).serve()
     failpoint(Failpoint.WORKER_STOP)
+
+
+def announce(
+    channel: Channel, builder: BatchBuilder, report: BuildReport, judge: Callable[[BuildReport], Verdicts]
+) -> TaskLoop:
+    """Tell the trainer that the worker is ready. Return what answers its tasks. The arguments are `run_worker`'s.
+
+    Raises:
+        BrokenPipeError: The trainer is gone. Sometimes this is a ConnectionResetError.
+    """
+    descriptor = builder.counters.share()
+    try:
+        channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
+    finally:
+        os.close(descriptor)
+    return TaskLoop(channel, builder, SegmentStore.of_memfds(channel), lambda: judge(report))
 
 
 def serve(channel: TaskChannel, builder: BatchBuilder, store: SegmentStore, judge: Callable[[], Verdicts]) -> None:
@@ -77,10 +90,10 @@ def serve(channel: TaskChannel, builder: BatchBuilder, store: SegmentStore, judg
         store: Provides the slots that batches are written to.
         judge: Finds out why the dataset's samples may differ from those of another build.
     """
-    _Worker(channel, builder, store, judge).serve()
+    TaskLoop(channel, builder, store, judge).serve()
 
 
-class _Worker:
+class TaskLoop:
     """The tasks of one worker, and the slots it writes to."""
 
     def __init__(
@@ -95,28 +108,40 @@ class _Worker:
         self._plans: deque[NewPlan] = deque()
         """Received plans that aren't used yet."""
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is a task for `do_next`."""
+        return bool(self._queue)
+
     def serve(self) -> None:
         """Answer the tasks in the order received, each with a batch, a failure, STREAM_ENDED or SKIPPED."""
-        while self._refill():
-            task = self._queue.popleft()
-            self._words[NUM_BEGUN] += 1
-            newest = self._queue[-1].generation if self._queue else task.generation
-            if 0 < task.generation < newest:  # a later task can't make the trial batch, of generation 0, obsolete
-                self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
-            else:
-                answer = self._answer(task).pack()
-                failpoint(Failpoint.WORKER_AFTER_COMMIT)
-                self._channel.send(answer)
-                failpoint(Failpoint.WORKER_NOTIFIED)
+        while self.refill(wait=True):
+            self.do_next()
 
-    def _refill(self) -> bool:
-        """Read all waiting messages; block for one if there is no task. Return False at the end of the stream.
+    def do_next(self) -> None:
+        """Answer the next task. There must be one."""
+        task = self._queue.popleft()
+        self._words[NUM_BEGUN] += 1
+        newest = self._queue[-1].generation if self._queue else task.generation
+        if 0 < task.generation < newest:  # a later task can't make the trial batch, of generation 0, obsolete
+            self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
+        else:
+            answer = self._answer(task).pack()
+            failpoint(Failpoint.WORKER_AFTER_COMMIT)
+            self._channel.send(answer)
+            failpoint(Failpoint.WORKER_NOTIFIED)
+
+    def refill(self, *, wait: bool) -> bool:
+        """Read all waiting messages; with `wait`, block for one if there is no task.
 
         It reads all of them because a later task releases slots for the next batch, and may begin a new generation.
+
+        Returns:
+            False at the end of the stream.
         """
         while True:
             try:
-                received = self._channel.receive(wait=not self._queue)
+                received = self._channel.receive(wait=wait and not self._queue)
             except BlockingIOError:
                 return True
             if received is None:

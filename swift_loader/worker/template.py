@@ -21,7 +21,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import select
 import signal
 import sys
 from contextlib import suppress
@@ -30,20 +29,23 @@ from functools import partial
 from typing import NoReturn
 
 from swift_loader.errors import ProtocolError
-from swift_loader.failpoints import Failpoint, failpoint, identify
+from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Stage
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
+from swift_loader.transport.pool_messages import Pool
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
-from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
+from swift_loader.transport.template_messages import Built
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fallback_template import FallbackTemplate
 from swift_loader.worker.fork_safety import ForkHazards
-from swift_loader.worker.multiprocessing_state import finish_multiprocessing, reset_multiprocessing
-from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
+from swift_loader.worker.fork_server import ForkServer, Served
+from swift_loader.worker.multiprocessing_state import finish_multiprocessing
+from swift_loader.worker.pool_datasets import PoolDatasets
+from swift_loader.worker.process_exit import die_with_parent, lead_group, run_and_exit
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.torch_settings import set_num_threads
@@ -97,6 +99,8 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     if received is None:
         return 0
     frame = unpack_frame(received.data)
+    if frame.kind is Kind.POOL:
+        return _serve(channel, PoolDatasets(Pool.unpack(frame).environment, channel, stack_dumper), stack_dumper)
     if frame.kind is not Kind.PAYLOAD or len(received.descriptors) != 1:
         raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
     layout = PayloadLayout.unpack(frame)
@@ -131,7 +135,7 @@ def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
     dataset_builder.is_shared = True
     report = dataset_builder.report()
     channel.send(Built(report, forkable=True, reason="").pack())
-    return _serve(channel, dataset_builder, stack_dumper, report)
+    return _serve(channel, _OneDataset(dataset_builder, report), stack_dumper)
 
 
 def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
@@ -155,7 +159,7 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         stack_dumper.stop()  # the process must have a single thread when it is forked
         fallback = FallbackTemplate.fork()
         if fallback is None:
-            return _serve(channel, dataset_builder, stack_dumper, None)
+            return _serve(channel, _OneDataset(dataset_builder, None), stack_dumper)
         stack_dumper.start()
     if not _try_to_build(channel, dataset_builder):
         if fallback is not None:
@@ -180,7 +184,7 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         fallback.release()  # the dataset is shared; or it left threads, which would run on here if the fallback served
     report = dataset_builder.report_length() if reason else dataset_builder.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
-    return _serve(channel, dataset_builder, stack_dumper, report)
+    return _serve(channel, _OneDataset(dataset_builder, report), stack_dumper)
 
 
 def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:
@@ -190,15 +194,13 @@ def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: F
     return "start_method='spawn'" if start_method is StartMethod.SPAWN else ""
 
 
-def _serve(
-    channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, reported: BuildReport | None
-) -> int:
+def _serve(channel: Channel, served: Served, stack_dumper: StackDumper) -> int:
     """Start workers on request until the trainer closes the channel."""
     set_num_threads(1)
     gc.collect()
     gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
-        _Template(channel, dataset_builder, stack_dumper, reported).serve()
+        ForkServer(channel, served, stack_dumper).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
     return 0
 
@@ -213,97 +215,23 @@ def _follow(exit_code: int) -> int:
     return exit_code
 
 
-class _Template:
-    """Forks workers on request, reaps them, and reports how they ended."""
+class _OneDataset:
+    """Answers the trainer for a template with one dataset. See `Served`."""
 
-    def __init__(
-        self, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, reported: BuildReport | None
-    ) -> None:
-        self._channel = channel
-        self._stack_dumper = stack_dumper
+    def __init__(self, dataset_builder: DatasetBuilder, reported: BuildReport | None) -> None:
         self._dataset_builder = dataset_builder
         self._reported = reported
         """The report about the dataset that the trainer got, if this process has the dataset."""
-        self._children: dict[int, tuple[int, int]] = {}
-        """pidfd -> (worker, pid)"""
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
 
-    def serve(self) -> None:
-        """Handle requests and exits of workers; return when the trainer has closed the channel."""
-        is_wanted = True
-        while is_wanted:
-            for descriptor, _ in self._poll.poll():
-                if descriptor in self._children:
-                    self._reap(descriptor)
-                else:
-                    is_wanted = self._take_request()
-        for _, pid in self._children.values():
-            end_group(pid)
-
-    def _take_request(self) -> bool:
-        received = self._channel.receive()
-        if received is None:
-            return False
+    def answer(self, received: Received) -> bytes:
+        """Return the answer to a message."""
         frame = unpack_frame(received.data)
-        if frame.kind is Kind.RECHECK and self._reported is not None:
-            self._channel.send(self._dataset_builder.judge(self._reported).pack())
-            return True
-        if frame.kind is not Kind.FORK or not received.descriptors:
+        if frame.kind is not Kind.RECHECK or self._reported is None:
             raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
-        request = Fork.unpack(frame)
-        channel = Channel.from_descriptor(received.descriptors[0])
-        failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
-        if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
-            self._drop_own_descriptors()
-            run_and_exit(partial(_be_worker, request.worker, channel, self._dataset_builder, self._stack_dumper))
-        stderr, traces = received.descriptors[1:]
-        self._fork(request.worker, channel, stderr, traces)
-        channel.close()  # only the worker may hold it, so that its death ends the stream
-        os.close(stderr)
-        os.close(traces)
-        return True
+        return self._dataset_builder.judge(self._reported).pack()
 
-    def _fork(self, worker: int, channel: Channel, stderr: int, traces: int) -> None:
-        template_pid = os.getpid()
-        flush_streams()  # else each fork would print the buffers' content once more
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(template_pid)
-            lead_group()
-            self._drop_own_descriptors()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            run_and_exit(partial(_be_worker, worker, channel, self._dataset_builder, StackDumper(traces)))
-        pidfd = os.pidfd_open(pid)
-        failpoint(Failpoint.TEMPLATE_FORKED)
-        self._children[pidfd] = (worker, pid)
-        self._poll.register(pidfd, select.POLLIN)
-        self._channel.send(Forked(worker, pid).pack(), [pidfd])
-
-    def _drop_own_descriptors(self) -> None:
-        """Close the template's own descriptors. Those that modules opened stay open, because they may be in use."""
-        self._channel.close()
-        for descriptor in self._children:
-            os.close(descriptor)
-
-    def _reap(self, pidfd: int) -> None:
-        worker, pid = self._children.pop(pidfd)
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        end_group(pid)
-        _, status = os.waitpid(pid, 0)
-        failpoint(Failpoint.TEMPLATE_REAPED)
-        self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
-
-
-def _be_worker(worker: int, channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
-    """Be a worker until it is told to stop; return the exit code."""
-    identify(worker)
-    reset_multiprocessing()
-    failpoint(Failpoint.WORKER_BOOT)
-    stack_dumper.start()
-    dataset_builder.run_worker(worker, channel)
-    if dataset_builder.spec.options.start_method is StartMethod.FORK:
-        finish_multiprocessing()  # the trainer may read from a queue of the dataset's
-    return 0
+    def run_worker(self, worker: int, channel: Channel) -> None:
+        """Serve the channel as a worker."""
+        self._dataset_builder.run_worker(worker, channel)
+        if self._dataset_builder.spec.options.start_method is StartMethod.FORK:
+            finish_multiprocessing()  # the trainer may read from a queue of the dataset's

@@ -15,14 +15,13 @@ from typing import NamedTuple
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.handle import Hang
+from swift_loader.executors.handle import AnyHandle, Hang
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
-from swift_loader.executors.process.supervisor import Supervisor
-from swift_loader.executors.process.worker import WorkerHandle
+from swift_loader.executors.process.supervision import Supervision
 from swift_loader.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
@@ -60,7 +59,7 @@ class ProcessExecutor:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Supervision,
         metrics: Metrics,
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
@@ -207,7 +206,7 @@ class ProcessExecutor:
         stacks = attached(traces=worker.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
 
-    def _worker(self, serial: int) -> WorkerHandle:
+    def _worker(self, serial: int) -> AnyHandle:
         return self._supervisor.workers.all[serial]
 
     # Stopping ---------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import select
 from collections import deque
 
 from swift_loader.errors import SwiftLoaderError
+from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed
 from swift_loader.transport.descriptors import new_epoll, new_eventfd
 
@@ -80,7 +80,7 @@ class Inbox:
         self.is_taking_in = False
         self._reader = reader
         self._posted = posted
-        self._workers: dict[int, WorkerHandle] = {}
+        self._workers: dict[int, AnyHandle] = {}
         """By descriptor: of the channel and of the process."""
         self._epoll = new_epoll()
         self._wake = -1
@@ -98,14 +98,14 @@ class Inbox:
         """Return the descriptors that it owns; some may be -1."""
         return [-1 if self._epoll.closed else self._epoll.fileno(), self._wake]
 
-    def watch(self, worker: WorkerHandle) -> None:
+    def watch(self, worker: AnyHandle) -> None:
         """Also listen to this worker. Any thread may call it, even while another one waits."""
         # Watch the process as well as the pipe: a process that the dataset started may hold a copy of the pipe open.
         for descriptor in (worker.channel.fileno(), worker.process.pidfd):
             self._workers[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
 
-    def forget(self, worker: WorkerHandle) -> None:
+    def forget(self, worker: AnyHandle) -> None:
         """Stop listening to a worker. Call it before its descriptors are closed. Idempotent and thread-safe."""
         for descriptor in (worker.channel.fileno(), worker.process.pidfd):
             if self._workers.pop(descriptor, None) is not None:
@@ -155,7 +155,7 @@ class Inbox:
             wake, self._wake = self._wake, -1  # first, see `Holder`
             os.close(wake)
 
-    def _read(self, worker: WorkerHandle, descriptor: int, events: list[Event]) -> None:
+    def _read(self, worker: AnyHandle, descriptor: int, events: list[Event]) -> None:
         """Add the event of the worker's next message; of all its messages and its end, if the process has ended."""
         # The event may come from a worker that is gone, whose descriptor number now belongs to another worker.
         has_ended = descriptor == worker.process.pidfd and worker.process.has_ended
@@ -205,17 +205,17 @@ class Inboxes:
         """The loop's inbox, then those of the threads."""
         return [*([] if self._of_loop is None else [self._of_loop]), *self._of_threads]
 
-    def watch(self, worker: WorkerHandle) -> None:
+    def watch(self, worker: AnyHandle) -> None:
         """Listen to a new worker. Any thread."""
         for inbox in self._inboxes_of(worker):
             inbox.watch(worker)
 
-    def forget(self, worker: WorkerHandle) -> None:
+    def forget(self, worker: AnyHandle) -> None:
         """Stop listening to a worker. Any thread. Idempotent."""
         for inbox in self._inboxes_of(worker):
             inbox.forget(worker)
 
-    def _inboxes_of(self, worker: WorkerHandle) -> list[Inbox]:
+    def _inboxes_of(self, worker: AnyHandle) -> list[Inbox]:
         threads = self._of_threads
         return [*self.all[:1], *([threads[worker.worker_id % len(threads)]] if threads else [])]
 

@@ -167,20 +167,20 @@ class TemplateProcess:
 
     def send_payload(self, layout: PayloadLayout, descriptor: int) -> None:
         """Send the template what to build. It gets its own copy of the descriptor."""
-        self._send(layout.pack(), descriptor)
+        self.send(layout.pack(), descriptor)
 
     def ask_to_recheck(self) -> None:
         """Ask it why its samples differ from those of an earlier template."""
-        self._send(Recheck().pack())
+        self.send(Recheck().pack())
 
     def request_fork(self, serial: int, theirs: Channel, diagnostics: Diagnostics) -> None:
         """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
         self._requested[serial] = diagnostics
-        self._send(Fork(serial, in_place=False).pack(), theirs.fileno(), *diagnostics.their_ends)
+        self.send(Fork(serial, in_place=False).pack(), theirs.fileno(), *diagnostics.their_ends)
 
     def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
         """Turn the template itself into a worker, and return the worker."""
-        self._send(Fork(serial, in_place=True).pack(), theirs.fileno())
+        self.send(Fork(serial, in_place=True).pack(), theirs.fileno())
         process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.diagnostics)
         self._workers[serial] = process
         return process
@@ -249,7 +249,13 @@ class TemplateProcess:
             pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
             os.close(pidfd)
 
-    def _send(self, message: bytes, *descriptors: int) -> None:
+    def ask(self, message: bytes, *descriptors: int) -> None:
+        """Send it a message whose answer comes as `answer`."""
+        self.answer = None
+        self.send(message, *descriptors)
+
+    def send(self, message: bytes, *descriptors: int) -> None:
+        """Send it a message, with copies of the descriptors. Does nothing if it is gone."""
         try:
             self._channel.send(message, descriptors)
         except (BrokenPipeError, ConnectionResetError):

@@ -31,7 +31,8 @@ from swift_loader.transport.messages import (
     StreamEnded,
     Verdicts,
 )
-from swift_loader.transport.payload import PayloadLayout
+from swift_loader.transport.payload import Environment, PayloadLayout
+from swift_loader.transport.pool_messages import Pool, Seat, Share, Unshare
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
 from swift_loader.transport.task import Task
@@ -63,8 +64,12 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.IDENTITY: Identity(2),
     Kind.STATE: State(b"snapshot"),
     Kind.STREAM_ENDED: StreamEnded(1, 2),
+    Kind.POOL: Pool(Environment(["train.py"])),
+    Kind.SHARE: Share(1, PayloadLayout(4096, 100, 200, 300, 5)),
+    Kind.UNSHARE: Unshare(1),
+    Kind.SEAT: Seat(3, 1, PayloadLayout(4096, 100, 200, 300, 5), A_PLAN),
 }
-BARE = [Kind.SKIPPED, Kind.RECHECK]
+BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.PAGE]
 PICKLED = [
     Kind.BUILT,
     Kind.BLANK,
@@ -75,6 +80,9 @@ PICKLED = [
     Kind.SAMPLE_FAILED,
     Kind.PLAN,
     Kind.STATE,
+    Kind.POOL,
+    Kind.SHARE,
+    Kind.SEAT,
 ]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]

@@ -1,0 +1,124 @@
+"""The part of a template that forks workers on request, and reports how they ended."""
+
+from __future__ import annotations
+
+import os
+import select
+from functools import partial
+from typing import Protocol
+
+from swift_loader.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.channel import Channel
+from swift_loader.transport.frames import Kind, Received, unpack_frame
+from swift_loader.transport.template_messages import Exited, Fork, Forked
+from swift_loader.worker.multiprocessing_state import reset_multiprocessing
+from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
+from swift_loader.worker.stack_dumps import StackDumper
+
+__all__ = ["ForkServer", "Served"]
+
+
+class Served(Protocol):
+    """What a template has for its workers."""
+
+    def answer(self, received: Received) -> bytes:
+        """Return the answer to a message of the trainer other than FORK; empty if there is none.
+
+        Raises:
+            ProtocolError: The message makes no sense here.
+        """
+        ...
+
+    def run_worker(self, worker: int, channel: Channel) -> None:
+        """Serve the channel as a worker, in a fork. Returns when the trainer hangs up."""
+        ...
+
+
+class ForkServer:
+    """Forks workers on request, reaps them, and reports how they ended."""
+
+    def __init__(self, channel: Channel, served: Served, stack_dumper: StackDumper) -> None:
+        self._channel = channel
+        self._stack_dumper = stack_dumper
+        self._served = served
+        self._children: dict[int, tuple[int, int]] = {}
+        """pidfd -> (worker, pid)"""
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def serve(self) -> None:
+        """Handle requests and exits of workers; return when the trainer has closed the channel."""
+        is_wanted = True
+        while is_wanted:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._children:
+                    self._reap(descriptor)
+                else:
+                    is_wanted = self._take_request()
+        for _, pid in self._children.values():
+            end_group(pid)
+
+    def _take_request(self) -> bool:
+        received = self._channel.receive()
+        if received is None:
+            return False
+        frame = unpack_frame(received.data)
+        if frame.kind is not Kind.FORK or not received.descriptors:
+            answer = self._served.answer(received)
+            if answer:
+                self._channel.send(answer)
+            return True
+        request = Fork.unpack(frame)
+        channel = Channel.from_descriptor(received.descriptors[0])
+        failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
+        if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
+            self._drop_own_descriptors()
+            run_and_exit(partial(_be_worker, request.worker, channel, self._served, self._stack_dumper))
+        stderr, traces = received.descriptors[1:]
+        self._fork(request.worker, channel, stderr, traces)
+        channel.close()  # only the worker may hold it, so that its death ends the stream
+        os.close(stderr)
+        os.close(traces)
+        return True
+
+    def _fork(self, worker: int, channel: Channel, stderr: int, traces: int) -> None:
+        template_pid = os.getpid()
+        flush_streams()  # else each fork would print the buffers' content once more
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(template_pid)
+            lead_group()
+            self._drop_own_descriptors()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            run_and_exit(partial(_be_worker, worker, channel, self._served, StackDumper(traces)))
+        pidfd = os.pidfd_open(pid)
+        failpoint(Failpoint.TEMPLATE_FORKED)
+        self._children[pidfd] = (worker, pid)
+        self._poll.register(pidfd, select.POLLIN)
+        self._channel.send(Forked(worker, pid).pack(), [pidfd])
+
+    def _drop_own_descriptors(self) -> None:
+        """Close the template's own descriptors. Those that modules opened stay open, because they may be in use."""
+        self._channel.close()
+        for descriptor in self._children:
+            os.close(descriptor)
+
+    def _reap(self, pidfd: int) -> None:
+        worker, pid = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        end_group(pid)
+        _, status = os.waitpid(pid, 0)
+        failpoint(Failpoint.TEMPLATE_REAPED)
+        self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
+
+
+def _be_worker(worker: int, channel: Channel, served: Served, stack_dumper: StackDumper) -> int:
+    """Be a worker until it is told to stop; return the exit code."""
+    identify(worker)
+    reset_multiprocessing()
+    failpoint(Failpoint.WORKER_BOOT)
+    stack_dumper.start()
+    served.run_worker(worker, channel)
+    return 0
