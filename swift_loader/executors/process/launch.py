@@ -143,7 +143,7 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 def _umask() -> int:
     """Return the umask. `os.umask` would change it for a moment."""
-    with open("/proc/self/status", encoding="utf-8") as lines:
+    with explaining_limits(), open("/proc/self/status", encoding="utf-8") as lines:
         return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), -1)
 
 
