@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -166,24 +165,29 @@ def test_killed_processes_are_replaced_while_two_loops_are_open(pool: WorkerPool
 def test_killing_processes_at_random_loses_nothing_of_three_open_loops(pool: WorkerPool) -> None:
     def loaders() -> list[DataLoader[Any]]:
         torch.manual_seed(9)
-        mapped = [DataLoader(Told(length, first), 4, True, workers=pool) for length, first in ((90, 0), (60, 1000))]
-        return [*mapped, DataLoader(StatefulShares(80), 4, workers=pool)]
+        mapped = [DataLoader(Told(length, first), 4, True, workers=pool) for length, first in ((300, 0), (200, 1000))]
+        return [*mapped, DataLoader(StatefulShares(240), 4, workers=pool)]
 
     whole = [[seen_in(batch) for batch in loader] for loader in loaders()]
     rng, seen, open_loops = Random(3), [list[Any]() for _ in whole], list(enumerate(map(iter, loaders())))
-    for step in count():
+    num_since = [0] * len(whole)
+    while open_loops:
         number, iterator = rng.choice(open_loops)
         batch = next(iterator, None)
         if batch is not None:
             seen[number].append(seen_in(batch))
+            num_since[number] += 1
         else:
             open_loops.remove((number, iterator))
-        if step % 8 == 5:  # each loop has had a batch since, so that no worker has died too often in a row
+        if all(num_since[other] > MAX_IN_FLIGHT for other, _ in open_loops):  # so no batch is there at two deaths
+            num_since = [0] * len(whole)
             with suppress(ProcessLookupError):
                 os.kill(rng.choice(worker_pids(pool)), rng.choice([signal.SIGKILL, signal.SIGSEGV]))
-        if not open_loops:
-            break
     assert seen == whole
+
+
+MAX_IN_FLIGHT = 10
+"""Batches of a loader of two workers."""
 
 
 def seen_in(batch: Any) -> Any:
