@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from swift_loader.scheduler.work import IndexWork, StreamWork
@@ -35,20 +36,44 @@ class IndexQueue:
         """Return the next work; None if nothing more is drawn yet."""
         return self._drawn.popleft() if self._drawn else None
 
-    def end_shard(self, worker_id: int) -> None:
+    def end_shard(self, work: StreamWork) -> None:
         """Do nothing: a sampler has no shards."""
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Return the same: a sampler has no shards."""
+        return work
 
 
 class StreamRounds:
     """One batch of each shard in turn, as torch does, until all shards are over."""
 
-    def __init__(self, epoch: int, num_workers: int, *, first_step: int = 0, last_worker: int = -1) -> None:
-        """Begin after the batch of `last_worker`; -1: with worker 0."""
+    def __init__(
+        self,
+        epoch: int,
+        num_workers: int,
+        *,
+        first_step: int = 0,
+        last_worker: int = -1,
+        first_batches: Sequence[int] | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            epoch: Which epoch it is.
+            num_workers: How many shards there are.
+            first_step: The number of the first work.
+            last_worker: Whose batch was the last one before; -1: begin with worker 0.
+            first_batches: If the loader shares the stream out: the number of each worker's first batch. Each builds
+                every `num_workers`-th one.
+        """
         self._epoch, self._step = epoch, first_step
-        self._turns = [0] * num_workers
-        """How many batches of each shard were handed out."""
+        self._distance = 1 if first_batches is None else num_workers
+        self._turns = [0] * num_workers if first_batches is None else list(first_batches)
+        """The turn that each worker gets next."""
         self._left = set(range(num_workers))
         """The workers whose shards aren't known to be over."""
+        self._ends: dict[int, int] = {}
+        """The first turn that each of the others had no batch for."""
         self._last_worker = last_worker
 
     def next(self) -> StreamWork | None:
@@ -61,10 +86,23 @@ class StreamRounds:
         )
         self._last_worker = worker_id = next(number for number in following if number in self._left)
         work = StreamWork(self._epoch, self._step, worker_id, self._turns[worker_id])
-        self._turns[worker_id] += 1
+        self._turns[worker_id] += self._distance
         self._step += 1
         return work
 
-    def end_shard(self, worker_id: int) -> None:
-        """Hand out no more work of this worker's shard. Idempotent."""
-        self._left.discard(worker_id)
+    def end_shard(self, work: StreamWork) -> None:
+        """Hand out no more work of this worker's shard."""
+        self._left.discard(work.worker_id)
+        self._ends.setdefault(work.worker_id, work.turn)
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Hand out the next shard's work in place of this one, which was the last."""
+        self._turns[work.worker_id] -= self._distance
+        self._step -= 1
+        instead = self.next()
+        assert instead is not None, "the shard of what is taken back isn't over"
+        return instead
+
+    def end_of(self, worker_id: int) -> int | None:
+        """Return the first turn that this worker has no batch for. None: not known. Any thread."""
+        return self._ends.get(worker_id)

@@ -162,10 +162,11 @@ class Ledger(Generic[Answer]):
                 if (serial := self.queues.pick(batch.work, math.inf)) is not None:
                     del self._lost[position]
                     return self._send(serial, batch)
-        if len(self._batches) >= self._limits.max_in_flight or (work := self._peek()) is None:
+        if len(self._batches) >= self._limits.max_in_flight or self._peek() is None:
             return None
-        if (serial := self.queues.pick(work, self._limits.max_ready_per_worker)) is None:
+        if (found := self._find_room()) is None:
             return None
+        serial, work = found
         batch = self._batches[self._next_sequence] = Batch(self._next_sequence, work)
         self._next_sequence += 1
         self._planned = None
@@ -208,7 +209,7 @@ class Ledger(Generic[Answer]):
         if not isinstance(batch.work, StreamWork) or self._source is None:
             raise ProtocolError(f"worker {serial} told the end of a stream for {batch.work}")
         batch.state = BATCH_STATES[batch.state, BatchMove.END]
-        self._source.end_shard(batch.work.worker_id)
+        self._source.end_shard(batch.work)
         if isinstance(self._planned, StreamWork) and self._planned.worker_id == batch.work.worker_id:
             self._planned = None
         self._pass_void()
@@ -292,6 +293,23 @@ class Ledger(Generic[Answer]):
         if self._planned is None and self._source is not None:
             self._planned = self._source.next()
         return self._planned
+
+    def _find_room(self) -> tuple[int, Work] | None:
+        """Return the worker that builds the planned work, and the work. None if none has room.
+
+        Out of order, a shard whose worker has no room lets the others pass.
+        """
+        work, max_ready = self._planned, self._limits.max_ready_per_worker
+        assert work is not None, "the caller has looked"
+        serial = self.queues.pick(work, max_ready)
+        if serial is None and not self._limits.in_order and isinstance(work, StreamWork) and self._source is not None:
+            full = work.worker_id
+            while serial is None:
+                self._planned = work = self._source.swap(work)
+                if work.worker_id == full:
+                    return None
+                serial = self.queues.pick(work, max_ready)
+        return None if serial is None else (serial, work)
 
     def _send(self, serial: int, batch: Batch[Answer]) -> Send:
         self.queues.push(serial, (self.generation, batch.sequence))

@@ -52,7 +52,8 @@ class StreamWork(NamedTuple):
     worker_id: int
     """Which worker: each has a shard."""
     turn: int
-    """Which batch of the shard in this generation, from 0. If the shard is resumed, 0 is the first batch after that."""
+    """Which batch of the shard in this generation, from 0. If the shard is resumed, 0 is the first batch after that.
+    If the loader shares the stream out: which batch of the whole stream."""
 
     @property
     def key(self) -> Hashable:
@@ -70,8 +71,15 @@ class WorkSource(Protocol):
         """Return the next work; None if there is none left."""
         ...
 
-    def end_shard(self, worker_id: int) -> None:
-        """Hand out no more work of this worker's shard. Idempotent. Only called for `StreamWork`."""
+    def end_shard(self, work: StreamWork) -> None:
+        """Hand out no more work of this shard, which has no batch for `work`. Only called for `StreamWork`."""
+        ...
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Take back what was handed out last, and hand out the next shard's work instead.
+
+        Only called for `StreamWork`. If there is no other shard, it is the same work again.
+        """
         ...
 
 
@@ -100,8 +108,12 @@ class PlannedSource:
         self._step += 1
         return work
 
-    def end_shard(self, worker_id: int) -> None:
+    def end_shard(self, work: StreamWork) -> None:
         """Do nothing: a plan has no shards."""
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Return the same: a plan has no shards."""
+        return work
 
 
 class IndexSource:
@@ -126,5 +138,9 @@ class IndexSource:
             return work
         return None
 
-    def end_shard(self, worker_id: int) -> None:
+    def end_shard(self, work: StreamWork) -> None:
         """Do nothing: a sampler has no shards."""
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Return the same: a sampler has no shards."""
+        return work

@@ -16,7 +16,7 @@ import torch.utils.data
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import EncodeError
-from swift_loader.scheduler.work import IndexWork, Work
+from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_mode import Resume, Snapshot
@@ -220,8 +220,11 @@ class Queue:
     def next(self) -> Work | None:
         return self.works.pop(0) if self.works else None
 
-    def end_shard(self, worker_id: int) -> None:
+    def end_shard(self, work: StreamWork) -> None:
         """There are no shards."""
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        return work
 
 
 def test_work_that_comes_later_is_built() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.dataloader.sources import IndexQueue
-from swift_loader.scheduler.work import IndexWork
+from swift_loader.dataloader.sources import IndexQueue, StreamRounds
+from swift_loader.scheduler.work import IndexWork, StreamWork
 
 
 @given(first_step=st.integers(0, 9), num_workers=st.integers(1, 4))
@@ -21,4 +21,53 @@ def test_out_of_order_any_worker_builds_a_batch() -> None:
     queue = IndexQueue(0, 2, in_order=False)
     queue.put(1, [5])
     assert queue.next() == IndexWork(0, 1, [5], None)
-    queue.end_shard(0)
+
+
+def test_shards_take_turns_after_the_last_worker() -> None:
+    rounds = StreamRounds(0, 3, first_step=7, last_worker=0)
+    works = [rounds.next() for _ in range(4)]
+    assert works == [
+        StreamWork(0, 7, 1, 0),
+        StreamWork(0, 8, 2, 0),
+        StreamWork(0, 9, 0, 0),
+        StreamWork(0, 10, 1, 1),
+    ]
+
+
+@given(num_workers=st.integers(1, 4), first=st.integers(0, 9), length=st.integers(0, 20))
+def test_the_batches_of_a_shared_stream_come_in_their_order(num_workers: int, first: int, length: int) -> None:
+    rounds = StreamRounds(0, num_workers, first_batches=[first + number for number in range(num_workers)])
+    found = []
+    while (work := rounds.next()) is not None:
+        if work.turn < length:
+            found.append(work.turn)
+        else:
+            rounds.end_shard(work)
+    assert found == list(range(first, length))
+
+
+@given(num_workers=st.integers(1, 4), full=st.integers(0, 3), is_shared=st.booleans())
+def test_what_is_taken_back_is_handed_out_later(num_workers: int, full: int, is_shared: bool) -> None:
+    rounds = StreamRounds(0, num_workers, first_batches=list(range(num_workers)) if is_shared else None)
+    found: list[StreamWork] = []
+    for _ in range(3 * num_workers):
+        work = rounds.next()
+        assert work is not None
+        if work.worker_id == full % num_workers and len(found) < num_workers:
+            work = rounds.swap(work)
+        found.append(work)
+    assert [work.step for work in found] == list(range(3 * num_workers))
+    for worker_id in range(num_workers):
+        turns = [work.turn for work in found if work.worker_id == worker_id]
+        first, distance = (worker_id, num_workers) if is_shared else (0, 1)
+        assert turns == [first + distance * number for number in range(len(turns))]
+
+
+def test_the_end_of_a_shard_is_its_first_missing_turn() -> None:
+    rounds = StreamRounds(0, 2)
+    works = [rounds.next() for _ in range(4)]
+    assert rounds.end_of(0) is None
+    for work in (works[0], works[2]):
+        assert work is not None
+        rounds.end_shard(work)
+    assert (rounds.end_of(0), rounds.end_of(1)) == (0, None)

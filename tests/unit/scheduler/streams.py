@@ -29,7 +29,15 @@ class StreamSource:
         self._step += 1
         return work
 
-    def end_shard(self, worker_id: int) -> None:
+    def end_shard(self, work: StreamWork) -> None:
         """Leave out this worker from now on."""
-        if worker_id in self._open:
-            self._open.remove(worker_id)
+        if work.worker_id in self._open:
+            self._open.remove(work.worker_id)
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Hand out the next shard's work instead."""
+        self._turns[work.worker_id] -= 1
+        self._step -= 1
+        instead = self.next()
+        assert instead is not None
+        return instead

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -492,6 +493,57 @@ def test_a_stream_ends_with_its_shards_and_only_their_own_workers_build_them() -
         while (batch := deliver(ledger)) is not None:
             delivered.append(batch[1])
     assert delivered == ["0.0", "2.0", "0.1"]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    slow=st.integers(0, 3),
+    max_in_flight=st.integers(1, 12),
+    data=st.data(),
+)
+def test_out_of_order_a_slow_shard_holds_up_no_other(
+    lengths: list[int], slow: int, max_in_flight: int, data: st.DataObject
+) -> None:
+    """The batches of all other shards are delivered while one worker answers nothing."""
+    num_workers = len(lengths)
+    slow %= num_workers
+    limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), 10, in_order=False)
+    ledger = ledger_with(num_workers, limits=limits)
+    ledger.begin(StreamSource(0, num_workers), reuses_trial=False)
+    sent: list[Send] = []
+    delivered: list[tuple[int, int]] = []
+
+    def go_on(may_answer: Callable[[int], bool]) -> None:
+        while True:
+            sent.extend(assign(ledger))
+            ready = [task for task in sent if may_answer(task.worker) and task == next_of(sent, task.worker)]
+            if not ready:
+                return
+            task = data.draw(st.sampled_from(ready))
+            sent.remove(task)
+            assert isinstance(task.work, StreamWork)
+            if task.work.turn < lengths[task.work.worker_id]:
+                answer(ledger, task, f"{task.work.worker_id} {task.work.turn}")
+            else:
+                ledger.end_shard(task.worker, task.generation, task.sequence)
+            while (batch := deliver(ledger)) is not None:
+                worker, turn = (batch[1] or "").split()
+                delivered.append((int(worker), int(turn)))
+
+    go_on(lambda worker: worker != slow)
+    whole = {(worker, turn) for worker, length in enumerate(lengths) for turn in range(length)}
+    assert set(delivered) == {one for one in whole if one[0] != slow}
+    go_on(lambda _: True)
+    assert sorted(delivered) == sorted(whole)
+    assert ledger.is_exhausted
+    for worker in range(num_workers):
+        turns = [turn for one, turn in delivered if one == worker]
+        assert turns == sorted(turns), "a shard's batches come in its order"
+
+
+def next_of(sent: list[Send], worker: int) -> Send:
+    """Return the oldest task of a worker."""
+    return next(task for task in sent if task.worker == worker)
 
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:

@@ -32,7 +32,7 @@ def test_epochs_without_batches_hand_out_nothing() -> None:
 
 def test_a_plan_and_a_sampler_have_no_shards_to_end() -> None:
     for source in (PlannedSource(0, 0, lambda _: 1), IndexSource(0, 0, iter([[1]]))):
-        source.end_shard(0)
+        source.end_shard(StreamWork(0, 0, 0, 0))
         assert source.next() is not None
 
 
@@ -57,8 +57,8 @@ def test_equal_batches_have_equal_keys_whatever_else_they_carry() -> None:
 def test_the_double_of_a_stream_takes_turns_and_leaves_out_ended_shards() -> None:
     source = StreamSource(0, 3)
     works = first(source, 4)
-    source.end_shard(1)
-    source.end_shard(1)
+    source.end_shard(StreamWork(0, 1, 1, 0))
+    source.end_shard(StreamWork(0, 4, 1, 1))
     works += first(source, 2)
     assert [(work.worker_id, work.turn) for work in works if isinstance(work, StreamWork)] == [
         (0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2)
