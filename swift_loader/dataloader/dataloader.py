@@ -17,15 +17,18 @@ from swift_loader.dataloader.callers import is_called_by_lightning
 from swift_loader.dataloader.datapipes import seed_pipe
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epochs import epoch_of
+from swift_loader.dataloader.even import EvenEpoch, Votes
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderIterator
 from swift_loader.dataloader.pinning import pin_device_of
 from swift_loader.dataloader.pool import WorkerPool, check_pool, usable
 from swift_loader.dataloader.randomness import rng_of
+from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_of_shard
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
-from swift_loader.dataloader.workers import Marks, WorkerShelf, WorkerStart, warm_root
+from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
+from swift_loader.worker.stream_shard import StreamShard
 
 __all__ = ["DataLoader"]
 
@@ -76,6 +79,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
         workers: WorkerPool | None = None,
+        shard_stream: bool | str | None = None,
+        equal_batches: bool = False,
     ) -> None:
         """Check the arguments, and begin to import in the background what workers need. Starts no worker.
 
@@ -112,6 +117,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
                 Python stack. None or 0: no warning.
             workers: Processes that several loaders share. Their number is `num_workers` then.
+            shard_stream: True shares out an `IterableDataset` over ranks and workers, "workers" only over workers.
+                False leaves that to the dataset, as torch does.
+            equal_batches: True ends an epoch of an `IterableDataset` on all ranks after the same number of batches.
 
         Raises:
             ValueError: An argument is out of its range, or two exclude each other. torch's arguments have torch's
@@ -150,6 +158,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.worker_restarts = worker_restarts
         self.stall_warning = stall_warning
         self.workers = workers
+        self.shard_stream = shard_stream
+        self.equal_batches = equal_batches
+        check_stream_options(dataset, shard_stream, equal_batches)
+        self._sharing = Sharing()
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_end = False
@@ -167,6 +179,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """An iterator that was made for `state_dict`, and that `iter` returns."""
         self._iterator: LoaderIterator | None = None  # type: ignore[assignment] # torch has a class of its own
         """With persistent workers the only iterator, once there is one."""
+        self._votes: Votes | None = None
+        """Made by the first epoch of which the ranks must agree on the end."""
         weakref.finalize(self, self._shelf.close)
         if self.workers is not None:
             self.workers.add(self)
@@ -174,7 +188,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
-        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute")
+        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute", "_votes")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -190,6 +204,19 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self.persistent_workers:
             self._iterator = iterator  # as torch: programs set it to None to get new workers
         return iterator
+
+    def __len__(self) -> int:
+        """Return the number of batches: of this rank, if the loader shares out the stream."""
+        whole = super().__len__()
+        shard = self._shard()
+        if shard is None or shard.world_size == 1:
+            return whole
+        dataset: Any = self.dataset
+        num_samples = len_of_shard(len(dataset), shard)
+        setattr(self, "_IterableDataset_len_called", num_samples)  # noqa: B010 - torch annotates it as None
+        if self.batch_size is None:
+            return num_samples
+        return num_samples // self.batch_size if self.drop_last else -(-num_samples // self.batch_size)
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
@@ -213,16 +240,31 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
-            self._latest = InlineEpoch(self, number, resume, self._substitute)
+            epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._shard())
         else:
             self.check_worker_number_rationality()
             if self.workers is not None:
                 self.workers.check_open()
-            self._latest = self._begin_with_workers(number, resume)
-        return self._latest
+            epoch = self._begin_with_workers(number, resume)
+        latest: Epoch = self._evened(epoch) if self.equal_batches else epoch
+        self._latest = latest
+        return latest
+
+    def _shard(self) -> StreamShard | None:
+        """Return this rank's part of the stream. None: the loader doesn't share it out."""
+        return self._sharing.shard_of(self)
+
+    def _evened(self, epoch: StreamEpoch | InlineEpoch) -> Epoch:
+        """Return an epoch that ends on all ranks at once."""
+        shard = self._shard()
+        if shard is not None and shard.world_size > 1:  # each rank knows by itself where all end
+            return epoch
+        if self._votes is None:
+            self._votes = Votes()
+        return EvenEpoch(epoch, self._votes)
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
-        marks = Marks.of(self)
+        marks = Marks.of(self, self._shard())
         workers = self._shelf.take(marks)
         if workers is not None and resume is not None and self.persistent_workers:
             workers.close()  # their generators and datasets have gone on since the state was saved
@@ -235,12 +277,21 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         draws = Draws(self, epoch, state, self._substitute, base_seed=base_seed)
         if workers is None:
             seed_pipe(self.dataset, draws.pipe_seed)
-            every = self.snapshot_every_n_steps or 0
-            workers = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every).start(
-                draws.base_seed, usable(self.workers)
-            )
-        make = StreamEpoch if isinstance(self.dataset, IterableDataset) else IndexEpoch
-        return make(self, draws, workers, self._shelf, resume)
+            workers = self._start_of(marks)(draws.base_seed)
+        if not isinstance(self.dataset, IterableDataset):
+            return IndexEpoch(self, draws, workers, self._shelf, resume)
+        probe = self._sharing.probe_of(self, resume)
+        if probe is None:
+            return StreamEpoch(self, draws, workers, self._shelf, resume)
+        start = self._start_of(Marks.of(self, StreamShard()))
+        return StreamEpoch(self, draws, workers, self._shelf, resume, (probe, start))
+
+    def _start_of(self, marks: Marks) -> Callable[[int], LoaderWorkers]:
+        """Return what starts workers with a base seed, as the loader is now."""
+        every = self.snapshot_every_n_steps or 0
+        start = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every)
+        pool = usable(self.workers)
+        return lambda base_seed: start.start(base_seed, pool)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
@@ -264,9 +315,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: The state isn't a dict.
             StateMismatch: It isn't a state of this class, or this loader can't continue there. Nothing has changed.
         """
-        loaded = LoaderPosition.from_dict(state) if state else None
-        if loaded is not None:
-            loaded.check_fits(num_workers=self.num_workers, is_stream=isinstance(self.dataset, IterableDataset))
+        loaded = self._sharing.resumed(self, LoaderPosition.from_dict(state)) if state else None
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
         self._latest = self._prepared = self._iterator = None

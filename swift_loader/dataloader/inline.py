@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,6 +15,7 @@ from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 
 __all__ = ["InlineEpoch"]
@@ -23,7 +25,12 @@ class InlineEpoch:
     """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""
 
     def __init__(
-        self, loader: DataLoader[Any], epoch: int, resume: LoaderPosition | None, substitute: Substitute
+        self,
+        loader: DataLoader[Any],
+        epoch: int,
+        resume: LoaderPosition | None,
+        substitute: Substitute,
+        shard: StreamShard | None = None,
     ) -> None:
         """Begin.
 
@@ -32,13 +39,15 @@ class InlineEpoch:
             epoch: Which epoch of this loader it is, if it resumes nothing.
             resume: Where to continue.
             substitute: As for `Draws`.
+            shard: This rank's part of a stream that the loader shares out.
         """
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
-        self._num_yielded = 0
+        self._num_yielded = self._num_fetched = 0
+        self._shard = shard
         self._sampler_state: tuple[Any, Any] | None = None
         self._is_over = False
-        saved = resume.workers[0] if resume is not None and resume.workers else WorkerSnapshot()
+        saved = WorkerSnapshot() if resume is None else _saved(resume)
         given: Any = loader.dataset
         begins_epoch = resume is None or resume.draws.is_over
         if begins_epoch and is_huggingface(given):
@@ -53,6 +62,10 @@ class InlineEpoch:
         shard_pipe(given)
         fetch: Any = _DatasetKind.create_fetcher
         self._fetcher = fetch(kind, given, batches, loader.collate_fn, loader.drop_last)
+        self._stream: Any = getattr(self._fetcher, "dataset_iter", iter(()))
+        """The iterator over all ranks' samples."""
+        if shard is not None:
+            self._fetcher.dataset_iter = RankSamples(self._stream, shard)
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
         if resume is not None and not resume.draws.is_over:
@@ -65,15 +78,40 @@ class InlineEpoch:
             return
         self._unused = saved
         if saved.iterator_state is not None:
-            self._fetcher.dataset_iter.load_state_dict(saved.iterator_state)
+            self._stream.load_state_dict(saved.iterator_state)
+        if self._shard is not None:
+            self._continue_shared(resume, saved, self._shard)
+            return
         num_to_skip = saved.num_since if saved.has_state else resume.num_yielded
         if num_to_skip:
             self._unused = None
         for _ in range(num_to_skip):
-            drawn = self._draws.next()
-            assert drawn is not None, "a stream's sampler is endless"
-            self._fetcher.fetch(drawn.keys)
+            self._skip()
         self._fetcher.ended = saved.has_ended
+
+    def _skip(self) -> None:
+        drawn = self._draws.next()
+        assert drawn is not None, "a stream's sampler is endless"
+        self._fetcher.fetch(drawn.keys)
+
+    def _continue_shared(self, resume: LoaderPosition, saved: WorkerSnapshot, shard: StreamShard) -> None:
+        """Go to the next batch of a stream that the loader shares out. Errors on the way were the loop's before."""
+        next_batch = resume.next_batch
+        assert next_batch is not None, "checked when the state was loaded"
+        if saved.has_state:
+            self._fetcher.dataset_iter = RankSamples(self._stream, shard, saved.num_to_skip)
+            self._num_fetched = saved.num_batches
+        self._unused = replace(saved, next_batch=next_batch) if self._num_fetched == next_batch else None
+        while self._num_fetched < next_batch and not saved.has_ended:
+            self._num_fetched += 1
+            try:
+                self._skip()
+            except StopIteration:
+                break
+            except Exception:  # noqa: S112 - the loop has had it
+                continue
+        self._fetcher.ended = self._fetcher.ended or saved.has_ended
+        self._num_fetched = next_batch
 
     def next(self) -> Any:
         """Return the next batch.
@@ -92,9 +130,17 @@ class InlineEpoch:
         except StopIteration:
             self._is_over = True
             raise
+        except Exception:
+            self._num_fetched += 1
+            raise
+        self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
         return batch
+
+    def end(self) -> None:
+        """Take the epoch as over. Idempotent."""
+        self._is_over = True
 
     @property
     def is_over(self) -> bool:
@@ -121,6 +167,7 @@ class InlineEpoch:
             draws=draws,
             workers=(self._snapshot(),),
             length_called=self._length_called,
+            num_sharing=0 if self._shard is None else self._shard.world_size,
         )
 
     def _snapshot(self) -> WorkerSnapshot:
@@ -129,12 +176,18 @@ class InlineEpoch:
             return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
         if self._unused is not None:
             return self._unused
-        iterator = self._fetcher.dataset_iter
+        iterator = self._stream
         is_one = iterator is dataset
-        return WorkerSnapshot(
+        saved = WorkerSnapshot(
             dataset.state_dict() if has_exact_state(dataset) and not is_one else None,
             iterator.state_dict() if has_exact_state(iterator) else None,
             self._fetcher.ended,
+        )
+        if self._shard is None:
+            return saved
+        wanted: RankSamples = self._fetcher.dataset_iter
+        return replace(
+            saved, num_batches=self._num_fetched, num_to_skip=wanted.num_to_skip, next_batch=self._num_fetched
         )
 
     def processes(self) -> list[WorkerProcess]:
@@ -146,3 +199,10 @@ class InlineEpoch:
 
     def close(self) -> None:
         """Do nothing: nothing runs."""
+
+
+def _saved(resume: LoaderPosition) -> WorkerSnapshot:
+    """Return the state of the dataset to begin with."""
+    if resume.num_sharing and not resume.draws.is_over:
+        return resume.latest(resume.next_batch)
+    return resume.workers[0] if resume.workers else WorkerSnapshot()

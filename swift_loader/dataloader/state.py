@@ -37,32 +37,47 @@ class WorkerSnapshot:
     iterator_state: Any = None
     """What the `state_dict()` of the iterator over a stream returned; None if it has none."""
     has_ended: bool = False
-    """Whether its shard of the stream is over."""
+    """Whether the state was taken when its shard of the stream was over."""
     num_since: int = 0
     """How many batches the loop got from it after the state was taken. They are skipped."""
     num_batches: int = 0
-    """How many batches of its shard the loop got in this epoch."""
+    """How many batches of its shard the loop got in this epoch. If the loader shares the stream out: how many batches
+    of the rank's part had been read when the state was taken."""
+    num_to_skip: int = 0
+    """How many samples other ranks get first when the state is restored; see `RankSamples`."""
+    is_over: bool = False
+    """Whether the loop got all batches of its shard, and it is known that there are no more."""
+    next_batch: int | None = None
+    """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
         """Return it as it is in the state."""
-        fetcher = {"dataset_iter_state": self.iterator_state, "fetcher_ended": self.has_ended} if is_stream else None
+        ended = self.has_ended or self.is_over
+        fetcher = {"dataset_iter_state": self.iterator_state, "fetcher_ended": ended} if is_stream else None
         return {
             "fetcher_state": fetcher,
             "dataset_state": self.dataset_state,
             "steps_since_snapshot": self.num_since,
             "num_batches": self.num_batches,
+            "has_ended": self.has_ended,
+            "num_to_skip": self.num_to_skip,
+            "next_batch": self.next_batch,
         }
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> WorkerSnapshot:
         """Return what `pack` was called on."""
         fetcher = packed["fetcher_state"] or {}
+        ended = bool(fetcher.get("fetcher_ended", False))
         return cls(
             packed["dataset_state"],
             fetcher.get("dataset_iter_state"),
-            bool(fetcher.get("fetcher_ended", False)),
+            bool(packed.get("has_ended", ended)),
             packed.get("steps_since_snapshot", 0),
             packed.get("num_batches", 0),
+            packed.get("num_to_skip", 0),
+            ended,
+            packed.get("next_batch"),
         )
 
     @property
@@ -88,12 +103,32 @@ class LoaderPosition:
     """By worker id. One, with `num_workers=0`."""
     length_called: int | None = None
     """What `len` of the stream returned, if the user has asked the loader for its length."""
+    num_sharing: int = 0
+    """How many ranks the loader shares the stream out to, and to its workers. 0: the dataset does that."""
 
-    def check_fits(self, *, num_workers: int, is_stream: bool) -> None:
+    @property
+    def next_batch(self) -> int | None:
+        """Which batch of a shared stream is next. None: later ones came before it."""
+        batches = [one.next_batch or 0 for one in self.workers]
+        first = min(batches, default=0)
+        return first if max(batches, default=0) - first < max(1, len(batches)) else None
+
+    def latest(self, max_batches: int | None) -> WorkerSnapshot:
+        """Return the latest state of a shared stream that isn't after so many batches. None: any."""
+        usable = [one for one in self.workers if max_batches is None or one.num_batches <= max_batches]
+        return max(usable, key=lambda one: one.num_batches, default=WorkerSnapshot())
+
+    def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int) -> None:
         """Check that a loader can continue here.
 
+        Args:
+            num_workers: Of the loader.
+            is_stream: Whether its dataset is an `IterableDataset`.
+            num_sharing: To how many ranks it shares out the stream; 0: it doesn't.
+
         Raises:
-            StateMismatch: It can't. A sampler's position suits any number of workers, that in a stream only the same.
+            StateMismatch: It can't. The position of a sampler, or in a stream that the loader shares out, suits any
+                number of workers; that in another stream only the same.
         """
         if self.draws.is_over or not self.num_yielded:
             return
@@ -103,6 +138,14 @@ class LoaderPosition:
                 f"the state is of {kinds[self.is_stream]}, but this loader has {kinds[is_stream]}; give the dataset "
                 f"that the state was saved with, or begin without load_state_dict()"
             )
+        if self.num_sharing != num_sharing:
+            raise StateMismatch(
+                f"the state is of a stream that {_sharing(self.num_sharing)}, but here {_sharing(num_sharing)}; give "
+                f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is "
+                f"over"
+            )
+        if num_sharing and self.next_batch is not None:
+            return
         if is_stream and self.num_workers != num_workers:
             raise StateMismatch(
                 f"the state was saved with num_workers={self.num_workers} in the middle of an epoch, but this loader "
@@ -131,6 +174,7 @@ class LoaderPosition:
             "sampler_epochs": draws.sampler_epochs,
             "dataset_epoch": draws.dataset_epoch,
             "ahead": list(self.ahead),
+            "num_sharing": self.num_sharing,
         }
         snapshots = [one.pack(is_stream=self.is_stream) for one in self.workers]
         state: dict[str, Any] = {
@@ -200,4 +244,9 @@ def _unpacked(state: dict[str, Any]) -> LoaderPosition:
         ahead=tuple(main["ahead"]),
         workers=tuple(snapshots),
         length_called=main["_IterableDataset_len_called"],
+        num_sharing=main.get("num_sharing", 0),
     )
+
+
+def _sharing(num_ranks: int) -> str:
+    return f"the loader shares out to {num_ranks} ranks" if num_ranks else "the dataset shares out itself"

@@ -29,11 +29,12 @@ def check_threads(loader: DataLoader[Any]) -> None:
         raise ValueError(
             f"worker_type='thread' doesn't work with a DataPipe, which is shared out to processes; give {instead}"
         )
-    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
+    is_shared = bool(getattr(loader, "shard_stream", None))
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1 and not is_shared:
         raise ValueError(
             f"num_workers={loader.num_workers} doesn't work with worker_type='thread' and an IterableDataset because "
             f"torch's get_worker_info() can't tell threads apart, so each would give all samples; give num_workers=1, "
-            f"or {instead}"
+            f"shard_stream=True or {instead}"
         )
     if has_init_of_user(loader):
         raise ValueError(

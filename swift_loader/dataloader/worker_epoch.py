@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from swift_loader.dataloader.copy_probe import CopyProbe
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
 from swift_loader.dataloader.processes import WorkerProcess
-from swift_loader.dataloader.shards import Shards
+from swift_loader.dataloader.shards import Shards, SharedShards
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
@@ -205,30 +207,55 @@ class StreamEpoch:
         workers: LoaderWorkers,
         shelf: WorkerShelf,
         resume: LoaderPosition | None,
+        probe: tuple[CopyProbe, Callable[[int], LoaderWorkers]] | None = None,
     ) -> None:
-        """Begin to build ahead of the loop. The arguments are those of `IndexEpoch`."""
+        """Begin to build ahead of the loop.
+
+        Args:
+            loader: As for `IndexEpoch`.
+            draws: As for `IndexEpoch`.
+            workers: As for `IndexEpoch`.
+            shelf: As for `IndexEpoch`.
+            resume: As for `IndexEpoch`.
+            probe: Tells whether all workers give the same, and what starts workers that share the stream if they do.
+        """
         self._num_workers = loader.num_workers
+        self._is_persistent = loader.persistent_workers
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
-        self._in_use = _WorkersInUse(self, workers, shelf)
+        self._shelf = shelf
+        self._probe = probe
         self._is_over = False
         resumed = None if resume is None or resume.draws.is_over else resume
         self._num_yielded = 0 if resumed is None else resumed.num_yielded
         self._last_worker = -1 if resumed is None else resumed.last_worker
-        self._shards = Shards(loader, resume)
-        rounds = StreamRounds(
-            draws.epoch, loader.num_workers, first_step=self._num_yielded, last_worker=self._last_worker
+        self._shards: Shards | SharedShards = Shards(loader, resume)
+        self._begin(workers, resume)
+
+    def _begin(self, workers: LoaderWorkers, resume: LoaderPosition | None) -> None:
+        """Let these workers begin."""
+        self._in_use = _WorkersInUse(self, workers, self._shelf)
+        shard, first_batches = workers.marks.shard, None
+        self._num_sharing = 0 if shard is None else shard.world_size
+        if shard is not None:
+            self._shards = SharedShards(self._num_workers, resume, is_persistent=self._is_persistent)
+            self._last_worker, first_batches = -1, self._shards.next_batches
+        self._rounds = StreamRounds(
+            self._draws.epoch,
+            self._num_workers,
+            first_step=self._num_yielded,
+            last_worker=self._last_worker,
+            first_batches=first_batches,
         )
-        workers.begin(rounds, draws.base_seed, self._shards.resume())
+        workers.begin(self._rounds, self._draws.base_seed, self._shards.resume())
 
     def next(self) -> Any:
         """Return the next batch. Raises as that of `IndexEpoch` does."""
         if self._is_over:
             raise StopIteration
-        delivery = self._in_use.next()
+        delivery = self._take()
         if delivery.is_end:
-            self._is_over = True
-            self.close()
+            self.end()
             raise StopIteration
         if isinstance(delivery.work, StreamWork):
             self._shards.note(delivery)
@@ -237,6 +264,22 @@ class StreamEpoch:
             raise delivery.error
         self._num_yielded += 1
         return delivery.batch
+
+    def _take(self) -> Delivery:
+        """Return what the workers give next. If all give the same, begin again with workers that share the stream."""
+        if self._probe is not None:
+            probe, start = self._probe
+            if (delivery := probe.next(self._in_use.next)) is not None:
+                return delivery
+            self._probe = None
+            self._in_use.shut_down()
+            self._begin(start(self._draws.base_seed), None)
+        return self._in_use.next()
+
+    def end(self) -> None:
+        """Take the epoch as over. Idempotent."""
+        self._is_over = True
+        self.close()
 
     @property
     def is_over(self) -> bool:
@@ -261,8 +304,9 @@ class StreamEpoch:
             num_yielded=self._num_yielded,
             draws=self._draws.state_at(self._num_yielded, None, is_over=self._is_over),
             last_worker=self._last_worker,
-            workers=self._shards.snapshots(),
+            workers=self._shards.snapshots(self._rounds.end_of),
             length_called=self._length_called,
+            num_sharing=self._num_sharing,
         )
 
     def processes(self) -> list[WorkerProcess]:

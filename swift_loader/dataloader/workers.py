@@ -44,6 +44,7 @@ from swift_loader.scheduler.work import WorkSource
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
+from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.torch_mode import TorchMode
 
 if TYPE_CHECKING:
@@ -193,18 +194,20 @@ class Marks:
     """Of the dataset and the functions. Always 0 with `persistent_workers`: torch's don't notice changes either."""
     persist: bool = False
     """With `persistent_workers`."""
+    shard: StreamShard | None = None
+    """This rank's part of a stream that the loader shares out."""
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> Marks:
+    def of(cls, loader: DataLoader[Any], shard: StreamShard | None = None) -> Marks:
         """Return the marks of the loader as it is now."""
         if is_seeded_pipe(loader.dataset):
             return cls(may_stay=False, fingerprint=0)
         if loader.persistent_workers:
-            return cls(may_stay=True, fingerprint=0, persist=True)
+            return cls(may_stay=True, fingerprint=0, persist=True, shard=shard)
         dataset = loader.dataset
         is_fresh = isinstance(dataset, IterableDataset) or is_stateful(dataset) or loader.worker_init_fn is not None
         if is_fresh:
-            return cls(may_stay=False, fingerprint=0)
+            return cls(may_stay=False, fingerprint=0, shard=shard)
         look = look_at(dataset, loader.collate_fn, registered_functions())
         return cls(may_stay=not look.has_generator, fingerprint=hash((look.fingerprint, *_surroundings())))
 
@@ -239,6 +242,7 @@ class WorkerStart:
             snapshot_every=snapshot_every,
             persists=loader.persistent_workers,
             collate_functions=registered_functions(),
+            shard=marks.shard,
         )
         workers = WorkerOptions(
             dataset_class=None,

@@ -2,6 +2,9 @@
 
 A shard is iterated once per generation, from its beginning or from where a snapshot was taken. It can't be rewound, so
 what is drawn while it is iterated isn't keyed by sample: the generators are seeded when it begins, as torch does.
+
+If the loader shares the stream out (`TorchMode.shard`), each worker iterates over the whole stream. A turn is then the
+number of a batch in the rank's part, and a worker drops the batches that aren't asked of it.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
+from swift_loader.worker.stream_draws import StreamDraws
+from swift_loader.worker.stream_shard import RankSamples
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
+from swift_loader.worker.torch_worker import TorchWorker
 
 __all__ = ["StreamEnd", "StreamSamples"]
 
@@ -49,6 +55,11 @@ class StreamSamples:
         """Where the shard begins, and the turn of its first batch. None: it has begun."""
         self._iterator: Iterator[Any] | None = None
         """None: it has ended, or not begun."""
+        self._wanted: Iterator[Any] = iter(())
+        """This rank's samples of the iterator."""
+        self._process = worker if isinstance(worker, TorchWorker) else None
+        """None: a thread, which shares the process's generators and `get_worker_info()` with others."""
+        self._draws = StreamDraws() if mode.shard is not None and self._process is not None else None
         self._turn = 0
         """Of the next batch."""
         self._num_batches = 0
@@ -59,11 +70,23 @@ class StreamSamples:
         self._begin = (_BEGINNING if resume is None else Resume.unpack(resume)), turn
         self._iterator = None
         self._seed = plan.order.seed
+        if self._draws is not None:
+            self._draws.forget()
         if self._worker is not None:
             self._worker.use_seed(self._seed)
 
     def fetch(self, task: Task) -> Fetched:
         """Return the samples of the next batch, or its only sample if batches aren't collated."""
+        if self._draws is None or self._process is None:
+            return self._fetch(task)
+        self._draws.enter()
+        try:
+            with self._process.hidden():
+                return self._fetch(task)
+        finally:
+            self._draws.leave(self._seed, task.epoch, self._num_batches)
+
+    def _fetch(self, task: Task) -> Fetched:
         self.state = None
         try:
             self._seek(task)
@@ -73,7 +96,8 @@ class StreamSamples:
         except Exception as error:
             raise BuildError(Stage.FETCH) from harmless(error)
         every = self._mode.snapshot_every
-        if every and not (self._num_batches - 1) % every:
+        distance = 1 if self._mode.shard is None else self._mode.num_workers
+        if every and not (self._num_batches - 1) // distance % every:
             self.state = self._snapshot()
         return Fetched(samples.copy() if self._mode.auto_collation else samples[0], (), len(samples))
 
@@ -82,7 +106,10 @@ class StreamSamples:
         turn = task.turn or 0
         if self._begin is not None:
             (resume, first_turn), self._begin = self._begin, None
-            self._turn = first_turn - self._open(resume)
+            if self._mode.shard is None:
+                self._turn = first_turn - self._open(resume)
+            else:
+                self._open_shared(resume, task.epoch)
         while self._turn < turn:
             self._skip(task)
 
@@ -97,12 +124,19 @@ class StreamSamples:
         finally:
             self.seeding.needs_rebuild()  # leave the batch
 
+    def _open_shared(self, resume: Resume, epoch: int) -> None:
+        """Begin to iterate over a shared stream, with the same draws in all workers."""
+        if self._process is not None:
+            self._process.reseed(self._seed + epoch if self._mode.persists else self._seed)
+        self._open(resume)
+        self._turn = self._num_batches
+
     def _open(self, resume: Resume) -> int:
         """Begin to iterate. Return how many batches are to be skipped then."""
         self._num_batches = 0
         if resume.snapshot is None:
             forget_state(self._dataset)
-            self._iterator = iter(self._dataset)
+            self._iterate(iter(self._dataset))
             return resume.num_batches_to_skip
         snapshot = Snapshot.unpack(resume.snapshot)
         if not snapshot.num_batches and is_huggingface(self._dataset):
@@ -119,27 +153,35 @@ class StreamSamples:
                 pass
             iterator = iter(self._dataset)
             snapshot = Snapshot(0)
-        self._iterator = iterator
         if snapshot.iterator is None and snapshot.dataset is None:
+            self._iterate(iterator)
             return snapshot.num_batches + resume.num_batches_to_skip
+        self._iterate(iterator, snapshot.num_to_skip)
         self._num_batches = snapshot.num_batches
         return resume.num_batches_to_skip
 
+    def _iterate(self, iterator: Iterator[Any], num_to_skip: int = 0) -> None:
+        """Take the samples from this iterator. Other ranks get `num_to_skip` ones first."""
+        shard = self._mode.shard
+        self._iterator = self._wanted = iterator
+        if shard is not None and shard.world_size > 1:
+            self._wanted = RankSamples(iterator, shard, num_to_skip)
+
     def _pull(self, task: Task) -> list[Any]:
         """Return the samples of the next batch: a list that is valid until the next one."""
-        iterator, mode = self._iterator, self._mode
-        if iterator is None:
+        wanted, mode = self._wanted, self._mode
+        if self._iterator is None:
             raise StreamEnd
         num_wanted = mode.batch_size if mode.auto_collation else 1
         samples = self.counters.begin(in_bulk=False)
-        worker_id = 0 if self._worker is None else self._worker.worker_id
+        worker_id = 0 if self._worker is None or mode.shard is not None else self._worker.worker_id
         first = (worker_id << _BATCH_BITS | self._num_batches) << _SAMPLE_BITS
         self.seeding.begin(Fetching(self._seed, task.epoch, list(range(first, first + num_wanted)), samples))
         self._turn += 1
         self._num_batches += 1
         try:
             for _ in range(num_wanted):
-                samples.append(next(iterator))  # not islice: it calls the iterator's `__iter__`, which may begin anew
+                samples.append(next(wanted))  # not islice: it calls the iterator's `__iter__`, which may begin anew
         except StopIteration:
             self._iterator = None
             if not samples or mode.drop_last:
@@ -152,7 +194,8 @@ class StreamSamples:
         try:
             of_iterator = iterator.state_dict() if has_exact_state(iterator) else None  # type: ignore[union-attr]
             of_dataset = dataset.state_dict() if iterator is not dataset and has_exact_state(dataset) else None
-            return Snapshot(self._num_batches, iterator is None, of_iterator, of_dataset, worker_id).pack()
+            to_skip = self._wanted.num_to_skip if isinstance(self._wanted, RankSamples) else 0
+            return Snapshot(self._num_batches, iterator is None, of_iterator, of_dataset, worker_id, to_skip).pack()
         except Exception as error:
             raise BuildError(Stage.SAVE) from error
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from swift_loader.worker.stream_shard import StreamShard
+
 __all__ = ["Resume", "Snapshot", "TorchMode"]
 
 
@@ -31,6 +33,8 @@ class TorchMode:
     """Whether the worker's generators go on from epoch to epoch. False: they are seeded for each."""
     collate_functions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     """What the user registered in torch's `default_collate_fn_map`."""
+    shard: StreamShard | None = None
+    """The rank's part of a stream that the loader shares out, also over the workers. None: the dataset does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class Snapshot:
     """The state of a worker's dataset after a batch."""
 
     num_batches: int
-    """How many batches the worker has built since its dataset's beginning: for a stream, those of its shard."""
+    """How many batches the worker has built since its dataset's beginning: for a stream, those of its shard; for one
+    that the loader shares out, those of all workers of the rank."""
     has_ended: bool = False
     """Whether the shard of a stream has no more batches."""
     iterator: Any = None
@@ -46,10 +51,13 @@ class Snapshot:
     dataset: Any = None
     """What the `state_dict` of the dataset returned; None if it has none, or if it is its own iterator."""
     worker_id: int = 0
+    num_to_skip: int = 0
+    """How many samples other ranks get first; see `RankSamples`."""
 
     def pack(self) -> bytes:
         """Return the snapshot as bytes."""
-        return pickle.dumps((self.num_batches, self.has_ended, self.iterator, self.dataset, self.worker_id))
+        fields = (self.num_batches, self.has_ended, self.iterator, self.dataset, self.worker_id, self.num_to_skip)
+        return pickle.dumps(fields)
 
     @classmethod
     def unpack(cls, data: bytes) -> Snapshot:

@@ -7,6 +7,8 @@ Only worker processes do this. torch is imported by the template, so that all wo
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ class TorchWorker:
         self._mode = mode
         self._rng = rng
         self._dataset = dataset
+        self._info: Any = None
         self._unused_seed: int | None = None
         """What the generators were seeded with at the start, until the first generation begins."""
 
@@ -41,7 +44,7 @@ class TorchWorker:
         Raises:
             Exception: Whatever `worker_init_fn` raised.
         """
-        self._reseed(base_seed)
+        self.reseed(base_seed)
         self._announce(base_seed)
         self._unused_seed = base_seed
         be_child(f"DataLoader worker {self.worker_id}")
@@ -60,29 +63,41 @@ class TorchWorker:
         if self._mode.persists:  # the seed is that of all epochs, and epochs must differ
             return
         if self._rng is not Rng.NONE or self._mode.worker_init_fn is None:
-            self._reseed(base_seed)
+            self.reseed(base_seed)
 
-    def _reseed(self, base_seed: int) -> None:
+    def reseed(self, base_seed: int) -> None:
         """Seed `random`, torch's default generator and the legacy `numpy.random` as torch's workers do."""
         import torch
 
-        random.seed(base_seed + self.worker_id)
-        torch.manual_seed(base_seed + self.worker_id)
+        worker_id = self.worker_id if self._mode.shard is None else 0  # a shared stream is the same in all workers
+        random.seed(base_seed + worker_id)
+        torch.manual_seed(base_seed + worker_id)
         # The two halves of the seed: NumPy's seeds have 32 bits.
-        words = [self.worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
+        words = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
         np.random.seed(np.random.SeedSequence(words).generate_state(4))  # noqa: NPY002 - the generator that users have
 
     def _announce(self, base_seed: int) -> None:
         """Let torch's `get_worker_info()` answer with this seed from now on."""
         from torch.utils.data._utils import worker
 
-        info = worker.WorkerInfo(
+        self._info = worker.WorkerInfo(
             id=self.worker_id,
             num_workers=self._mode.num_workers,
             seed=base_seed + self.worker_id,
             dataset=self._dataset,
         )
-        worker._worker_info = info  # noqa: SLF001 - torch has no other way to set it
+        worker._worker_info = self._info  # noqa: SLF001 - torch has no other way to set it
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Let `get_worker_info()` answer None, as in the main process, so that no stream is shared out twice."""
+        from torch.utils.data._utils import worker
+
+        worker._worker_info = None  # noqa: SLF001
+        try:
+            yield
+        finally:
+            worker._worker_info = self._info  # noqa: SLF001
 
     def __repr__(self) -> str:
         return f"<TorchWorker {self.worker_id} of {self._mode.num_workers}>"

@@ -30,7 +30,7 @@ from swift_loader import (
 from tests.support.chains import Make
 from tests.support.helpers import LIKE_A_FORK
 
-__all__ = ["DRAWING", "SAMPLED", "STREAMS", "Drawing", "Shards", "streaming"]
+__all__ = ["DRAWING", "SAMPLED", "SHARED", "SHARED_DRAWING", "STREAMS", "Drawing", "Everything", "Shards", "streaming"]
 
 NUM_SAMPLES = 103
 LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
@@ -119,7 +119,7 @@ class MixedBatchSampler(Sampler[list[int]]):
             yield [random.randrange(50), int(np.random.randint(50)), int(torch.randint(50, ()))]
 
 
-def streaming(kind: str) -> Make:
+def streaming(kind: str, **options: Any) -> Make:
     """Return what makes loaders of a stream of the package `datasets`."""
     import datasets
 
@@ -134,7 +134,7 @@ def streaming(kind: str) -> Make:
             return mixed.shuffle(seed=1, buffer_size=5)
         return plain
 
-    return _of(lambda: {"batch_size": 4}, dataset)
+    return _of(lambda: {"batch_size": 4} | options, dataset)
 
 
 def _examples(shards: list[int]) -> Iterator[dict[str, int]]:
@@ -315,3 +315,59 @@ STREAMS: dict[str, Make] = {
     "dataset, no snapshots": _of(lambda: {"batch_size": 4, "snapshot_every_n_steps": 0}, DatasetState),
     "own iterator": _of(lambda: {"batch_size": 4}, SelfIterator),
 }
+
+
+class Everything(Shards):
+    """Gives all numbers in each worker."""
+
+    def _share(self) -> range:
+        return range(self.length)
+
+
+class EverythingShuffled(Everything):
+    """Gives all numbers in an order that it draws, and a number that it draws with each."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(self._share())
+        random.shuffle(order)
+        return ((number, float(np.random.random()), float(torch.rand(()))) for number in order)
+
+
+class EverythingIteratorState(Everything, IteratorState):
+    """Its iterators have a state."""
+
+
+class EverythingDatasetState(Everything, DatasetState):
+    """Has a state itself."""
+
+
+class EverythingSelfIterator(Everything, SelfIterator):
+    """Is its own iterator, with a state."""
+
+
+def drawing_collate(samples: list[Any]) -> list[Any]:
+    """Add what all generators draw."""
+    return [samples, random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+SHARED: dict[str, Make] = {
+    "no state": _of(lambda: {"batch_size": 4, "shard_stream": True}, Everything),
+    "no state, drop_last": _of(lambda: {"batch_size": 4, "drop_last": True, "shard_stream": True}, Everything),
+    "no state, single samples": _of(lambda: {"batch_size": None, "shard_stream": "workers"}, Everything),
+    "iterator": _of(lambda: {"batch_size": 4, "shard_stream": True}, EverythingIteratorState),
+    "iterator, rare snapshots": _of(
+        lambda: {"batch_size": 4, "shard_stream": True, "snapshot_every_n_steps": 3}, EverythingIteratorState
+    ),
+    "dataset": _of(lambda: {"batch_size": 4, "shard_stream": True}, EverythingDatasetState),
+    "dataset, no snapshots": _of(
+        lambda: {"batch_size": 4, "shard_stream": True, "snapshot_every_n_steps": 0}, EverythingDatasetState
+    ),
+    "own iterator": _of(lambda: {"batch_size": 4, "shard_stream": True}, EverythingSelfIterator),
+}
+"""Streams that the loader shares out."""
+
+SHARED_DRAWING = _of(
+    lambda: {"batch_size": 4, "shard_stream": True, "collate_fn": drawing_collate, "generator": _seeded()},
+    EverythingShuffled,
+)
+"""A stream that draws, whose `collate_fn` draws as well."""

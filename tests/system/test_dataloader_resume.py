@@ -13,7 +13,7 @@ from swift_loader import DataLoader, StateMismatch
 from swift_loader.dataloader.generators import GlobalStates
 from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.helpers import exhaustive, slow
-from tests.support.resumable import DRAWING, SAMPLED, STREAMS, Shards, streaming
+from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Shards, streaming
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -58,6 +58,35 @@ def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
 def test_a_stream_continues_after_50_stops(name: str, num_workers: int) -> None:
     whole = run_whole(STREAMS[name], num_workers, NUM_EPOCHS)
     assert Chain(STREAMS[name], (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_shared_stream_continues_after_50_stops(name: str) -> None:
+    whole = run_whole(SHARED[name], 0, NUM_EPOCHS)
+    assert Chain(SHARED[name], (0,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "num_stops", "num_epochs"),
+    [("iterator, rare snapshots", 4, 3), slow("no state", 50, 14), exhaustive("dataset", 50, 14)],
+)
+def test_a_shared_stream_continues_with_other_numbers_of_workers(name: str, num_stops: int, num_epochs: int) -> None:
+    whole = run_whole(SHARED[name], 0, num_epochs)
+    assert Chain(SHARED[name], (0, 1, 2, 3)).run(num_stops, num_epochs) == whole
+
+
+def test_what_a_shared_stream_draws_is_the_same_with_other_numbers_of_workers() -> None:
+    whole = run_whole(SHARED_DRAWING, 1, 3)
+    assert Chain(SHARED_DRAWING, (1, 2, 3)).run(5, 3) == whole
+
+
+@pytest.mark.slow
+def test_a_shared_stream_of_datasets_continues_with_other_numbers_of_workers() -> None:
+    pytest.importorskip("datasets")
+    make = streaming("shuffled", shard_stream=True)
+    whole = run_whole(make, 0, 5)
+    assert Chain(make, (0, 1, 2)).run(12, 5) == whole
 
 
 @pytest.mark.timeout(300)

@@ -81,7 +81,9 @@ def torch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS), is_sampled))
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
-    told = differences(DataLoader, WITH_WORKERS[name]()[part::NUM_PARTS_WITH_WORKERS])
+    # Most of the streams are the same in all workers. With torch, and only so with this class, they are repeated.
+    loader_class = partial(DataLoader, shard_stream=False) if name == "streams" else DataLoader
+    told = differences(loader_class, WITH_WORKERS[name]()[part::NUM_PARTS_WITH_WORKERS])
     assert not told, told
 
 

@@ -80,6 +80,7 @@ RULES: dict[str, set[str]] = {
         *FOUNDATION,
         "checks",
         "options",
+        "ranks",
         "sampling",
         "batch",
         "scheduler",

@@ -12,6 +12,7 @@ from swift_loader.transport.messages import Stage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.stream import StreamEnd, StreamSamples
+from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.torch_mode import Resume, Snapshot
 from tests.support.torch_mode import plan_of, worker_spec
 
@@ -200,3 +201,41 @@ def test_sample_rng_is_keyed_by_the_place_in_the_shard() -> None:
     whole = [batch for batch, _ in rest_of(samples_of(Drawing(7)))]
     assert len({draw for batch in whole for draw in batch}) == 7
     assert [batch for batch, _ in rest_of(samples_of(Drawing(7)), 2)] == whole[2:]
+
+
+@given(
+    stream=st.sampled_from([Plain, OfIterator, OfDataset]),
+    size=st.integers(0, 40),
+    world_size=st.integers(1, 3),
+    num_workers=st.integers(1, 3),
+    drop_last=st.booleans(),
+    is_even=st.booleans(),
+    stop=st.integers(0, 8),
+)
+@settings(deadline=None)
+def test_workers_and_ranks_share_a_stream(
+    stream: type[Plain], size: int, world_size: int, num_workers: int, drop_last: bool, is_even: bool, stop: int
+) -> None:
+    used = size - size % world_size if is_even else size
+    for rank in range(world_size):
+        shard = StreamShard(rank, world_size, is_even)
+        mode = {"num_workers": num_workers, "batch_size": 3, "drop_last": drop_last, "shard": shard}
+        part = list(range(rank, used, world_size))
+        expected = [[part[number] for number in batch] for batch in batches(len(part), 3, drop_last=drop_last)]
+        first = min(stop, len(expected))
+        for worker_id in range(num_workers):
+            samples = samples_of(stream(size), snapshot_every=1, **mode)
+            turns = range(worker_id, len(expected), num_workers)
+            found, states = [], []
+            for turn in turns:
+                found.append(fetch(samples, turn))
+                states.append(samples.state)
+            assert found == expected[worker_id::num_workers]
+            with pytest.raises(StreamEnd):
+                fetch(samples, turns.start + num_workers * len(turns))
+            # Any worker continues with the state of any other, whichever batch it is asked for.
+            for turn, state in zip(turns, states, strict=True):
+                if turn < first < len(expected):
+                    resumed = samples_of(stream(size), **mode)
+                    resumed.use_plan(plan_of(7), Resume(state).pack(), 0)
+                    assert fetch(resumed, first) == expected[first]

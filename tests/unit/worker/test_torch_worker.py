@@ -15,15 +15,18 @@ import torch
 import torch.utils.data
 
 from swift_loader.worker.seeding import Rng
+from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.torch_worker import TorchWorker
 from tests.support.forked import run_in_fork
 from tests.support.torch_mode import worker_spec
 
 
-def worker_of(init: Callable[[int], object] | None = None, rng: Rng = Rng.NONE) -> TorchWorker:
-    mode = worker_spec([1], worker_init_fn=init, num_workers=5).options.torch
+def worker_of(
+    init: Callable[[int], object] | None = None, rng: Rng = Rng.NONE, worker_id: int = 3, **mode_options: Any
+) -> TorchWorker:
+    mode = worker_spec([1], worker_init_fn=init, num_workers=5, **mode_options).options.torch
     assert mode is not None
-    return TorchWorker(mode, rng, 3, "the dataset")
+    return TorchWorker(mode, rng, worker_id, "the dataset")
 
 
 def draw() -> tuple[Any, ...]:
@@ -80,3 +83,20 @@ def test_multiprocessing_takes_a_worker_for_a_child() -> None:
 
     run_in_fork(examine)
     assert multiprocessing.parent_process() is None
+
+
+def test_of_a_shared_stream_all_workers_draw_the_same_and_none_is_seen() -> None:
+    def examine() -> None:
+        drawn = []
+        for worker_id in (0, 1):
+            worker = worker_of(worker_id=worker_id, shard=StreamShard())
+            worker.begin(5)
+            info: Any = torch.utils.data.get_worker_info()
+            assert info.id == worker_id
+            drawn.append(draw())
+            with worker.hidden():
+                assert torch.utils.data.get_worker_info() is None
+            assert torch.utils.data.get_worker_info() is info
+        assert drawn[0] == drawn[1]
+
+    assert run_in_fork(examine) == 0

@@ -1,0 +1,452 @@
+"""Streams of the drop-in DataLoader: shared out by the loader, even over ranks, and out of order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from swift_loader import DataLoader, StateMismatch
+from tests.support.chains import plain
+from tests.support.helpers import ROOT, slow_unless
+from tests.support.resumable import Everything, Shards
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+NUM_SAMPLES = 41
+
+
+class Asking(Everything):
+    """Shares itself out if somebody says that there are several workers."""
+
+    def _share(self) -> range:
+        info = get_worker_info()
+        return range(self.length) if info is None else range(info.id, self.length, info.num_workers)
+
+
+def make(dataset: Any, num_workers: int, **options: Any) -> DataLoader[Any]:
+    context = "fork" if num_workers else None
+    given = {"batch_size": 4, "shard_stream": True, **options}
+    return DataLoader(dataset, num_workers=num_workers, multiprocessing_context=context, **given)
+
+
+def batches(loader: Any) -> list[Any]:
+    return [plain(batch) for batch in loader]
+
+
+@pytest.fixture
+def be_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    def be(rank: int, world_size: int) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+    return be
+
+
+# Over workers
+
+
+@pytest.mark.parametrize("num_workers", slow_unless([2], [1, 2, 3]))
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}])
+@pytest.mark.parametrize("dataset", slow_unless([Asking], [Everything, Asking]))
+def test_the_batches_are_those_without_workers(dataset: Any, options: dict[str, Any], num_workers: int) -> None:
+    without = {name: value for name, value in options.items() if name != "persistent_workers"}
+    loader, expected = make(dataset(NUM_SAMPLES), num_workers, **options), make(dataset(NUM_SAMPLES), 0, **without)
+    for _ in range(2):
+        assert batches(loader) == batches(expected)
+
+
+def test_threads_share_a_stream() -> None:
+    loader = DataLoader(Everything(NUM_SAMPLES), 4, num_workers=3, worker_type="thread", shard_stream=True)
+    iterator = iter(loader)
+    found = [plain(next(iterator)) for _ in range(5)]
+    resumed = DataLoader(Everything(NUM_SAMPLES), 4, num_workers=2, worker_type="thread", shard_stream=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert found + batches(resumed) == batches(make(Everything(NUM_SAMPLES), 0))
+
+
+def test_false_leaves_it_to_the_dataset() -> None:
+    found = batches(make(Everything(6), 2, shard_stream=False))
+    assert found == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5], [4, 5]]
+
+
+def remember_info(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert (info.id, info.num_workers) == (worker_id, 2)
+
+
+def with_info(samples: list[int]) -> list[int]:
+    info = get_worker_info()
+    return [*samples, -1 if info is None else info.id]
+
+
+def test_only_the_dataset_is_not_told_that_there_are_workers() -> None:
+    loader = make(Asking(8), 2, worker_init_fn=remember_info, collate_fn=with_info)
+    assert batches(loader) == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 1]]
+
+
+class Faulty(Everything):
+    """Something goes wrong at a number: once, if there is a file to note that."""
+
+    def __init__(self, at: int, note: Path | None = None) -> None:
+        super().__init__(NUM_SAMPLES)
+        self.at, self.note = at, note
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self._give, range(self.length))
+
+    def _give(self, number: int) -> int:
+        if number == self.at and self.note is None:
+            raise LookupError(number)
+        if number == self.at and self.note is not None and not self.note.exists():
+            self.note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("at", [0, 18])
+def test_a_worker_that_dies_is_replaced(at: int, tmp_path: Path) -> None:
+    found = batches(make(Faulty(at, tmp_path / "done"), 2))
+    assert found == batches(make(Everything(NUM_SAMPLES), 0))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_taken", [3, 6])
+def test_an_error_takes_the_place_of_one_batch(num_workers: int, num_taken: int) -> None:
+    def outcomes(iterator: Any, stop: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < stop:
+            try:
+                found.append(plain(next(iterator)))
+            except StopIteration:
+                break
+            except LookupError as error:
+                found.append(type(error).__name__)
+        return found
+
+    whole = outcomes(iter(make(Faulty(18), 0)), 99)
+    assert whole[4] == "LookupError"
+    loader, resumed = make(Faulty(18), num_workers), make(Faulty(18), 2 - num_workers)
+    iterator = iter(loader)
+    found = outcomes(iterator, num_taken)
+    resumed.load_state_dict(loader.state_dict())
+    assert found + outcomes(iter(resumed), 99) == whole
+    assert found + outcomes(iterator, 99) == whole, "the loader goes on, too"
+
+
+def test_out_of_order_a_shared_stream_resumes_with_as_many_workers() -> None:
+    loader = make(Everything(NUM_SAMPLES), 2, in_order=False)
+    iterator = iter(loader)
+    found = [plain(next(iterator)) for _ in range(5)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = make(Everything(NUM_SAMPLES), 2, in_order=False)
+    resumed.load_state_dict(state)
+    found += batches(resumed)
+    assert sorted(found) == batches(make(Everything(NUM_SAMPLES), 0))
+
+
+# By itself
+
+
+class Random(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.rand(2) for _ in range(50))
+
+
+class Queued(IterableDataset[int]):
+    """All workers take from one file, whose position they share."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __iter__(self) -> Iterator[int]:
+        while taken := os.read(self.descriptor, 1):
+            yield taken[0]
+
+
+def do_nothing(worker_id: int) -> None:
+    assert worker_id >= 0
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("length", slow_unless([50], [1, 15, 50]))
+def test_a_stream_that_all_workers_have_is_shared_out(length: int, persistent: bool) -> None:
+    loader = make(Everything(length), 2, shard_stream=None, persistent_workers=persistent)
+    expected = batches(make(Everything(length), 0))
+    assert [batches(loader) for _ in range(3)] == [expected] * 3
+    resumed = make(Everything(length), 0, shard_stream=None)
+    iterator = iter(loader)
+    found = [plain(next(iterator))]
+    resumed.load_state_dict(loader.state_dict())
+    assert found + batches(resumed) == expected
+
+
+@pytest.mark.parametrize("dataset", [Shards, Random])
+def test_a_stream_that_differs_between_workers_is_left_alone(dataset: Any) -> None:
+    found, again = (
+        batches(make(dataset(), 2, shard_stream=shard_stream, generator=torch.Generator().manual_seed(1)))
+        for shard_stream in (None, False)
+    )
+    assert found == again
+
+
+def test_nothing_of_a_queue_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "queue").write_bytes(bytes(range(100)))
+    with (tmp_path / "queue").open("rb", buffering=0) as queue:
+        found = batches(make(Queued(queue.fileno()), 2, shard_stream=None))
+    assert sorted(number for batch in found for number in batch) == list(range(100))
+
+
+@pytest.mark.parametrize("options", [{"worker_init_fn": do_nothing}, {"shard_stream": False}])
+def test_what_the_user_may_have_shared_out_is_left_alone(options: dict[str, Any]) -> None:
+    found = batches(make(Everything(50), 2, **{"shard_stream": None, **options}))
+    assert len(found) == 2 * 13
+
+
+def test_an_iterator_shares_out_also_without_its_loader() -> None:
+    assert batches(iter(make(Everything(50), 2, shard_stream=None))) == batches(make(Everything(50), 0))
+
+
+def test_the_generators_are_left_as_torch_leaves_them() -> None:
+    states = []
+    for shard_stream in (None, False):
+        torch.manual_seed(3)
+        batches(make(Everything(50), 2, shard_stream=shard_stream))
+        states.append(torch.get_rng_state().tolist())
+    assert states[0] == states[1]
+
+
+# Over ranks
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", slow_unless([{}], [{}, {"drop_last": True}, {"batch_size": None}]))
+@pytest.mark.parametrize("equal", [False, True])
+def test_ranks_share_a_stream(
+    num_workers: int, options: dict[str, Any], equal: bool, be_rank: Callable[[int, int], None]
+) -> None:
+    of_ranks = []
+    for rank in range(3):
+        be_rank(rank, 3)
+        loader = make(list_stream(range(NUM_SAMPLES)), num_workers, equal_batches=equal, **options)
+        part = range(rank, NUM_SAMPLES - NUM_SAMPLES % 3 if equal else NUM_SAMPLES, 3)
+        be_rank(0, 1)
+        expected = batches(make(list_stream(part), 0, **options))
+        be_rank(rank, 3)
+        assert len(loader) == len(expected)
+        of_ranks.append(batches(loader))
+        assert of_ranks[-1] == expected
+    if equal:
+        assert len({len(found) for found in of_ranks}) == 1
+
+
+class ListStream(IterableDataset[int]):
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def list_stream(numbers: range) -> ListStream:
+    return ListStream(list(numbers))
+
+
+def test_any_rank_continues_with_the_state_of_one(be_rank: Callable[[int, int], None]) -> None:
+    be_rank(0, 2)
+    loader = make(Everything(NUM_SAMPLES), 0)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    be_rank(1, 2)
+    whole, resumed = make(Everything(NUM_SAMPLES), 0), make(Everything(NUM_SAMPLES), 1)
+    resumed.load_state_dict(state)
+    assert batches(resumed) == batches(whole)[1:]
+
+
+def test_a_part_for_one_rank_is_shared_out_to_workers_only(be_rank: Callable[[int, int], None]) -> None:
+    be_rank(1, 2)
+    assert batches(make(Everything(9), 2, shard_stream="workers")) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    part = Everything(9)
+    part.num_processes, part.process_index = 2, 1  # type: ignore[attr-defined]
+    assert len(batches(make(part, 0))) == 3
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(True, False), (False, True)])
+def test_a_state_is_refused_if_somebody_else_shared_out_the_stream(saved: bool, loaded: bool) -> None:
+    loader = make(Everything(NUM_SAMPLES), 0, shard_stream=saved)
+    next(iter(loader))
+    resumed = make(Everything(NUM_SAMPLES), 0, shard_stream=loaded)
+    with pytest.raises(StateMismatch, match="shares out"):
+        resumed.load_state_dict(loader.state_dict())
+
+
+def test_a_state_of_other_ranks_is_refused(be_rank: Callable[[int, int], None]) -> None:
+    loader = make(Everything(NUM_SAMPLES), 0)
+    next(iter(loader))
+    be_rank(0, 2)
+    with pytest.raises(StateMismatch, match="to 1 ranks, but here the loader shares out to 2 ranks"):
+        make(Everything(NUM_SAMPLES), 0).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "error", "message"),
+    [
+        ([1, 2], {"shard_stream": True}, ValueError, "for an IterableDataset; the samples of a list"),
+        ([1, 2], {"equal_batches": True, "shard_stream": None}, ValueError, "for an IterableDataset; give a list"),
+        (Everything(), {"shard_stream": "ranks"}, ValueError, "shard_stream='ranks' isn't a choice"),
+        (Everything(), {"equal_batches": 1}, TypeError, "equal_batches=1 is a int"),
+        (IterableWrapper([1]), {"shard_stream": True}, ValueError, "isn't for a DataPipe"),
+    ],
+)
+def test_wrong_options_are_refused(dataset: Any, options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(dataset, 0, **options)
+
+
+def test_ranks_that_cannot_talk_are_told_to(be_rank: Callable[[int, int], None]) -> None:
+    be_rank(0, 2)
+    with pytest.raises(ValueError, match=r"equal_batches=True needs torch\.distributed"):
+        iter(make(Shards(), 0, shard_stream=False, equal_batches=True))
+
+
+RANK = """
+    import json, sys
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import IterableDataset
+    from swift_loader import DataLoader
+
+    class Part(IterableDataset):
+        def __init__(self, length):
+            self.length = length
+
+        def __iter__(self):
+            return iter(range(self.length))
+
+    rank = int(sys.argv[1])
+    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=20), world_size=2, rank=rank)
+    found = []
+    for num_workers in (0, 1):
+        context = "fork" if num_workers else None
+        options = {"num_workers": num_workers, "multiprocessing_context": context, "shard_stream": False}
+        part = Part(7 + 6 * rank)
+        loader = DataLoader(part, 2, equal_batches=True, **options)
+        for epoch in range(2):
+            found.append([batch.tolist() for batch in loader])
+        iterator = iter(loader)
+        next(iterator)
+        resumed = DataLoader(part, 2, equal_batches=True, **options)
+        resumed.load_state_dict(loader.state_dict())
+        del iterator
+        found.append([batch.tolist() for batch in resumed])
+        found.append([batch.tolist() for batch in resumed])
+    print(json.dumps(found))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_with_parts_of_their_own_end_together(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "meeting")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        answers = [json.loads(rank.communicate(timeout=50)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    whole = [[[0, 1], [2, 3], [4, 5], [6]], [[0, 1], [2, 3], [4, 5], [6, 7]]]
+    for found, expected in zip(answers, whole, strict=True):
+        assert found == 2 * [expected, expected, expected[1:], expected]
+
+
+# Out of order
+
+
+class OneWaits(IterableDataset[int]):
+    """The second worker waits until the first one's numbers are all there."""
+
+    def __init__(self, gate: int) -> None:
+        self.gate = gate
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        if info.id == 0:
+            yield from range(30)
+        else:
+            os.read(self.gate, 1)
+            yield from range(100, 103)
+
+
+def test_out_of_order_a_slow_shard_holds_up_no_other() -> None:
+    gate, opener = os.pipe()
+    loader = DataLoader(
+        OneWaits(gate),
+        1,
+        num_workers=2,
+        multiprocessing_context="fork",
+        in_order=False,
+        shard_stream=False,
+    )
+    iterator = iter(loader)
+    found = [int(next(iterator)) for _ in range(30)]
+    assert found == list(range(30))
+    os.write(opener, b"!")
+    assert [int(batch) for batch in iterator] == [100, 101, 102]
+    ended = [
+        one["fetcher_state"]["fetcher_ended"] for one in loader.state_dict()["_snapshot"]["_worker_snapshots"].values()
+    ]
+    assert ended == [True, True]
+    os.close(gate)
+    os.close(opener)
+
+
+def test_out_of_order_streams_resume_without_loss() -> None:
+    def new() -> DataLoader[Any]:
+        return DataLoader(Shards(), 4, num_workers=2, multiprocessing_context="fork", in_order=False)
+
+    whole = sorted(number for batch in new() for number in batch.tolist())
+    seen: list[int] = []
+    state = None
+    for _ in range(3):
+        loader = new()
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        for _ in range(5):
+            seen += next(iterator).tolist()
+        state = loader.state_dict()
+        del iterator
+    loader = new()
+    loader.load_state_dict(state or {})
+    seen += torch.cat(list(loader)).tolist()
+    assert sorted(seen) == whole
