@@ -15,6 +15,7 @@ from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.worker.stream_parts import PartsIterator, parts_in
 from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 
@@ -77,7 +78,9 @@ class InlineEpoch:
         if not self._is_stream:
             return
         self._unused = saved
-        if saved.iterator_state is not None:
+        if (parts := parts_in(saved.iterator_state)) is not None:
+            self._stream = self._fetcher.dataset_iter = PartsIterator(self._fetcher.dataset, parts)
+        elif saved.iterator_state is not None:
             self._stream.load_state_dict(saved.iterator_state)
         if self._shard is not None:
             self._continue_shared(resume, saved, self._shard)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.checks import check_flag
 from swift_loader.dataloader.copy_probe import CopyProbe
+from swift_loader.dataloader.dealing import dealt_out
 from swift_loader.dataloader.randomness import has_init_of_user
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import StateMismatch
@@ -95,15 +96,19 @@ class Sharing:
         if loader.shard_stream is None and not position.draws.is_over and position.num_yielded:
             self._is_copied = position.num_sharing == 1
         shard, dataset = self.shard_of(loader), loader.dataset
+        may_deal = is_huggingface(dataset) and not has_init_of_user(loader)
         try:
             position.check_fits(
                 num_workers=loader.num_workers,
                 is_stream=isinstance(dataset, IterableDataset),
                 num_sharing=0 if shard is None else shard.world_size,
+                can_be_dealt=may_deal,
             )
         except StateMismatch:
             self._is_copied = before
             raise
+        if position.is_in_stream and not position.num_sharing and position.num_workers != loader.num_workers:
+            return dealt_out(position, loader.num_workers, loader.batch_size)
         return position
 
 

@@ -107,6 +107,11 @@ class LoaderPosition:
     """How many ranks the loader shares the stream out to, and to its workers. 0: the dataset does that."""
 
     @property
+    def is_in_stream(self) -> bool:
+        """Whether it is in the middle of an epoch of a stream."""
+        return self.is_stream and not self.draws.is_over and bool(self.num_yielded)
+
+    @property
     def next_batch(self) -> int | None:
         """Which batch of a shared stream is next. None: later ones came before it."""
         batches = [one.next_batch or 0 for one in self.workers]
@@ -118,17 +123,18 @@ class LoaderPosition:
         usable = [one for one in self.workers if max_batches is None or one.num_batches <= max_batches]
         return max(usable, key=lambda one: one.num_batches, default=WorkerSnapshot())
 
-    def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int) -> None:
+    def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int, can_be_dealt: bool) -> None:
         """Check that a loader can continue here.
 
         Args:
             num_workers: Of the loader.
             is_stream: Whether its dataset is an `IterableDataset`.
             num_sharing: To how many ranks it shares out the stream; 0: it doesn't.
+            can_be_dealt: Whether what is left of the stream can be dealt out to other workers.
 
         Raises:
-            StateMismatch: It can't. The position of a sampler, or in a stream that the loader shares out, suits any
-                number of workers; that in another stream only the same.
+            StateMismatch: It can't. The position of a sampler, or in a stream that the loader shares or deals out,
+                suits any number of workers; that in another stream only the same.
         """
         if self.draws.is_over or not self.num_yielded:
             return
@@ -144,7 +150,7 @@ class LoaderPosition:
                 f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is "
                 f"over"
             )
-        if num_sharing and self.next_batch is not None:
+        if self.next_batch is not None if num_sharing else can_be_dealt:
             return
         if is_stream and self.num_workers != num_workers:
             raise StateMismatch(

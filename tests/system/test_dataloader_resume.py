@@ -130,6 +130,20 @@ def test_a_loader_that_keeps_its_workers_goes_back_to_the_beginning_of_an_epoch(
     assert [plain(batch) for batch in loader] == first
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_stops", "num_epochs"), [slow("plain", 3, 2), slow("mapped", 50, 14), slow("shuffled", 12, 5)]
+)
+def test_a_stream_of_datasets_is_dealt_out_to_other_numbers_of_workers(
+    kind: str, num_stops: int, num_epochs: int
+) -> None:
+    pytest.importorskip("datasets")
+    make = streaming(kind)
+    found = Chain(make, (0, 1, 2, 3)).run(num_stops, num_epochs)
+    expected = sorted(number for batch in run_whole(make, 0, 1)[0] for number in batch["x"])
+    for epoch in found:
+        assert sorted(number for batch in epoch for number in batch["x"]) == expected
+
+
 def test_a_stream_in_the_middle_refuses_another_number_of_workers() -> None:
     make = STREAMS["iterator"]
     loader = make(0)
