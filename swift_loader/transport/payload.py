@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.batch.tree import find_unencodable, type_name
-from swift_loader.errors import EncodeError
+from swift_loader.errors import EncodeError, NoDescriptorsLeft
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.bodies import FixedBody
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
-from swift_loader.transport.descriptors import duplicate
+from swift_loader.transport.descriptors import duplicate, explaining_limits
 from swift_loader.transport.frames import Kind
 from swift_loader.transport.module_names import modules_in
 from swift_loader.transport.segments import Segment, capacity_for, new_file
@@ -167,8 +167,9 @@ class _Draft(NamedTuple):
 def _encode(content: object, environment: Environment) -> tuple[_Draft, Definitions]:
     definitions = Definitions()
     try:
-        encoded, arena = encode_with_code(content, definitions.add)
-    except EncodeError:
+        with explaining_limits():  # modules are imported, which opens files
+            encoded, arena = encode_with_code(content, definitions.add)
+    except (EncodeError, NoDescriptorsLeft):
         raise
     except Exception as error:
         raise EncodeError(_explain(content, error)) from error

@@ -164,6 +164,7 @@ class PoolTemplate:
         if self._starts is None:
             modules = dict.fromkeys(name for dataset in self.datasets for name in dataset.modules)
             self._starts = TemplateStarts(Launch.of_this_process(), tuple(modules), StartMethod.TEMPLATE)
+            self._starts.ask_ahead()
         start, blank = self._starts.next(self._thread, is_first=is_first)
         try:
             with self._thread.lock:

@@ -47,12 +47,13 @@ class Launch:
     @classmethod
     def of_this_process(cls) -> Launch:
         """Record the environment of this process."""
+        umask = _umask()
         return cls(
             command=interpreter_command(),
             environ=environ_for_workers(),
             path=import_path(),
-            directory=_open_directory(),
-            umask=_umask(),
+            directory=_open_directory(),  # last of what can fail, because it leaves a descriptor open
+            umask=umask,
             has_stdout=sys.__stdout__ is not None,
         )
 

@@ -28,7 +28,7 @@ class TemplateStarts:
     """Starts interpreters and asks for forks of the root, in one recorded environment."""
 
     def __init__(self, launch: Launch, modules: tuple[str, ...], start_method: StartMethod) -> None:
-        """Ask the root for the first template, if it is likely to have what is needed.
+        """Get ready.
 
         Args:
             launch: The environment. Closed with this object.
@@ -38,8 +38,13 @@ class TemplateStarts:
         self._launch = launch
         self._modules = modules
         self._uses_root = start_method is StartMethod.TEMPLATE
-        self._ahead = ROOTS.fork_ahead(launch, modules) if self._uses_root else None
+        self._ahead: tuple[Future[BlankTemplate], frozenset[str]] | None = None
         """A fork that was asked for while the payload was written, and the modules that it has."""
+
+    def ask_ahead(self) -> None:
+        """Ask the root for the first template, if it is likely to have what is needed."""
+        if self._uses_root:
+            self._ahead = ROOTS.fork_ahead(self._launch, self._modules)
 
     def need(self, modules: tuple[str, ...]) -> None:
         """Note what templates will import besides. Called before `next`, if at all."""

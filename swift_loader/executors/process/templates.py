@@ -91,6 +91,7 @@ class Templates:
             return
         starts = TemplateStarts(Launch.of_this_process(), self.spec.modules, self.spec.options.start_method)
         try:
+            starts.ask_ahead()
             layout, descriptor, self.definitions = self._write_payload()
         except BaseException:
             starts.close()

@@ -82,6 +82,7 @@ def test_a_fork_ahead_is_used_if_it_has_all_modules_and_exits_otherwise(
     assert first is not None
     first.result(30).close()
     starts = template_starts.TemplateStarts(launch.copy(), ("json",), StartMethod.TEMPLATE)
+    starts.ask_ahead()
     assert starts._ahead is not None
     ahead = starts._ahead[0]
     starts.need(needed)
@@ -104,6 +105,7 @@ def test_a_fork_ahead_that_nobody_asks_for_exits(roots: Roots, launch: Launch, m
     assert first is not None
     first.result(30).close()
     starts = template_starts.TemplateStarts(launch.copy(), ("json",), StartMethod.TEMPLATE)
+    starts.ask_ahead()
     assert starts._ahead is not None
     ahead = starts._ahead[0]
     starts.close()
