@@ -41,7 +41,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
 
-__all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions", "WorkerType"]
+__all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions", "WorkerType", "default_seed"]
 
 MAX_WORKERS = 4096
 """Each worker is a process with several descriptors. No machine runs this many."""
@@ -82,7 +82,7 @@ class SamplingOptions:
 
     def order_settings(self) -> OrderSettings:
         """Return the order of a new run. It has another seed each time if none was given and torch isn't imported."""
-        seed = _default_seed() if self.seed is None else self.seed
+        seed = default_seed() if self.seed is None else self.seed
         return OrderSettings.of(seed=seed, shuffle=self.shuffle, window=self.window, batch_size=self.batch_size)
 
     def plan_settings(self, order: OrderSettings, ranks: Ranks) -> PlanSettings:
@@ -215,7 +215,7 @@ class Options:
         }
 
 
-def _default_seed() -> int:
+def default_seed() -> int:
     """Return the seed of torch's default generator, without drawing from it; without torch, a seed from the clock.
 
     It is what the program passed to `torch.manual_seed`. If it didn't call that, it is 64 bits that torch drew for this

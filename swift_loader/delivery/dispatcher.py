@@ -154,6 +154,10 @@ class Dispatcher:
         self._phase = Phase.IDLE
         del dropped  # outside the locks, as in `seek`
 
+    def hand_out(self) -> None:
+        """Hand out what the source of work has got since. Any thread."""
+        self._driver.act()
+
     def next_batch(self) -> Delivery:
         """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
 

@@ -26,9 +26,11 @@ from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.worker.generators import Snapshot, seed_generators, snapshot_generators
 
 __all__ = [
+    "Fetching",
     "Rng",
     "Seeding",
     "keep_to_this_thread",
+    "key_this_thread",
     "sample_rng",
     "seed_for_construction",
     "seed_for_worker",
@@ -205,6 +207,11 @@ _of_thread = _OfThread()
 def keep_to_this_thread() -> None:
     """Let `sample_rng` tell this thread's samples from those of other worker threads. Call it on a worker thread."""
     _of_thread.is_worker = True
+
+
+def key_this_thread(fetching: Fetching) -> None:
+    """Key `sample_rng` on this thread by this sample, until the next call."""
+    _of_thread.is_worker, _of_thread.current = True, fetching
 
 
 def _enter(fetching: Fetching | None) -> Fetching | None:

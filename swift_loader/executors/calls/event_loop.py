@@ -1,0 +1,177 @@
+"""An event loop in a thread of its own, and workers that are coroutines on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from enum import Enum
+
+from swift_loader.executors.calls.crew import Post
+from swift_loader.scheduler.actions import Send
+
+__all__ = ["AsyncJob", "CoroutineCrew", "EventLoop", "call_soon"]
+
+AsyncJob = Callable[[Send, Post], Awaitable[None]]
+"""As `threads.Job`."""
+
+
+class _Owner(Enum):
+    HERE = "here"
+    GONE = "gone"
+    """The last user frees the loop."""
+
+
+class EventLoop:
+    """An event loop that runs in a thread while somebody uses it.
+
+    Between two uses there is no thread, but the loop stays: what a coroutine keeps, such as an HTTP session, belongs to
+    its loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._num_users = 0
+        self._owner = _Owner.HERE
+
+    def enter(self) -> asyncio.AbstractEventLoop:
+        """Use the loop. The first user starts the thread. Each calls `leave` once."""
+        with self._lock:
+            self._num_users += 1
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            if self._thread is None:
+                name = "swift_loader-event-loop"
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def leave(self, limit_s: float) -> None:
+        """Use the loop no more. The last user cancels what still runs, and waits for the thread, at most `limit_s`."""
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users:
+                return
+            loop, thread, self._thread = self._loop, self._thread, None
+        assert loop is not None
+        assert thread is not None
+        call_soon(loop, lambda: _cancel_all(loop))
+        if thread is not threading.current_thread():
+            thread.join(limit_s)
+        with self._lock:
+            if thread.is_alive():  # a coroutine blocks it: the next user gets another one
+                self._loop = None
+            elif self._owner is _Owner.GONE:
+                self._free()
+
+    def close(self) -> None:
+        """Free the loop, once nobody uses it. Idempotent. It may be used again."""
+        with self._lock:
+            self._owner = _Owner.GONE
+            self._free()
+
+    def _free(self) -> None:
+        if not self._num_users and self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+            self._loop = None
+
+    def __repr__(self) -> str:
+        return f"<EventLoop of {self._num_users} users>"
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel all tasks, and stop the loop once they have ended."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    gathering = asyncio.gather(*tasks, return_exceptions=True)
+    gathering.add_done_callback(lambda _: loop.stop())
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Have a loop call a function, unless it was closed. Any thread."""
+    with contextlib.suppress(RuntimeError):  # it was closed, so nobody waits
+        loop.call_soon_threadsafe(function)
+
+
+class CoroutineCrew:
+    """Workers that do one task at a time each, all on one event loop."""
+
+    def __init__(self, job: AsyncJob, num_workers: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the workers.
+
+        Args:
+            job: Does a task. Runs for all workers at the same time.
+            num_workers: How many.
+            loop: Where they run. It runs in another thread.
+        """
+        self._job = job
+        self._loop = loop
+        self._waiting: list[deque[Send]] = [deque() for _ in range(num_workers)]
+        """Of each worker: the tasks after the one that it does. Only the loop's thread uses it."""
+        self._running: dict[int, asyncio.Task[None]] = {}
+        """By worker. Only the loop's thread uses it."""
+        self._stopping = threading.Event()
+        self._post: Post = print  # until `start`
+
+    def start(self, post: Post) -> None:
+        """Remember where events go."""
+        self._post = post
+
+    def send(self, task: Send) -> None:
+        """Have a worker do a task after those that it has."""
+        call_soon(self._loop, lambda: self._take(task))
+
+    def stack(self, worker: int) -> str:
+        """Return where a coroutine is suspended."""
+        task = self._running.get(worker)
+        frames = [] if task is None else task.get_stack(limit=4)
+        return "\n".join(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}' for frame in frames)
+
+    def stop(self) -> None:
+        """Begin no more tasks, and cancel those that run."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        call_soon(self._loop, self._cancel)
+
+    def join(self, limit_s: float) -> None:
+        """Do nothing: the loop's owner waits for it."""
+
+    def _cancel(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+    def _take(self, task: Send) -> None:
+        if task.worker in self._running:
+            self._waiting[task.worker].append(task)
+        elif not self._stopping.is_set():
+            self._running[task.worker] = asyncio.ensure_future(self._run(task))
+
+    async def _run(self, task: Send) -> None:
+        waiting = self._waiting[task.worker]
+        try:
+            while not self._stopping.is_set():
+                await self._job(task, self._post)
+                if not waiting:
+                    break
+                task = waiting.popleft()
+        finally:
+            del self._running[task.worker]
+
+    def __repr__(self) -> str:
+        return f"<CoroutineCrew of {len(self._waiting)}, {len(self._running)} busy>"
