@@ -89,6 +89,18 @@ RULES: dict[str, set[str]] = {
         "delivery",
         "transport.index_array",
     },
+    # Stages over any source, on the same scheduler and executors.
+    "pipeline": {
+        *FOUNDATION,
+        "checks",
+        "options",
+        "ranks",
+        "sampling",
+        "scheduler",
+        "worker",
+        "executors",
+        "delivery",
+    },
     # For users only.
     "samplers": {"errors", "integers", "notices", "checks", "sampling", "ranks", "worker.generators"},
     "testing": {"batch"},

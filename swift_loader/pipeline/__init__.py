@@ -1,0 +1,39 @@
+"""Stages over any source: in threads, coroutines and processes of the same scheduler.
+
+The path of an item, and where each part runs:
+
+    sources     pulls items from what the user gave                     the first filling thread
+    filler      pulls from upstream, and waits for room                 a thread of each stage that has workers
+    feed        numbers items, and keeps the place of each              under the stage's lock
+    scheduler   decides which worker takes the item; pure               any thread of the stage
+    jobs        calls the user's function                               worker thread, event loop or worker process
+    stage       gives results in order, or as they come                 the filling thread of the next stage
+    flows       filter, batch, unbatch, shuffle, shard, merge           whoever pulls
+    relay       waits for the loop, at most `buffer_size`               between the last filling thread and the loop
+    iterator    hands results to the loop, and knows their place        the loop's thread
+
+A stage is a `Dispatcher` over an executor, as the loader's workers are. `items` says what a resume needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift_loader.pipeline.failures import ItemFailure
+    from swift_loader.pipeline.pipeline import Pipeline
+    from swift_loader.pipeline.stage_loader import StageLoader
+
+__all__ = ["ItemFailure", "Pipeline", "StageLoader"]
+
+_HOMES = {"ItemFailure": "failures", "Pipeline": "pipeline", "StageLoader": "stage_loader"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: worker processes need little of this package."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

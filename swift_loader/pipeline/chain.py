@@ -1,0 +1,85 @@
+"""An origin and the nodes after it: what a pipeline is, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swift_loader.errors import StateMismatch
+from swift_loader.pipeline.items import Item, Place
+from swift_loader.pipeline.nodes import Node, Opening
+from swift_loader.pipeline.origins import Origin
+from swift_loader.pipeline.run import Run
+
+__all__ = ["Chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A linear graph. Merged pipelines are chains inside an origin."""
+
+    origin: Origin
+    nodes: tuple[Node, ...] = ()
+
+    def then(self, node: Node) -> Chain:
+        """Return this chain with another node at its end."""
+        return replace(self, nodes=(*self.nodes, node))
+
+    @property
+    def beginning(self) -> Place:
+        """The place where an epoch begins."""
+        return (self.origin.beginning, *(0 for node in self.nodes if node.counts))
+
+    def open(self, place: Place, states: Iterator[Any], run: Run) -> Iterator[Item]:
+        """Return the results from a place on. Threads begin to work.
+
+        Args:
+            place: From `Item.after`, or `beginning`.
+            states: The state of each plain source in turn, or None: from `SourceStates`.
+            run: Owns what is opened.
+        """
+        openings = self._openings(place)
+        items = self.origin.open(place[0], states, run)
+        for node, opening in zip(self.nodes, openings, strict=True):
+            items = node.open(items, opening, run)
+        return items
+
+    def _openings(self, place: Place) -> list[Opening]:
+        openings, length = [], 1
+        for number, node in enumerate(self.nodes):
+            openings.append(Opening(place[:length], place[length] if node.counts else 0, number))
+            length += node.counts
+        return openings
+
+    def check(self, place: Any) -> None:
+        """Check that a place has the form of this chain's.
+
+        Raises:
+            StateMismatch: It hasn't.
+        """
+        num_counted = sum(node.counts for node in self.nodes)
+        if not isinstance(place, tuple) or len(place) != 1 + num_counted:
+            raise StateMismatch(
+                f"the place {place!r} of the state isn't one of this pipeline, which has {num_counted} stages that "
+                f"count results; load it into a pipeline with the same stages"
+            )
+        if not all(isinstance(part, int) and part >= 0 for part in place[1:]):
+            raise StateMismatch(f"the place {place!r} of the state has entries that are no counts")
+        self.origin.check(place[0])
+
+    def source_numbers(self, place: Place) -> list[int | None]:
+        """Return how many items of each plain source come before a place; None: the source has ended."""
+        return self.origin.source_numbers(place[0])
+
+    @property
+    def num_results(self) -> int | None:
+        """How many results an epoch has; None if that isn't known."""
+        number = self.origin.num_items
+        for node in self.nodes:
+            number = None if number is None else node.num_results(number)
+        return number
+
+    def describe(self) -> list[str]:
+        """Return the parts in words, the origin's first."""
+        return [*self.origin.describe(), *(node.describe() for node in self.nodes)]

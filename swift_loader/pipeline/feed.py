@@ -1,0 +1,118 @@
+"""The work of a stage: items as they come from upstream.
+
+filling thread ──put──► relay ──next──► scheduler, under the driver's lock
+the stage waits in `wait` while there is nothing to do
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Any
+
+from swift_loader.pipeline.items import Item, Marker, Place
+from swift_loader.pipeline.relay import Relay
+from swift_loader.sampling.permutation import derive_key
+from swift_loader.scheduler.work import IndexWork, StreamWork
+
+__all__ = ["Feed"]
+
+
+class Feed:
+    """Items that wait to be worked on. A source of work for a scheduler."""
+
+    def __init__(self, max_items: int, epoch: int) -> None:
+        """Begin empty.
+
+        Args:
+            max_items: How many items may wait here.
+            epoch: Of the first items.
+        """
+        self.relay: Relay[IndexWork] = Relay(max_items)
+        self._returned: deque[IndexWork] = deque()
+        """To be continued, before anything new."""
+        self._under_way: dict[tuple[int, int], tuple[int, Place]] = {}
+        """By epoch and step: the number of an item that is being worked on, and where a run continues after it."""
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.num_put = 0
+        """How many pieces of work were added."""
+        self._epoch = epoch
+        self._is_awaited = False
+
+    # The filling thread's side
+
+    def put(self, item: Item) -> bool:
+        """Add an item. Blocks while there is no room. Return False if nobody wants it any more."""
+        if item.value is Marker.EPOCH_END:
+            # An epoch of its own: out of order, it waits for all items before it, and those after it wait for it.
+            work = IndexWork(2 * self._epoch + 1, 0, item.value)
+            self._epoch += 1
+        else:
+            work = IndexWork(2 * self._epoch, step_of(item.after), item.value)
+            number = work.step if len(item.after) == 1 else self.num_put
+            self._under_way[work.epoch, work.step] = (number, item.after)
+        self.num_put += 1
+        return self.relay.put(work)
+
+    def ring(self) -> None:
+        """Wake the stage if it waits. Call it after `put`, once the scheduler was told."""
+        if self._is_awaited:
+            self._bell.put(None)
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that no more items come."""
+        self.relay.end(error)
+        self._bell.put(None)
+
+    # The stage's side
+
+    def put_back(self, work: IndexWork) -> None:
+        """Add work that goes on from a result. It goes first."""
+        self.num_put += 1
+        self._returned.append(work)
+
+    def next(self) -> IndexWork | None:
+        """Return the next work; None if there is none now."""
+        return self._returned.popleft() if self._returned else self.relay.poll()
+
+    def end_shard(self, work: StreamWork) -> None:
+        """Do nothing: a feed has no shards."""
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Return the same: a feed has no shards."""
+        return work
+
+    def finish(self, work: IndexWork) -> tuple[int, Place]:
+        """Return the number of an item, and where a run continues after it. Forgets both."""
+        return self._under_way.pop((work.epoch, work.step))
+
+    def is_over(self, num_taken: int) -> bool:
+        """Return whether nothing more comes after this number of results."""
+        return self.relay.is_over and self.num_put == num_taken
+
+    def wait(self, num_taken: int) -> None:
+        """Block until there is more work than this number of results, or none comes any more."""
+        self._is_awaited = True
+        while self.num_put <= num_taken and not self.relay.is_over:
+            self._bell.get()
+        self._is_awaited = False
+
+    def close(self) -> None:
+        """Let nobody wait any more. Any thread. Idempotent."""
+        self.relay.is_over = True
+        self.relay.close()
+        self._bell.put(None)
+
+    def __repr__(self) -> str:
+        return f"<Feed {self.relay!r}>"
+
+
+def step_of(after: Place) -> int:
+    """Return a number for the item with this place, which no other item of the epoch has."""
+    if len(after) == 1 and isinstance(after[0], int):
+        return after[0] - 1
+    return derive_key(*_flat(after)) >> 1
+
+
+def _flat(place: Any) -> list[int]:
+    return [place] if isinstance(place, int) else [len(place), *(number for part in place for number in _flat(part))]

@@ -1,0 +1,79 @@
+"""A thread that pulls items from upstream and hands them over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from swift_loader.pipeline.items import Item
+from swift_loader.pipeline.stats import StageStats, Wait
+
+__all__ = ["Filler"]
+
+
+class Filler:
+    """Pulls until upstream ends, fails, or nobody wants the items any more.
+
+    It closes upstream when it ends, so generators of the user's are closed by the thread that ran them.
+    """
+
+    def __init__(
+        self,
+        upstream: Iterator[Item],
+        put: Callable[[Item], bool],
+        end: Callable[[BaseException | None], None],
+        stats: StageStats,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            upstream: Only this thread uses it.
+            put: Hands an item over. Blocks while there is no room. False: nobody wants it.
+            end: Gets the error that ended upstream, or None.
+            stats: Of the stage.
+        """
+        self._upstream = upstream
+        self._put = put
+        self._end = end
+        self._stats = stats
+        self._num_in = stats.num_in = 0
+        self._thread = threading.Thread(target=self._run, name=f"swift_loader-fill-{stats.name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self, limit_s: float) -> None:
+        """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._fill()
+        except BaseException as raised:  # even SystemExit of the user's source: the loop must hear of it
+            error = raised
+        self._end(error)
+
+    def _fill(self) -> None:
+        upstream, put, stats = self._upstream, self._put, self._stats
+        clock = time.perf_counter
+        try:
+            stats.note_wait(clock(), Wait.INPUT)
+            for item in upstream:
+                stats.note_wait(clock(), Wait.OUTPUT)
+                self._num_in = stats.num_in = self._num_in + 1
+                if not put(item):
+                    return
+                stats.note_wait(clock(), Wait.INPUT)
+                del item
+        finally:
+            stats.note_wait(clock(), Wait.NOTHING)
+            close = getattr(upstream, "close", None)
+            if close is not None:
+                close()
+
+    def __repr__(self) -> str:
+        return f"<Filler {'running' if self._thread.is_alive() else 'ended'}>"

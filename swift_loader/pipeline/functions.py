@@ -1,0 +1,68 @@
+"""What kind of function the user gave to a stage."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+__all__ = ["Kind", "as_function", "kind_of", "name_of"]
+
+
+class Kind(Enum):
+    """How a function gives its results."""
+
+    FUNCTION = "function"
+    """Returns one."""
+    GENERATOR = "generator"
+    """Yields any number of them."""
+    COROUTINE = "coroutine"
+    """Returns one, on an event loop."""
+    ASYNC_GENERATOR = "async generator"
+    """Yields any number of them, on an event loop."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on an event loop."""
+        return self in (Kind.COROUTINE, Kind.ASYNC_GENERATOR)
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether it gives any number of results for an item."""
+        return self in (Kind.GENERATOR, Kind.ASYNC_GENERATOR)
+
+
+def as_function(given: Any) -> Callable[[Any], Any]:
+    """Return a function for what the user gave to a stage: a callable, or a dict or list to look items up in.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if callable(given):
+        return given  # type: ignore[no-any-return]
+    if hasattr(given, "__getitem__"):
+        return functools.partial(operator.getitem, given)
+    raise TypeError(f"a stage needs a function, but {given!r} can't be called")
+
+
+def kind_of(function: Callable[..., Any]) -> Kind:
+    """Return the kind of a function, a method, a partial or an object with `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        function = getattr(function, "__call__", function)  # noqa: B004 - its own, not whether it has one
+    if inspect.isasyncgenfunction(function):
+        return Kind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(function):
+        return Kind.COROUTINE
+    return Kind.GENERATOR if inspect.isgeneratorfunction(function) else Kind.FUNCTION
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for errors and pictures."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", None) or type(function).__name__

@@ -1,0 +1,179 @@
+"""The stage that calls a function with each item: its description, and how it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from swift_loader.checks import check_choice, check_integer, check_optional_integer, check_seconds
+from swift_loader.executors.base import Executor
+from swift_loader.executors.calls.event_loop import CoroutineCrew
+from swift_loader.executors.calls.executor import CallExecutor
+from swift_loader.executors.calls.threads import ThreadCrew
+from swift_loader.pipeline import flows
+from swift_loader.pipeline.failures import FailurePolicy
+from swift_loader.pipeline.functions import Kind, as_function, kind_of, name_of
+from swift_loader.pipeline.items import Item
+from swift_loader.pipeline.jobs import AwaitCall, AwaitPour, AwaitStep, Call, Pour, Step
+from swift_loader.pipeline.nodes import Opening
+from swift_loader.pipeline.processes import MAX_RESTARTS, delivery_options, process_executor
+from swift_loader.pipeline.run import Run
+from swift_loader.sampling.permutation import derive_key
+from swift_loader.sampling.plan import PlanSettings, Uneven
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.scheduler import SchedulerSettings
+
+__all__ = ["Map", "OutputOrder", "Where"]
+
+MAX_CONCURRENCY = 1024
+"""Of one stage."""
+
+MAX_TASKS = 16
+"""How many items may wait at one worker."""
+
+
+class Where(str, Enum):
+    """Where the function of a stage runs."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+    LOOP = "loop"
+    """On an event loop: coroutine functions and async generators only."""
+
+
+class OutputOrder(str, Enum):
+    """In which order results come."""
+
+    INPUT = "input"
+    COMPLETION = "completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Calls a function with each item."""
+
+    function: Callable[..., Any]
+    concurrency: int
+    where: Where
+    order: OutputOrder
+    skips_failures: bool
+    max_errors: int | None
+    timeout_s: float | None
+    max_in_flight: int
+    """Items that are worked on, or whose results wait."""
+    name: str
+
+    @classmethod
+    def of(
+        cls,
+        function: Any,
+        *,
+        concurrency: int,
+        on: str | None,
+        output_order: str,
+        on_error: str,
+        max_errors: int | None,
+        timeout: float | None,
+        buffer_size: int | None,
+        name: str | None,
+    ) -> Map:
+        """Check the arguments of `Pipeline.map`."""
+        function = as_function(function)
+        kind = kind_of(function)
+        workers = check_integer("concurrency", concurrency, 1, MAX_CONCURRENCY)
+        default = Where.LOOP if kind.is_async else Where.THREAD
+        where = default if on is None else check_choice("on", on, Where)
+        if kind.is_async != (where is Where.LOOP):
+            allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
+            raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r} isn't allowed; it must be 'raise' or 'skip'")
+        if max_errors is not None and on_error == "raise":
+            raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; give on_error='skip'")
+        waiting = check_optional_integer("buffer_size", buffer_size, 0)
+        return cls(
+            function,
+            workers,
+            where,
+            check_choice("output_order", output_order, OutputOrder),
+            skips_failures=on_error == "skip",
+            max_errors=check_optional_integer("max_errors", max_errors, 0),
+            timeout_s=check_seconds("timeout", timeout),
+            max_in_flight=workers + (workers if waiting is None else waiting),
+            name=name or name_of(function),
+        )
+
+    @property
+    def counts(self) -> bool:
+        """A generator's results are counted."""
+        return kind_of(self.function).is_generator
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+        """Start the workers."""
+        key = derive_key(run.seed, opening.number)
+        in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
+        settings = self._settings()
+        plan = _plan(key)
+        policy = FailurePolicy(self.name, self.skips_failures, self.max_errors)
+        if self.where is Where.PROCESS:
+            executor = self._processes(plan)
+            results = run.stage(items, executor, settings, plan, policy).results()
+            return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
+        job = self._job(key)
+        crew: Any
+        if self.where is Where.LOOP:
+            crew = CoroutineCrew(job, self.concurrency, run.loop())
+        else:
+            crew = ThreadCrew(job, self.concurrency, self.name)
+        executor = CallExecutor(crew, self.concurrency, self.name, plan)
+        stage = run.stage(items, executor, settings, plan, policy, getattr(job, "close", lambda: None))
+        if not is_generator:
+            return stage.results()
+        return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results()
+
+    def _job(self, key: int) -> Any:
+        in_order = self.order is OutputOrder.INPUT
+        match kind_of(self.function):
+            case Kind.FUNCTION:
+                return Call(self.function, key)
+            case Kind.COROUTINE:
+                return AwaitCall(self.function)
+            case Kind.GENERATOR:
+                return Pour(self.function) if in_order else Step(self.function)
+            case Kind.ASYNC_GENERATOR:
+                return AwaitPour(self.function) if in_order else AwaitStep(self.function)
+
+    def _settings(self) -> SchedulerSettings:
+        limits = Limits(
+            max_in_flight=self.max_in_flight,
+            max_ready_per_worker=self.max_in_flight,
+            max_tasks=MAX_TASKS,
+            in_order=self.order is OutputOrder.INPUT,
+        )
+        restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
+        return SchedulerSettings(limits, restarts, None, self.timeout_s)
+
+    def _processes(self, plan: PlanSettings) -> Executor:
+        in_order = self.order is OutputOrder.INPUT
+        delivery = delivery_options(self.concurrency, self.max_in_flight, self.timeout_s, in_order=in_order)
+        return process_executor(self.function, self.concurrency, delivery, plan, gives_list=self.counts)
+
+    def num_results(self, num_items: int) -> int | None:
+        """As many as items, unless some are left out."""
+        return None if self.counts or self.skips_failures else num_items
+
+    def describe(self) -> str:
+        """Return it in words."""
+        places = {Where.THREAD: "thread", Where.PROCESS: "process", Where.LOOP: "coroutine"}
+        plural = "es" if self.where is Where.PROCESS else "s"
+        where = f"{self.concurrency} {places[self.where]}{plural if self.concurrency > 1 else ''}"
+        return f"map {self.name}, {where}, in order of {self.order.value}"
+
+
+def _plan(seed: int) -> PlanSettings:
+    """Return a plan that carries a seed, and nothing else that matters."""
+    order = OrderSettings.of(seed=seed, shuffle=False, window=None, batch_size=1)
+    return PlanSettings(order=order, batch_size=1, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)

@@ -1,0 +1,249 @@
+"""What a pipeline is made of: frozen descriptions that check themselves, and open as parts of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swift_loader.checks import check_flag, check_integer, check_optional_integer
+from swift_loader.pipeline import flows
+from swift_loader.pipeline.functions import name_of
+from swift_loader.pipeline.items import Item, Place
+from swift_loader.pipeline.run import Run
+from swift_loader.sampling.permutation import derive_key
+
+__all__ = ["Batch", "Cache", "DropNone", "Filter", "Node", "Opening", "Prefetch", "Shard", "Shuffle", "Unbatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Where a node begins."""
+
+    start: Place
+    """The place of what comes in."""
+    num_skipped: int = 0
+    """How many results a counting node leaves out."""
+    number: int = 0
+    """Of the node in its pipeline, from 0. Part of the keys of its draws."""
+
+
+class Node(Protocol):
+    """A part of a pipeline, after its source."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether places have an entry for its results; see `items`."""
+        ...
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+        """Return its results in a run. Its threads begin to work."""
+        ...
+
+    def num_results(self, num_items: int) -> int | None:
+        """Return how many results so many items have; None if that isn't known."""
+        ...
+
+    def describe(self) -> str:
+        """Return it in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keeps the items for which a function returns true."""
+
+    predicate: Callable[[Any], bool]
+    counts = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.predicate):
+            raise TypeError(f"filter needs a function, but {self.predicate!r} can't be called")
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
+        """Filter on the thread that pulls."""
+        return run.counted(flows.filtered(items, self.predicate), self.describe())
+
+    def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
+        """Nobody knows."""
+        return None
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"filter {name_of(self.predicate)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DropNone:
+    """Leaves out items that are None: what a function returned that has no result for its item."""
+
+    counts = False
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
+        """Filter on the thread that pulls."""
+        return flows.filtered(items, _is_something)
+
+    def num_results(self, num_items: int) -> int | None:
+        """As many as items, at most."""
+        return num_items
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return "leave out None"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Collects items in lists."""
+
+    batch_size: int
+    drop_last: bool
+    counts = False
+
+    def __post_init__(self) -> None:
+        check_integer("batch_size", self.batch_size, 1)
+        check_flag("drop_last", self.drop_last)
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
+        """Collect on the thread that pulls."""
+        return run.counted(flows.batched(items, self.batch_size, drop_last=self.drop_last), self.describe())
+
+    def num_results(self, num_items: int) -> int | None:
+        """Full batches, and maybe one more."""
+        return num_items // self.batch_size if self.drop_last else math.ceil(num_items / self.batch_size)
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"batch {self.batch_size}{', drop last' if self.drop_last else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unbatch:
+    """Gives the elements of each item."""
+
+    counts = True
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+        """Unpack on the thread that pulls."""
+        return run.counted(flows.unbatched(items, opening.start, opening.num_skipped), self.describe())
+
+    def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
+        """Nobody knows."""
+        return None
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return "unbatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Gives items in a random order, by way of a buffer."""
+
+    buffer_size: int
+    counts = True
+
+    def __post_init__(self) -> None:
+        check_integer("buffer_size", self.buffer_size, 1)
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+        """Shuffle on the thread that pulls."""
+
+        def key(epoch: int) -> int:
+            return derive_key(run.seed, opening.number, epoch)
+
+        mixed = flows.shuffled(items, self.buffer_size, key, run.epoch, opening.start, opening.num_skipped)
+        return run.counted(mixed, self.describe())
+
+    def num_results(self, num_items: int) -> int | None:
+        """As many as items."""
+        return num_items
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"shuffle, buffer of {self.buffer_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Works ahead of downstream."""
+
+    num_items: int
+    timeout_s: float | None
+    counts = False
+
+    def __post_init__(self) -> None:
+        check_integer("buffer_size", self.num_items, 1)
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
+        """Pull ahead in a thread."""
+        return run.prefetched(items, self.num_items, self.timeout_s)
+
+    def num_results(self, num_items: int) -> int | None:
+        """As many as items."""
+        return num_items
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"prefetch {self.num_items}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Gives the first items again and again."""
+
+    num_items: int
+    stop_after: int | None
+    counts = True
+
+    def __post_init__(self) -> None:
+        check_integer("num_items", self.num_items, 1)
+        check_optional_integer("stop_after", self.stop_after, 0)
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
+        """Keep items in memory."""
+        kept = flows.cached(items, self.num_items, self.stop_after, opening.start, opening.num_skipped)
+        return run.counted(kept, self.describe())
+
+    def num_results(self, num_items: int) -> int | None:
+        """As many as asked for."""
+        return 0 if not num_items else self.stop_after
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"cache of {self.num_items}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Keeps the items of one rank."""
+
+    rank: int
+    world_size: int
+    is_equal: bool
+    counts = False
+
+    def __post_init__(self) -> None:
+        check_integer("world_size", self.world_size, 1)
+        check_integer("rank", self.rank, 0)
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank={self.rank} is too large for world_size={self.world_size}")
+
+    def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
+        """Leave items out on the thread that pulls."""
+        kept = flows.of_rank(items, self.rank, self.world_size, is_equal=self.is_equal)
+        return run.counted(kept, self.describe())
+
+    def num_results(self, num_items: int) -> int | None:
+        """Its share."""
+        rounds, rest = divmod(num_items, self.world_size)
+        return rounds + (not self.is_equal and rest > self.rank)
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"shard {self.rank} of {self.world_size}{', equal' if self.is_equal else ''}"
+
+
+def _is_something(value: Any) -> bool:
+    return value is not None

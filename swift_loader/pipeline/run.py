@@ -1,0 +1,146 @@
+"""One run of a pipeline: its stages, relays and event loop, from the first pull to `close`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from swift_loader.errors import WorkerStalled
+from swift_loader.executors.base import Executor
+from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.pipeline.failures import FailurePolicy
+from swift_loader.pipeline.filler import Filler
+from swift_loader.pipeline.items import Item, Place
+from swift_loader.pipeline.relay import Relay
+from swift_loader.pipeline.sources import SourceStates
+from swift_loader.pipeline.stage import Stage
+from swift_loader.pipeline.stats import StageStats, Tally
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.scheduler import SchedulerSettings
+
+__all__ = ["CLOSE_LIMIT_S", "Run"]
+
+CLOSE_LIMIT_S = 4.0
+"""How long `close` waits for threads in all. One that hangs in the user's code is left alone."""
+
+
+class Run:
+    """What runs for one iterator over a pipeline. One thread opens it; any thread may close it."""
+
+    def __init__(self, epoch: int, seed: int, event_loop: EventLoop) -> None:
+        self.epoch = epoch
+        """The first one."""
+        self.seed = seed
+        self._event_loop = event_loop
+        self._uses_loop = False
+        self.sources: list[SourceStates] = []
+        """Of each plain source, in the order of the pipeline."""
+        self.tally = Tally()
+        """Outlives the run."""
+        self._stages: list[Stage] = []
+        self._relays: list[Relay[Item]] = []
+        self._fillers: list[Filler] = []
+        self._closers: list[Callable[[], None]] = []
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop, which runs in a thread of its own until the run is closed."""
+        loop = self._event_loop.enter()
+        if self._uses_loop:
+            self._event_loop.leave(0)  # it counts once
+        self._uses_loop = True
+        return loop
+
+    def note_source(self) -> SourceStates:
+        """Return the states of another source."""
+        states = SourceStates()
+        self.sources.append(states)
+        return states
+
+    def note(self, name: str) -> StageStats:
+        """Return the counts of another stage."""
+        return self.tally.note(name)
+
+    def counted(self, items: Iterable[Item], name: str) -> Iterator[Item]:
+        """Pass items on, and count them as another stage's results."""
+        return _counted(items, self.note(name))
+
+    def stage(
+        self,
+        upstream: Iterator[Item],
+        executor: Executor,
+        settings: SchedulerSettings,
+        plan: PlanSettings,
+        policy: FailurePolicy,
+        close: Callable[[], None] = lambda: None,
+    ) -> Stage:
+        """Start a stage. `close` is called when the run is closed, before its threads are waited for."""
+        stage = Stage(upstream, executor, settings, plan, policy, self.note(policy.stage), self.epoch)
+        self.tally.policies.append(policy)
+        self._stages.append(stage)
+        self._closers.append(close)
+        return stage
+
+    def prefetched(self, upstream: Iterator[Item], num_items: int, timeout_s: float | None) -> Iterator[Item]:
+        """Pull ahead, in a thread. At most `num_items` wait for downstream."""
+        stats = self.note("prefetch")
+        relay: Relay[Item] = Relay(num_items, timeout_s=timeout_s, on_timeout=lambda: self._stalled(timeout_s))
+        filler = Filler(upstream, relay.put, relay.end, stats)
+        self._relays.append(relay)
+        self._fillers.append(filler)
+        filler.start()
+        return _counted(relay, stats)
+
+    def gathered(self, flows: list[Iterator[Item]], entry: Place) -> Iterator[Item]:
+        """Pull from all flows at the same time, in a thread each. Items come as they get ready."""
+        relay: Relay[Item] = Relay(2 * len(flows))
+        ending = _LastEnd(len(flows), relay.end)
+        self._relays.append(relay)
+        fillers = [Filler(flow, relay.put, ending, self.note("merge")) for flow in flows]
+        self._fillers += fillers
+        for filler in fillers:
+            filler.start()
+        for number, item in enumerate(relay, entry[0] + 1):
+            yield Item(item.value, ((number, *entry[1:]),))
+
+    def _stalled(self, timeout_s: float | None) -> WorkerStalled:
+        return WorkerStalled(f"no item came within timeout={timeout_s:g} s:\n{self.tally.describe()}")
+
+    def close(self) -> None:
+        """End all threads and processes. Idempotent. Any thread."""
+        deadline_s = time.monotonic() + CLOSE_LIMIT_S
+        for stop in (*self._closers, *(stage.stop for stage in self._stages), *(relay.close for relay in self._relays)):
+            stop()
+        if self._uses_loop:
+            self._uses_loop = False
+            self._event_loop.leave(max(0.0, deadline_s - time.monotonic()))  # first: a thread may wait for its items
+        for stage in self._stages:
+            stage.close(max(0.0, deadline_s - time.monotonic()))
+        for filler in self._fillers:
+            filler.join(max(0.0, deadline_s - time.monotonic()))
+
+    def __repr__(self) -> str:
+        return f"<Run of {len(self.tally.stats)} stages>"
+
+
+def _counted(items: Iterable[Item], stats: StageStats) -> Iterator[Item]:
+    for item in items:
+        stats.num_out += 1
+        yield item
+
+
+class _LastEnd:
+    """Tells of the end of several threads once: at the last one's, or at the first error."""
+
+    def __init__(self, num_left: int, end: Callable[[BaseException | None], None]) -> None:
+        self._num_left = num_left
+        self._end = end
+        self._lock = threading.Lock()
+
+    def __call__(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._num_left -= 1
+            is_last = not self._num_left
+        if error is not None or is_last:
+            self._end(error)

@@ -1,0 +1,183 @@
+"""A stage that works on several items at once: a scheduler and an executor over what comes from upstream.
+
+    upstream ──Filler──► Feed ──► Dispatcher (scheduler, executor) ──► results ──► downstream's thread
+
+The same scheduler as the loader's decides about order, limits and failures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from swift_loader.delivery.delivery import Delivery
+from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.executors.base import Executor
+from swift_loader.metrics import Metrics
+from swift_loader.notices import warn
+from swift_loader.pipeline.failures import FailurePolicy
+from swift_loader.pipeline.feed import Feed
+from swift_loader.pipeline.filler import Filler
+from swift_loader.pipeline.flows import beginning
+from swift_loader.pipeline.items import Item, Marker, Place
+from swift_loader.pipeline.jobs import Rest
+from swift_loader.pipeline.relay import Relay
+from swift_loader.pipeline.stats import StageStats
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.work import IndexWork
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """One function, at work on several items."""
+
+    def __init__(
+        self,
+        upstream: Iterator[Item],
+        executor: Executor,
+        settings: SchedulerSettings,
+        plan: PlanSettings,
+        policy: FailurePolicy,
+        stats: StageStats,
+        epoch: int,
+    ) -> None:
+        """Start the executor, and begin to pull from upstream.
+
+        Args:
+            upstream: What comes in. A thread of the stage uses it.
+            executor: Calls the function.
+            settings: How far ahead of downstream it may work, and in which order results come.
+            plan: What workers know about the items.
+            policy: What becomes of items that fail.
+            stats: Counts the items.
+            epoch: Of the first items.
+        """
+        limits = settings.limits
+        self._feed = Feed(max(1, limits.max_in_flight // 2), epoch)
+        self._notices: deque[str] = deque()
+        metrics = Metrics(enabled=False)
+        self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
+        self._policy = policy
+        self._stats = stats
+        self._filler = Filler(upstream, self._put, self._feed.end, stats)
+        self._dispatcher.start(tries_out=False, keeps_trial=False)
+        self._dispatcher.begin(self._feed, plan)
+        self._filler.start()
+
+    def _put(self, item: Item) -> bool:
+        if not self._feed.put(item):
+            return False
+        self._dispatcher.hand_out()
+        self._feed.ring()
+        return True
+
+    # Results, in the three forms in which jobs give them. One thread of downstream's iterates over one of these.
+
+    def results(self) -> Iterator[Item]:
+        """Return one result for each item. Blocks while there is none."""
+        for delivery, work in self._deliveries():
+            if work.indices is Marker.EPOCH_END:
+                yield Item(Marker.EPOCH_END, ())
+            else:
+                number, after = self._feed.finish(work)
+                if self._is_wanted(delivery, number):
+                    yield self._count(delivery.batch, after)
+
+    def all_results(self, start: Place, num_skipped: int) -> Iterator[Item]:
+        """Return all results of each item's generator, in order.
+
+        Args:
+            start: Where upstream began.
+            num_skipped: How many results of the first item are left out.
+        """
+        before = start
+        for delivery, work in self._deliveries():
+            if work.indices is Marker.EPOCH_END:
+                before = beginning(start)
+                yield Item(Marker.EPOCH_END, ())
+                continue
+            number, after = self._feed.finish(work)
+            if self._is_wanted(delivery, number):
+                for num_results, value in enumerate(self._poured(delivery.batch, number), 1):
+                    if num_results > num_skipped:
+                        yield self._count(value, (*before, num_results))
+            before, num_skipped = after, 0
+
+    def _poured(self, relay: Relay[Any], number: int) -> Iterator[Any]:
+        try:
+            yield from relay
+        except BaseException as error:
+            if relay.error is not error:  # thrown in by who iterates
+                raise
+            self._policy.note(number, error)
+
+    def any_results(self) -> Iterator[Item]:
+        """Return all results of all items' generators, as they come."""
+        num_results = 0
+        for delivery, work in self._deliveries():
+            if work.indices is Marker.EPOCH_END:
+                num_results = 0
+                yield Item(Marker.EPOCH_END, ())
+                continue
+            rest: Rest | None = delivery.batch
+            if rest is None or rest.is_over:
+                number, _ = self._feed.finish(work)
+                self._is_wanted(delivery, number)
+            else:
+                value, rest.value = rest.value, None
+                self._feed.put_back(work._replace(indices=rest))
+                self._dispatcher.hand_out()
+                num_results += 1
+                yield self._count(value, (num_results,))
+
+    def _is_wanted(self, delivery: Delivery, number: int) -> bool:
+        if delivery.error is None:
+            return True
+        self._policy.note(number, delivery.error)
+        return False
+
+    def _count(self, value: Any, after: Place) -> Item:
+        self._stats.num_out += 1
+        return Item(value, after)
+
+    def _deliveries(self) -> Iterator[tuple[Delivery, IndexWork]]:
+        """Return what the workers answer. Blocks while there is nothing.
+
+        Raises:
+            BaseException: The executor failed, or upstream's error, after all results.
+        """
+        feed, num_taken = self._feed, 0
+        while True:
+            delivery = self._dispatcher.next_batch()
+            while self._notices:
+                warn(self._notices.popleft())
+            if delivery.work is not None:
+                num_taken += 1
+                delivery.keep()
+                assert isinstance(delivery.work, IndexWork), "a feed hands out items"
+                yield delivery, delivery.work
+                del delivery
+            elif delivery.error is not None:
+                raise delivery.error
+            elif feed.is_over(num_taken):
+                if feed.relay.error is not None:
+                    raise feed.relay.error
+                return
+            else:
+                feed.wait(num_taken)
+
+    def stop(self) -> None:
+        """Let upstream's thread end. Any thread. Idempotent. Returns at once."""
+        self._feed.close()
+
+    def close(self, limit_s: float) -> None:
+        """End all threads and processes. Waits for upstream's thread at most `limit_s`. Idempotent."""
+        self.stop()
+        self._dispatcher.close()
+        self._filler.join(limit_s)
+
+    def __repr__(self) -> str:
+        return f"<Stage {self._stats.name!r}, {self._feed!r}, {self._dispatcher!r}>"

@@ -1,0 +1,72 @@
+"""Where a run of a pipeline is, as plain types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swift_loader.errors import StateMismatch
+from swift_loader.pipeline.items import Place
+
+__all__ = ["PipelineState"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """What a pipeline needs to continue."""
+
+    epoch: int
+    place: Place | None
+    """Of the next item; None: the beginning of the epoch."""
+    seed: int
+    sources: tuple[Any, ...] = ()
+    """For each source: (number of items, its own state) or None."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types, if the sources' states are."""
+        return {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "place": None if self.place is None else _as_lists(self.place),
+            "seed": self.seed,
+            "sources": [None if state is None else list(state) for state in self.sources],
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> PipelineState:
+        """Return a state that `to_dict` gave.
+
+        Raises:
+            TypeError: It isn't a dict.
+            StateMismatch: It isn't a state of a pipeline.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")
+        expected = {"version", "epoch", "place", "seed", "sources"}
+        if set(state) != expected:
+            raise StateMismatch(
+                f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
+            )
+        if state["version"] != VERSION:
+            raise StateMismatch(
+                f"the state has version {state['version']!r}; this swift_loader reads version {VERSION}"
+            )
+        epoch, seed = state["epoch"], state["seed"]
+        if not isinstance(epoch, int) or epoch < 0 or not isinstance(seed, int):
+            raise StateMismatch(
+                f"the state has epoch={epoch!r} and seed={seed!r}; both must be integers, the epoch from 0"
+            )
+        place = None if state["place"] is None else _as_tuples(state["place"])
+        sources = tuple(None if one is None else tuple(one) for one in state["sources"])
+        return cls(epoch, place, seed, sources)
+
+
+def _as_lists(place: Any) -> Any:
+    return [_as_lists(part) for part in place] if isinstance(place, tuple) else place
+
+
+def _as_tuples(place: Any) -> Any:
+    return tuple(_as_tuples(part) for part in place) if isinstance(place, (list, tuple)) else place

@@ -1,0 +1,365 @@
+"""Pipelines: what comes out, in which order, and what becomes of errors."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swift_loader import LoaderClosed, RemoteTraceback, TooManyErrors, WorkerStalled
+from swift_loader.pipeline import ItemFailure, Pipeline
+from tests.support import stage_functions as functions
+from tests.support.helpers import wait_until
+from tests.support.stage_functions import FUNCTIONS, AsyncNumbers, Numbers
+
+NUM = 60
+
+
+def flat(lists: Iterator[list[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_come_in_the_order_of_the_input(name: str, concurrency: int) -> None:
+    function, where, expected = FUNCTIONS[name]
+    pipeline = Pipeline(range(NUM)).map(function, concurrency=concurrency, on=where)
+    for _ in range(2):
+        assert list(pipeline) == flat(expected(number) for number in range(NUM))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_in_order_of_completion_all_results_come_once(name: str) -> None:
+    function, where, expected = FUNCTIONS[name]
+    pipeline = Pipeline(range(NUM)).map(function, concurrency=3, on=where, output_order="completion")
+    assert sorted(pipeline) == sorted(flat(expected(number) for number in range(NUM)))
+
+
+def test_a_slow_item_holds_nobody_up_in_order_of_completion() -> None:
+    released = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            released.wait(10)
+        return number
+
+    got: list[int] = []
+    for number in Pipeline(range(20)).map(work, concurrency=2, output_order="completion"):
+        got.append(number)
+        if len(got) == 10:
+            released.set()
+    assert sorted(got) == list(range(20))
+    assert 0 not in got[:10]
+
+
+@pytest.mark.parametrize("source", [range(NUM), Numbers(NUM), AsyncNumbers(NUM), list(range(NUM))], ids=repr)
+def test_any_iterable_is_a_source(source: Any) -> None:
+    pipeline = Pipeline(source).map(functions.plus_one, concurrency=2)
+    for _ in range(2):
+        assert list(pipeline) == list(range(1, NUM + 1))
+
+
+def test_stages_follow_each_other() -> None:
+    pipeline = (
+        Pipeline(range(NUM))
+        .map(functions.async_plus_one, concurrency=4)
+        .filter(lambda number: number % 2 == 0)
+        .map(functions.some, concurrency=2)
+        .batch(4)
+        .unbatch()
+        .map(lambda pair: pair[0], concurrency=2)
+        .batch(7, drop_last=True)
+        .prefetch(2)
+    )
+    numbers = flat([number] * (number % 3) for number in range(2, NUM + 1, 2))
+    assert list(pipeline) == [numbers[first : first + 7] for first in range(0, len(numbers) - 6, 7)]
+
+
+def test_arrays_come_from_processes_whole_and_stay() -> None:
+    kept = list(Pipeline(range(30)).map(functions.array_of, concurrency=2, on="process"))
+    for number, sample in enumerate(kept):
+        assert sample["id"] == number
+        assert np.array_equal(sample["pixels"], np.full((50, 40), number, np.uint8))
+
+
+def test_a_pipeline_is_not_changed_by_its_methods() -> None:
+    first = Pipeline(range(4))
+    second = first.map(functions.plus_one)
+    assert (list(first), list(second)) == ([0, 1, 2, 3], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("output_order", ["input", "completion"])
+def test_a_continuous_pipeline_ends_each_epoch_and_works_ahead(output_order: str) -> None:
+    pipeline = Pipeline(range(7), continuous=True).map(functions.uneven, concurrency=3, output_order=output_order)
+    with pipeline.batch(3).prefetch(1) as batches:
+        for _ in range(3):
+            got = list(batches)
+            assert [len(batch) for batch in got] == [3, 3, 1]
+            assert sorted(flat(iter(got))) == list(range(7))
+        for _ in batches:
+            break
+        assert sorted(flat(iter(batches))) == list(range(7))
+
+
+def test_pipelines_are_merged_and_mixed() -> None:
+    parts = [Pipeline([(size, number) for number in range(size)]) for size in (5, 2, 3)]
+    expected = sorted((size, number) for size in (5, 2, 3) for number in range(size))
+    merged = list(parts[0].merge(*parts[1:]))
+    assert [size for size, _ in merged] == [5, 2, 3, 5, 2, 3, 5, 3, 5, 5]
+    assert sorted(merged) == expected
+    assert sorted(parts[0].merge(*parts[1:], output_order="completion")) == expected
+    mixed = Pipeline.mix(parts, [1, 2, 3], seed=1)
+    assert sorted(mixed) == expected
+    assert len(mixed) == 10
+
+
+def test_ranks_share_a_plain_iterable() -> None:
+    parts = [list(Pipeline(Numbers(11)).shard(rank, 3)) for rank in range(3)]
+    assert parts == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    parts = [list(Pipeline(Numbers(11)).shard(rank, 3, equal=False)) for rank in range(3)]
+    assert parts == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
+
+
+def test_the_length_is_known_where_the_source_has_one() -> None:
+    pipeline = Pipeline(range(100)).map(functions.plus_one).shuffle(5)
+    assert len(pipeline.batch(7)) == 15
+    assert len(pipeline.batch(7, drop_last=True)) == 14
+    assert len(pipeline.shard(0, 3).batch(10)) == 4
+    for unknown in (Pipeline(Numbers(5)), pipeline.map(functions.some), pipeline.filter(bool), pipeline.unbatch()):
+        with pytest.raises(TypeError, match="isn't known"):
+            len(unknown)
+
+
+def test_draws_are_keyed_by_the_item() -> None:
+    def draws(where: str, concurrency: int) -> list[Any]:
+        return list(Pipeline(range(20), seed=4).map(functions.draw, concurrency=concurrency, on=where))
+
+    threads = draws("thread", 3)
+    assert threads == draws("thread", 1)
+    assert len({value for _, value in threads}) == 20
+    assert draws("process", 1) == draws("process", 2)
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["thread", "process", "loop"])
+def test_an_error_comes_at_its_item_and_stays(where: str) -> None:
+    function = functions.async_fails_at_five if where == "loop" else functions.fails_at_five
+    iterator = iter(Pipeline(range(NUM)).map(function, concurrency=3, on=where).batch(1))
+    assert [next(iterator) for _ in range(5)] == [[number] for number in range(5)]
+    for _ in range(2):
+        with pytest.raises(LookupError, match="number five") as caught:
+            next(iterator)
+    last: BaseException = caught.value
+    while last.__cause__ is not None:
+        last = last.__cause__
+    assert isinstance(last, RemoteTraceback)
+    assert "stage" in str(last)
+    assert "item 5" in str(last)
+
+
+@pytest.mark.parametrize("where", ["thread", "process", "loop"])
+def test_items_that_fail_are_left_out_and_reported(where: str) -> None:
+    function = functions.async_fails_at_five if where == "loop" else functions.fails_at_five
+    pipeline = Pipeline(range(10)).map(function, concurrency=2, on=where, on_error="skip", name="decode")
+    assert list(pipeline) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    report = pipeline.report()
+    (failure,) = report["failures"]
+    assert isinstance(failure, ItemFailure)
+    assert (failure.stage, failure.item, type(failure.exception)) == ("decode", 5, LookupError)
+    assert report["num_failures"] == 1
+
+
+@pytest.mark.parametrize("output_order", ["input", "completion"])
+def test_a_generator_that_fails_keeps_what_it_gave(output_order: str) -> None:
+    pipeline = Pipeline(range(8)).map(
+        functions.yields_then_fails, concurrency=2, on_error="skip", output_order=output_order
+    )
+    assert sorted(pipeline) == list(range(8))
+    assert pipeline.report()["num_failures"] == 1
+    with pytest.raises(LookupError, match="number five"):
+        list(Pipeline(range(8)).map(functions.yields_then_fails, concurrency=2, output_order=output_order))
+
+
+def test_too_many_failures_end_the_iteration() -> None:
+    def fail(number: int) -> int:
+        raise LookupError(str(number))
+
+    pipeline = Pipeline(range(10)).map(fail, on_error="skip", max_errors=2)
+    with pytest.raises(TooManyErrors, match=r"3 items failed in stage 'fail', more than max_errors=2") as caught:
+        list(pipeline)
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_an_error_of_the_source_comes_after_its_items() -> None:
+    def source() -> Iterator[int]:
+        yield from range(5)
+        raise LookupError("source")
+
+    got: list[int] = []
+    with pytest.raises(LookupError, match="source"):
+        got.extend(Pipeline(source()).map(functions.plus_one, concurrency=2).prefetch(2))
+    assert got == [1, 2, 3, 4, 5]
+
+
+def test_a_stop_iteration_of_a_function_is_an_error() -> None:
+    def stop(number: int) -> int:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(Pipeline(range(3)).map(stop))
+
+
+@pytest.mark.filterwarnings("ignore:.*is replaced:swift_loader.SwiftLoaderWarning")
+def test_a_process_that_dies_is_replaced_and_its_items_are_done_again(tmp_path: Path) -> None:
+    pipeline = Pipeline(range(40)).map(functions.DiesOnce(tmp_path, at=17), concurrency=2, on="process")
+    assert list(pipeline) == list(range(40))
+    assert (tmp_path / "died").exists()
+
+
+# Ends -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", range(8))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_leaving_the_loop_at_any_position_leaves_nothing_behind(name: str, position: int) -> None:
+    function, where, _ = FUNCTIONS[name]
+    if where == "process" and position % 3:
+        return  # a start takes a while
+    pipeline = Pipeline(range(NUM)).map(function, concurrency=2, on=where).batch(2).prefetch(2)
+    for number, _ in enumerate(pipeline):
+        if number == position:
+            break
+
+
+def test_a_closed_pipeline_says_so_and_can_be_iterated_over_again() -> None:
+    pipeline = Pipeline(range(9)).map(functions.plus_one, concurrency=2)
+    iterator = iter(pipeline)
+    next(iterator)
+    pipeline.close()
+    with pytest.raises(LoaderClosed, match="iterate over it again"):
+        next(iterator)
+    assert list(pipeline) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("where", ["source", "thread", "coroutine"])
+def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str) -> None:
+    released = threading.Event()
+
+    def hang(number: int) -> int:
+        if number == 3:
+            released.wait(20)
+        return number
+
+    async def async_hang(number: int) -> int:
+        import asyncio
+
+        if number == 3:
+            await asyncio.sleep(20)
+        return number
+
+    def source() -> Iterator[int]:
+        for number in range(10):
+            yield hang(number)
+
+    pipeline = {
+        "source": lambda: Pipeline(source()).map(functions.plus_one),
+        "thread": lambda: Pipeline(range(10)).map(hang, concurrency=2),
+        "coroutine": lambda: Pipeline(range(10)).map(async_hang, concurrency=2),
+    }[where]()
+    began_s = time.monotonic()
+    with pytest.raises(WorkerStalled, match=r"no item came within timeout=0.2 s:(.|\n)*waiting for input"):
+        list(pipeline.prefetch(2, timeout=0.2))
+    assert time.monotonic() - began_s < 10
+    before = threading.active_count()
+    released.set()
+    if where != "coroutine":  # it was cancelled
+        wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
+
+
+def test_a_call_that_takes_too_long_is_named_with_its_stack() -> None:
+    released = threading.Event()
+
+    def decode(number: int) -> int:
+        if number == 3:
+            released.wait(20)
+        return number
+
+    with pytest.raises(WorkerStalled, match=r"stage 'decode', item 3, has taken(.|\n)*in decode"):
+        list(Pipeline(range(10)).map(decode, concurrency=2, timeout=0.2))
+    before = threading.active_count()
+    released.set()
+    wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
+
+
+def test_memory_is_bounded_by_back_pressure() -> None:
+    pulled: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(10_000):
+            pulled.append(number)
+            yield number
+
+    iterator = iter(Pipeline(source()).map(functions.plus_one, concurrency=4).batch(2).prefetch(3))
+    next(iterator)
+    time.sleep(0.1)  # to pull as much as it will
+    assert len(pulled) < 40
+    del iterator
+
+
+def test_the_graph_is_shown_and_what_it_does() -> None:
+    pipeline = Pipeline(range(9)).map(functions.plus_one, concurrency=2).shuffle(4).batch(2).prefetch(1)
+    assert repr(pipeline).split("\n") == [
+        "Pipeline",
+        "  source range",
+        "  map plus_one, 2 threads, in order of input",
+        "  shuffle, buffer of 4",
+        "  batch 2",
+        "  prefetch 1",
+    ]
+    iterator = iter(pipeline)
+    next(iterator)
+    assert "plus_one" in repr(pipeline)
+    assert "out, " in repr(pipeline)
+    list(iterator)
+    assert [stage["items_out"] for stage in pipeline.report()["stages"]] == [9, 9, 9, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"concurrency": 0}, ValueError, "concurrency=0 is too small"),
+        ({"on": "gpu"}, ValueError, "on='gpu'"),
+        ({"on": "loop"}, ValueError, "can't run a function"),
+        ({"output_order": "any"}, ValueError, "output_order='any'"),
+        ({"on_error": "ignore"}, ValueError, "on_error='ignore'"),
+        ({"max_errors": 3}, ValueError, "no effect with on_error='raise'"),
+        ({"timeout": -1}, ValueError, "timeout=-1"),
+        ({"buffer_size": -1}, ValueError, "buffer_size=-1"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        Pipeline(range(3)).map(functions.plus_one, **arguments)
+
+
+def test_wrong_sources_and_sizes_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="the source is a int"):
+        Pipeline(5)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        Pipeline([]).batch(0)
+    with pytest.raises(ValueError, match="can't run a coroutine"):
+        Pipeline([]).map(functions.async_plus_one, on="process")
+    with pytest.raises(ValueError, match="continuous pipeline can't be merged"):
+        Pipeline([], continuous=True).merge(Pipeline([]))
+    with pytest.raises(ValueError, match="positive number for each of 1"):
+        Pipeline.mix([Pipeline([])], [0])
+    with pytest.raises(ValueError, match="no pipelines"):
+        Pipeline.mix([])

@@ -1,0 +1,184 @@
+"""Chains of stops of a pipeline: the parts together are exactly a run that isn't stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swift_loader import DataLoader, StateMismatch
+from swift_loader.pipeline import Pipeline, StageLoader
+from tests.support import stage_functions as functions
+from tests.support.helpers import slow
+from tests.support.stage_functions import AsyncNumbers, Counted, Numbers
+
+NUM_STOPS = 50
+NUM_EPOCHS = 3
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "index": lambda: range(80),
+    "state": lambda: Counted(80),
+    "counting": lambda: Numbers(80),
+    "async": lambda: AsyncNumbers(80),
+    "DataLoader": lambda: DataLoader(range(80), shuffle=True, generator=_generator()),  # type: ignore[arg-type]
+}
+
+GRAPHS: dict[str, Callable[[Pipeline], Pipeline]] = {
+    "threads": lambda source: source.map(functions.uneven, concurrency=3).batch(4).prefetch(2),
+    "coroutines": lambda source: source.map(functions.async_plus_one, concurrency=3),
+    "draws": lambda source: source.shuffle(9).map(functions.draw, concurrency=3).batch(3),
+    "generator": lambda source: source.map(functions.some, concurrency=3).batch(5),
+    "async generator": lambda source: source.map(functions.async_some, concurrency=3).prefetch(2),
+    "lists": lambda source: source.batch(7).unbatch().shuffle(5).filter(lambda number: number % 3 > 0).batch(2),
+    "two generators": lambda source: (
+        source.map(functions.some, concurrency=2).map(lambda pair: pair[0]).map(functions.some, concurrency=2)
+    ),
+    "rank": lambda source: source.shard(1, 3).batch(2),
+    "merge": lambda source: source.merge(Pipeline(range(100, 120)).map(functions.some)).batch(3),
+    "mix": lambda source: Pipeline.mix([source, Pipeline(range(100, 120)).shuffle(4)], [2, 1], seed=3).batch(3),
+    "cache": lambda source: source.cache(20, stop_after=70).batch(4),
+}
+
+
+def _generator() -> Any:
+    import torch
+
+    return torch.Generator().manual_seed(5)
+
+
+def run_in_parts(make: Callable[[], Any], num_stops: int, seed: int) -> list[list[Any]]:
+    """Run some epochs with stops between random items. Each part has a pipeline of its own."""
+    draws = random.Random(seed)
+    epochs: list[list[Any]] = [[]]
+    state: dict[str, Any] | None = None
+    length = 0
+    while len(epochs) <= NUM_EPOCHS:
+        pipeline = make()
+        if state is not None:
+            pipeline.load_state_dict(state)
+        limit = draws.randrange(length // (num_stops // NUM_EPOCHS + 1) * 2 + 2) if length else -1
+        is_over = True
+        for number, item in enumerate(pipeline):
+            epochs[-1].append(item)
+            if number == limit:
+                is_over = False
+                break
+        state = json.loads(json.dumps(pipeline.state_dict()))
+        length = max(length, len(epochs[-1]))
+        if is_over:
+            epochs.append([])
+    return epochs[:NUM_EPOCHS]
+
+
+def whole(make: Callable[[], Any]) -> list[list[Any]]:
+    pipeline = make()
+    return [list(pipeline) for _ in range(NUM_EPOCHS)]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_pipeline_continues_after_many_stops(graph: str) -> None:
+    def make() -> Pipeline:
+        return GRAPHS[graph](Pipeline(range(80), seed=11))
+
+    assert run_in_parts(make, NUM_STOPS, 1) == whole(make)
+
+
+@pytest.mark.parametrize("source", ["state", "counting", "async"])
+@pytest.mark.parametrize("graph", ["lists", slow("threads"), slow("draws"), slow("generator"), slow("mix")])
+def test_any_source_continues(source: str, graph: str) -> None:
+    def make() -> Pipeline:
+        return GRAPHS[graph](Pipeline(SOURCES[source](), seed=11))
+
+    assert run_in_parts(make, NUM_STOPS, 2) == whole(make)
+
+
+@pytest.mark.parametrize("output_order", ["input", slow("completion")])
+def test_processes_continue_with_the_same_draws(output_order: str) -> None:
+    def make() -> Pipeline:
+        mapped = Pipeline(range(30), seed=2).map(functions.draw, concurrency=2, on="process", output_order=output_order)
+        return mapped.batch(4)
+
+    if output_order == "input":
+        assert run_in_parts(make, 6, 3) == whole(make)
+    else:
+        first, second = whole(make)[:2]
+        assert sorted(first) != sorted(second)
+
+
+def test_a_stage_loader_in_order_continues() -> None:
+    def make() -> StageLoader:
+        return StageLoader(range(50), preprocessor=functions.uneven, batch_size=4, aggregator=sum, output_order="input")
+
+    assert run_in_parts(make, NUM_STOPS, 4) == whole(make)
+
+
+def test_a_source_with_a_state_is_not_pulled_from_the_beginning() -> None:
+    pipeline = Pipeline(Counted(1000)).map(functions.plus_one, concurrency=2)
+    iterator = iter(pipeline)
+    assert [next(iterator) for _ in range(700)] == list(range(1, 701))
+    state = pipeline.state_dict()
+    del iterator
+    source = Counted(1000)
+    other = Pipeline(source).map(functions.plus_one, concurrency=2)
+    other.load_state_dict(state)
+    assert list(other) == list(range(701, 1001))
+    assert source.num_pulled < 350
+
+
+def test_a_sequence_is_not_pulled_from_the_beginning() -> None:
+    pipeline = Pipeline(range(10**9)).map(functions.plus_one)
+    pipeline.load_state_dict({"version": 1, "epoch": 4, "place": [10**9 - 2], "seed": 1, "sources": [None]})
+    assert list(pipeline) == [10**9 - 1, 10**9]
+    assert pipeline.state_dict()["epoch"] == 5
+
+
+def test_a_loader_is_a_source() -> None:
+    pipeline = Pipeline(DataLoader(list(range(20)), batch_size=4)).map(lambda batch: batch.tolist())  # type: ignore[arg-type]
+    assert list(pipeline) == [list(range(first, first + 4)) for first in range(0, 20, 4)]
+
+
+def test_set_epoch_after_loading_keeps_the_place_of_the_saved_epoch_only() -> None:
+    pipeline = Pipeline(range(10), seed=1).shuffle(4)
+    epochs = [list(pipeline) for _ in range(3)]
+    pipeline.set_epoch(1)
+    iterator = iter(pipeline)
+    assert [next(iterator) for _ in range(3)] == epochs[1][:3]
+    state = pipeline.state_dict()
+    pipeline.load_state_dict(state)
+    pipeline.set_epoch(1)
+    assert list(pipeline) == epochs[1][3:]
+    pipeline.load_state_dict(state)
+    pipeline.set_epoch(2)
+    assert list(pipeline) == epochs[2]
+
+
+def test_in_order_of_completion_a_state_is_had_between_epochs_only() -> None:
+    pipeline = Pipeline(range(9)).map(functions.plus_one, concurrency=2, output_order="completion")
+    assert pipeline.state_dict()["epoch"] == 0
+    iterator = iter(pipeline)
+    next(iterator)
+    with pytest.raises(StateMismatch, match="output_order='completion'"):
+        pipeline.state_dict()
+    list(iterator)
+    state = pipeline.state_dict()
+    assert (state["epoch"], state["place"]) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"place": [3, 1]}, "0 stages that count"),
+        ({"place": [-1]}, "must be a count"),
+        ({"place": [3], "sources": [[3, {}]]}, "no load_state_dict"),
+        ({"seed": 99}, "seed=99"),
+    ],
+)
+def test_a_state_of_another_pipeline_is_refused(state: dict[str, Any], told: str) -> None:
+    pipeline = Pipeline(range(9), seed=1)
+    before = pipeline.state_dict()
+    with pytest.raises(StateMismatch, match=told):
+        pipeline.load_state_dict({**before, **state})
+    assert pipeline.state_dict() == before

@@ -1,0 +1,222 @@
+"""StageLoader's parameters and what they do; beside SPDL's DataLoader where that is installed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from swift_loader.pipeline import StageLoader
+from tests.support import stage_functions as functions
+from tests.support.stage_functions import AsyncNumbers, Numbers
+
+try:
+    from spdl.dataloader import DataLoader as SpdlLoader
+except ImportError:
+    SpdlLoader = None
+
+CLASSES = [
+    pytest.param(StageLoader, id="swift_loader"),
+    pytest.param(SpdlLoader, id="spdl", marks=pytest.mark.skipif(SpdlLoader is None, reason="SPDL isn't installed")),
+]
+
+both = pytest.mark.parametrize("loader_class", CLASSES)
+
+
+@both
+@pytest.mark.parametrize("source", [list(range(9)), Numbers(9), AsyncNumbers(9)], ids=["list", "iterable", "async"])
+def test_src_is_any_iterable_or_async_iterable(loader_class: Any, source: Any) -> None:
+    assert sorted(loader_class(source)) == list(range(9))
+
+
+@both
+@pytest.mark.parametrize("output_order", ["input", "completion"])
+def test_preprocessor_is_a_function_or_coroutine(loader_class: Any, output_order: str) -> None:
+    for function in (functions.plus_one, functions.async_plus_one):
+        got = list(loader_class(range(30), preprocessor=function, output_order=output_order))
+        assert (got if output_order == "input" else sorted(got)) == list(range(1, 31))
+
+
+@both
+def test_preprocessor_is_a_generator_or_async_generator(loader_class: Any) -> None:
+    expected = sorted(pair for number in range(30) for pair in functions.some(number))
+    for function in (functions.some, functions.async_some):
+        assert sorted(loader_class(range(30), preprocessor=function)) == expected
+
+
+@both
+def test_preprocessor_is_a_dict_to_look_items_up(loader_class: Any) -> None:
+    assert sorted(loader_class(["a", "b"], preprocessor={"a": 1, "b": 2})) == [1, 2]
+
+
+@both
+def test_a_result_that_is_none_is_left_out(loader_class: Any) -> None:
+    def odd(number: int) -> int | None:
+        return number if number % 2 else None
+
+    loader = loader_class(range(9), preprocessor=odd, batch_size=2, aggregator=sum, output_order="input")
+    assert list(loader) == [4, 12]
+
+
+@both
+def test_batch_size_makes_lists(loader_class: Any) -> None:
+    assert list(loader_class(range(7), batch_size=3)) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@both
+def test_drop_last_leaves_the_rest_out(loader_class: Any) -> None:
+    assert list(loader_class(range(7), batch_size=3, drop_last=True)) == [[0, 1, 2], [3, 4, 5]]
+
+
+@both
+def test_aggregator_gets_lists(loader_class: Any) -> None:
+    async def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    for aggregator in (sum, total):
+        assert sorted(loader_class(range(6), batch_size=3, aggregator=aggregator)) == [3, 12]
+
+
+@both
+def test_aggregator_without_batch_size_gets_items(loader_class: Any) -> None:
+    assert sorted(loader_class(range(3), aggregator=functions.plus_one)) == [1, 2, 3]
+
+
+@both
+def test_transfer_fn_runs_alone_and_in_one_thread(loader_class: Any) -> None:
+    threads: set[int] = set()
+    running = threading.Semaphore(1)
+
+    def transfer(number: int) -> int:
+        assert running.acquire(blocking=False)
+        threads.add(threading.get_ident())
+        time.sleep(0.001)
+        running.release()
+        return -number
+
+    got = list(loader_class(range(20), preprocessor=functions.plus_one, transfer_fn=transfer, output_order="input"))
+    assert got == [-number for number in range(1, 21)]
+    assert threads.isdisjoint({threading.get_ident()})
+    if loader_class is StageLoader:
+        assert len(threads) == 1
+
+
+@both
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_num_threads_run_at_the_same_time(loader_class: Any, num_threads: int) -> None:
+    running = most = 0
+    lock = threading.Lock()
+
+    def work(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)
+        with lock:
+            running -= 1
+        return number
+
+    assert sorted(loader_class(range(30), preprocessor=work, num_threads=num_threads)) == list(range(30))
+    assert most == num_threads
+
+
+@both
+def test_buffer_size_bounds_what_is_pulled_ahead(loader_class: Any) -> None:
+    pulled: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(10_000):
+            pulled.append(number)
+            yield number
+
+    iterator = iter(loader_class(source(), preprocessor=functions.plus_one, buffer_size=2, num_threads=2))
+    next(iterator)
+    time.sleep(0.2)  # to pull as much as it will
+    assert len(pulled) < 40
+    del iterator
+
+
+@both
+def test_timeout_limits_the_wait_for_an_item(loader_class: Any) -> None:
+    released = threading.Event()
+
+    def hang(number: int) -> int:
+        if number == 2:
+            released.wait(20)
+        return number
+
+    loader = loader_class(range(5), preprocessor=hang, num_threads=1, timeout=0.3)
+    threading.Timer(1.0, released.set).start()
+    with pytest.raises(TimeoutError):
+        list(loader)
+
+
+@both
+def test_output_order_input_keeps_the_order_of_the_source(loader_class: Any) -> None:
+    loader = loader_class(range(40), preprocessor=functions.uneven, num_threads=4, output_order="input")
+    assert list(loader) == list(range(40))
+
+
+@both
+def test_each_iteration_goes_through_the_source_again(loader_class: Any) -> None:
+    loader = loader_class([3, 4], preprocessor=functions.plus_one, output_order="input")
+    assert [list(loader) for _ in range(3)] == [[4, 5]] * 3
+
+
+@both
+def test_leaving_the_loop_ends_everything(loader_class: Any) -> None:
+    loader = loader_class(range(100), preprocessor=functions.plus_one)
+    for _ in loader:
+        break
+
+
+@pytest.mark.parametrize("stage", ["preprocessor", "aggregator", "transfer_fn"])
+def test_nothing_is_dropped_silently(stage: str) -> None:
+    def fail(value: Any) -> Any:
+        raise LookupError(stage)
+
+    options: dict[str, Any] = {"batch_size": 2, stage: fail}
+    loader = StageLoader(range(6), **options)
+    with pytest.raises(LookupError, match=stage):
+        list(loader)
+
+
+def test_items_that_fail_are_left_out_on_request() -> None:
+    loader = StageLoader(range(10), preprocessor=functions.fails_at_five, on_error="skip", output_order="input")
+    assert list(loader) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert loader.report()["num_failures"] == 1
+
+
+def test_len_counts_batches() -> None:
+    assert len(StageLoader(range(10), preprocessor=functions.plus_one, batch_size=4, aggregator=sum)) == 3
+    with pytest.raises(TypeError, match="isn't known"):
+        len(StageLoader(Numbers(10)))
+
+
+def test_wrong_arguments_are_refused() -> None:
+    async def transfer(value: Any) -> Any:
+        return value
+
+    async def stream(value: Any) -> AsyncIterator[Any]:
+        yield value
+
+    for wrong in (transfer, stream):
+        with pytest.raises(TypeError, match="must be a plain function"):
+            StageLoader([], transfer_fn=wrong)
+    with pytest.raises(ValueError, match="num_threads=0"):
+        StageLoader([], num_threads=0)
+    with pytest.raises(ValueError, match="buffer_size=0"):
+        StageLoader([], buffer_size=0)
+    with pytest.raises(ValueError, match="output_order='random'"):
+        StageLoader([], output_order="random")
+    with pytest.raises(TypeError, match="threads"):
+        StageLoader([], threads=3)  # type: ignore[call-arg]
+
+
+def test_it_shows_its_stages() -> None:
+    loader = StageLoader(range(4), preprocessor=functions.plus_one, batch_size=2)
+    assert repr(loader).startswith("StageLoader\n  source range\n  map plus_one, 8 threads")

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_loader.pipeline import flows
+from swift_loader.pipeline.items import Item, Marker, Place
+
+END = Item(Marker.EPOCH_END, ())
+
+Flow = Callable[[Iterator[Item], Place, int], Iterator[Item]]
+
+
+def items(num: int, start: int = 0) -> Iterator[Item]:
+    """Return items of a source: their numbers."""
+    return (Item(number, (number + 1,)) for number in range(start, num))
+
+
+def marked(which: int, source: Iterator[Item]) -> Iterator[Item]:
+    """Return the items with the number of their flow."""
+    return (Item((which, item.value), item.after) for item in source)
+
+
+def values(flow: Iterator[Item]) -> list[Any]:
+    return [item.value for item in flow if item.value is not Marker.EPOCH_END]
+
+
+def chunks(source: Iterator[Item]) -> Iterator[Item]:
+    """Return an item of `number % 4` elements for each."""
+    return (Item([item.value] * (item.value % 4), item.after) for item in source)
+
+
+COUNTING: dict[str, Flow] = {
+    "unbatch": lambda source, start, skipped: flows.unbatched(chunks(source), start, skipped),
+    "shuffle": lambda source, start, skipped: flows.shuffled(source, 5, lambda epoch: epoch, 3, start, skipped),
+    "cache": lambda source, start, skipped: flows.cached(source, 7, 30, start, skipped),
+}
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.booleans())
+def test_batches_hold_all_items_in_order(num: int, batch_size: int, drop_last: bool) -> None:
+    batches = list(flows.batched(items(num), batch_size, drop_last=drop_last))
+    kept = num - num % batch_size if drop_last else num
+    assert [number for batch in batches for number in batch.value] == list(range(kept))
+    assert all(len(batch.value) == batch_size for batch in batches[:-1])
+    assert [batch.after for batch in batches] == [(batch.value[-1] + 1,) for batch in batches]
+
+
+def test_a_batch_does_not_reach_over_the_end_of_an_epoch() -> None:
+    source = [*items(5), END, *items(2)]
+    assert [batch.value for batch in flows.batched(source, 2, drop_last=False)] == [
+        *([0, 1], [2, 3], [4]),
+        *(Marker.EPOCH_END, [0, 1]),
+    ]
+
+
+@given(st.integers(0, 60), st.data())
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_counting_flow_continues_at_each_place(name: str, num: int, data: st.DataObject) -> None:
+    whole = list(COUNTING[name](items(num), (0,), 0))
+    assert len({item.after for item in whole}) == len(whole)
+    if whole:
+        cut = data.draw(st.integers(0, len(whole) - 1))
+        start, skipped = whole[cut].after
+        rest = COUNTING[name](items(num, start), (start,), skipped)
+        assert list(rest) == whole[cut + 1 :]
+
+
+@given(st.integers(0, 60), st.integers(1, 80))
+def test_a_shuffle_gives_each_item_once_and_none_too_early(num: int, buffer_size: int) -> None:
+    got = values(flows.shuffled(items(num), buffer_size, lambda epoch: epoch, 0, (0,), 0))
+    assert sorted(got) == list(range(num))
+    assert all(value <= position + buffer_size for position, value in enumerate(got))
+
+
+def test_a_shuffle_differs_from_epoch_to_epoch() -> None:
+    source = [*items(50), END, *items(50), END]
+    flow = list(flows.shuffled(iter(source), 20, lambda epoch: epoch, 0, (0,), 0))
+    cut = flow.index(END)
+    first, second = values(iter(flow[:cut])), values(iter(flow[cut:]))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+    again = values(flows.shuffled(items(50), 20, lambda epoch: epoch, 1, (0,), 0))
+    assert again == second
+
+
+@given(st.integers(0, 60), st.integers(1, 7), st.booleans())
+def test_ranks_share_the_items(num: int, world_size: int, is_equal: bool) -> None:
+    parts = [values(flows.of_rank(items(num), rank, world_size, is_equal=is_equal)) for rank in range(world_size)]
+    kept = num - num % world_size if is_equal else num
+    assert parts == [list(range(rank, kept, world_size)) for rank in range(world_size)]
+
+
+@given(st.integers(1, 50), st.integers(1, 5), st.data())
+def test_a_rank_continues_at_each_place(num: int, world_size: int, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, world_size - 1))
+    whole = list(flows.of_rank(items(num), rank, world_size, is_equal=True))
+    if whole:
+        cut = data.draw(st.integers(0, len(whole) - 1))
+        (start,) = whole[cut].after
+        assert list(flows.of_rank(items(num, start), rank, world_size, is_equal=True)) == whole[cut + 1 :]
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.booleans(), st.data())
+def test_joined_flows_give_everything_once_and_continue_at_each_place(
+    sizes: list[int], is_mixed: bool, data: st.DataObject
+) -> None:
+    def joined(places: list[Place], turn: int, num_before: int) -> Iterator[Item]:
+        parts = [
+            marked(which, items(size, place[0])) if place else None
+            for which, (size, place) in enumerate(zip(sizes, places, strict=True))
+        ]
+        weights = [1.0 + number for number in range(len(sizes))]
+        if is_mixed:
+            return flows.mixed(parts, weights, 5, places, num_before)
+        return flows.in_turn(parts, places, turn, num_before)
+
+    whole = list(joined([(0,)] * len(sizes), 0, 0))
+    assert Counter(values(iter(whole))) == Counter((which, n) for which, size in enumerate(sizes) for n in range(size))
+    if whole:
+        cut = data.draw(st.integers(0, len(whole) - 1))
+        ((number, turn, *places),) = whole[cut].after
+        assert number == cut + 1
+        assert list(joined(places, turn, number)) == whole[cut + 1 :]
+
+
+def test_in_turn_skips_what_has_ended() -> None:
+    parts: list[Iterator[Item] | None] = [items(3), items(1), items(2)]
+    assert values(flows.in_turn(parts, [(0,)] * 3, 0, 0)) == [0, 0, 0, 1, 1, 2]
+
+
+def test_a_mix_follows_the_weights() -> None:
+    parts: list[Iterator[Item] | None] = [marked(which, items(4000)) for which in range(2)]
+    chosen = [item.value[0] for item in itertools.islice(flows.mixed(parts, [3.0, 1.0], 1, [(0,)] * 2, 0), 4000)]
+    assert 0.72 < chosen.count(0) / 4000 < 0.78
+
+
+def test_a_filter_keeps_the_end_of_an_epoch() -> None:
+    assert list(flows.filtered([*items(3), END], lambda value: value == 1)) == [Item(1, (2,)), END]
+
+
+def test_a_cache_pulls_no_more_than_it_keeps() -> None:
+    source = items(100)
+    assert values(flows.cached(source, 3, 8, (0,), 0)) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert next(source).value == 3
+    assert values(flows.cached(iter(()), 3, None, (0,), 0)) == []
