@@ -1,4 +1,4 @@
-"""Draws the chart of the throughput benchmark: each case as a multiple of torch's figure."""
+"""Draws the charts of the benchmarks: each case as a multiple of another system's figure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ _ROW_HEIGHT_INCHES = 0.72
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One case, as multiples of torch's figure. More is better."""
+    """One case, as multiples of the other system's figure. More is better."""
 
     title: str
     swift: float
     ideal: float | None
 
 
-def draw_chart(path: str | os.PathLike[str], rows: Sequence[Bars], subtitle: str) -> None:
-    """Write the chart. The file's suffix chooses the format."""
+def draw_chart(
+    path: str | os.PathLike[str],
+    rows: Sequence[Bars],
+    subtitle: str,
+    *,
+    other: str = "torch's DataLoader, two workers each",
+) -> None:
+    """Write the chart. The file's suffix chooses the format. `other` is the system whose figures are 1."""
     plt = new_pyplot()
     figure, axes = plt.subplots(figsize=(9, 1.5 + _ROW_HEIGHT_INCHES * len(rows)), facecolor="white")
     axes.set_axisbelow(True)
@@ -38,10 +44,8 @@ def draw_chart(path: str | os.PathLike[str], rows: Sequence[Bars], subtitle: str
             _draw_bar(axes, place + half, row.ideal, "ideal")
     axes.axvline(1, color=COLOURS["torch"], linewidth=1.5, zorder=3)
     _dress_axes(axes, rows)
-    _add_legend(axes)
-    axes.set_title(
-        "Times torch's DataLoader, two workers each (log scale, more is better)", loc="left", fontsize=12, pad=20
-    )
+    _add_legend(axes, other.split(",", maxsplit=1)[0], has_ideal=any(row.ideal is not None for row in rows))
+    axes.set_title(f"Times {other} (log scale, more is better)", loc="left", fontsize=12, pad=20)
     axes.text(0, 1, subtitle, transform=axes.transAxes, va="bottom", fontsize=8, color="#5b6470")
     save_chart(figure, path)
     plt.close(figure)
@@ -65,7 +69,7 @@ def save_chart(figure, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_bar(axes, place: float, ratio: float, system: str) -> None:
-    """Draw a bar from 1, which is torch, to the ratio."""
+    """Draw a bar from 1, which is the other system, to the ratio."""
     axes.barh(place, ratio - 1, left=1, height=_BAR_HEIGHT, color=COLOURS[system], zorder=2)
     label = f"{ratio:.{1 if ratio >= 10 else 2}f}{_TIMES}"
     axes.annotate(
@@ -88,13 +92,15 @@ def _dress_axes(axes, rows: Sequence[Bars]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _add_legend(axes) -> None:
+def _add_legend(axes, other: str, *, has_ideal: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries = [
         Patch(color=COLOURS["swift_loader"], label="swift_loader"),
-        Patch(color=COLOURS["ideal"], label="ideal: fetch and collate, nothing sent"),
-        Line2D([], [], color=COLOURS["torch"], linewidth=1.5, label="torch = 1"),
+        *([Patch(color=COLOURS["ideal"], label="ideal: fetch and collate, nothing sent")] if has_ideal else []),
+        Line2D([], [], color=COLOURS["torch"], linewidth=1.5, label=f"{other} = 1"),
     ]
-    axes.legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, frameon=False, fontsize=9)
+    axes.legend(
+        handles=entries, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(entries), frameon=False, fontsize=9
+    )
