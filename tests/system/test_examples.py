@@ -269,3 +269,25 @@ def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) ->
     (result,) = run_examples(tmp_path, f"fabric_example.py --epochs 1 --mnist {tmp_path}", needs=("lightning",))
 
     assert "of 33 digits" in result
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "stop", "begins"),
+    [
+        ("stages_images.py", ("PIL", "skimage"), "5", "mean colour of 320 images"),
+        ("stages_speech.py", ("fsspec", "aiohttp"), "77", "accuracy 9"),
+    ],
+)
+def test_stages_that_are_stopped_and_resumed_give_the_same_result(
+    name: str, needs: tuple[str, ...], stop: str, begins: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    whole = run_example(tmp_path, name, needs=needs)
+    first = run_example(tmp_path, name, "--save", saved, "--stop-after", stop, needs=needs)
+    rest = run_example(tmp_path, name, "--resume", saved, needs=needs)
+    for run in (whole, first, rest):
+        assert run.returncode == 0, run.stderr
+    result = whole.stdout.splitlines()[-1]
+    assert result.startswith(begins)
+    assert rest.stdout.splitlines()[-1] == result
+    assert first.stdout.splitlines()[-1] != result
