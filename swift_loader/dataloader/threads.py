@@ -1,7 +1,8 @@
 """What a DataLoader with worker threads can't do, and which of its datasets the threads share.
 
 torch's `get_worker_info()` answers for the whole process, so in a thread it returns None. A map-style dataset doesn't
-need it for its samples. A stream needs it to give each worker its share.
+need it for its samples. A stream needs it to give each worker its share. The loader can't share it out to threads
+either: they share the global generators, so a stream that draws would differ from thread to thread.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ def check_threads(loader: DataLoader[Any]) -> None:
         raise ValueError(
             f"worker_type='thread' doesn't work with a DataPipe, which is shared out to processes; give {instead}"
         )
-    is_shared = bool(getattr(loader, "shard_stream", None))
-    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1 and not is_shared:
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
         raise ValueError(
             f"num_workers={loader.num_workers} doesn't work with worker_type='thread' and an IterableDataset because "
-            f"torch's get_worker_info() can't tell threads apart, so each would give all samples; give num_workers=1, "
-            f"shard_stream=True or {instead}"
+            f"torch's get_worker_info() can't tell threads apart, and a stream that draws from the global generators "
+            f"would differ from thread to thread; give num_workers=1 or {instead}"
         )
     if has_init_of_user(loader):
         raise ValueError(

@@ -67,13 +67,15 @@ def test_the_batches_are_those_without_workers(dataset: Any, options: dict[str, 
         assert batches(loader) == batches(expected)
 
 
-def test_threads_share_a_stream() -> None:
-    loader = DataLoader(Everything(NUM_SAMPLES), 4, num_workers=3, worker_type="thread", shard_stream=True)
+def test_a_thread_gives_all_of_a_stream_and_several_are_refused() -> None:
+    loader = DataLoader(Everything(NUM_SAMPLES), 4, num_workers=1, worker_type="thread", shard_stream=True)
     iterator = iter(loader)
     found = [plain(next(iterator)) for _ in range(5)]
-    resumed = DataLoader(Everything(NUM_SAMPLES), 4, num_workers=2, worker_type="thread", shard_stream=True)
+    resumed = DataLoader(Everything(NUM_SAMPLES), 4, num_workers=1, worker_type="thread", shard_stream=True)
     resumed.load_state_dict(loader.state_dict())
     assert found + batches(resumed) == batches(make(Everything(NUM_SAMPLES), 0))
+    with pytest.raises(ValueError, match="would differ from thread to thread"):
+        DataLoader(Everything(NUM_SAMPLES), 4, num_workers=2, worker_type="thread", shard_stream=True)
 
 
 def test_false_leaves_it_to_the_dataset() -> None:

@@ -318,7 +318,7 @@ def test_get_worker_info_does_not_take_a_thread_for_a_worker() -> None:
 
 
 def test_a_stream_in_several_threads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_workers=2 doesn't work .* so each would give all samples; give num_w"):
+    with pytest.raises(ValueError, match=r"num_workers=2 doesn't .* would differ from thread to thread; give num_w"):
         threaded(Numbers())
     assert numbers(threaded(Numbers(), num_workers=1)) == list(range(NUM_SAMPLES))
 
