@@ -11,6 +11,7 @@ from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.nodes import Node, Opening
 from swift_loader.pipeline.origins import Origin
 from swift_loader.pipeline.run import Run
+from swift_loader.sampling.permutation import derive_key
 
 __all__ = ["Chain"]
 
@@ -31,24 +32,36 @@ class Chain:
         """The place where an epoch begins."""
         return (self.origin.beginning, *(0 for node in self.nodes if node.counts))
 
-    def open(self, place: Place, states: Iterator[Any], run: Run) -> Iterator[Item]:
+    @property
+    def is_exact(self) -> bool:
+        """Whether a place says which results are left: results come in order everywhere."""
+        return self.origin.is_exact and all(node.is_exact for node in self.nodes)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What the meaning of a place depends on, in words."""
+        return (*self.origin.parameters, *(node.describe() for node in self.nodes if node.is_parameter))
+
+    def open(self, place: Place, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
         """Return the results from a place on. Threads begin to work.
 
         Args:
             place: From `Item.after`, or `beginning`.
             states: The state of each plain source in turn, or None: from `SourceStates`.
             run: Owns what is opened.
+            key: Of what the nodes draw.
         """
-        openings = self._openings(place)
-        items = self.origin.open(place[0], states, run)
+        openings = self._openings(place, key)
+        items = self.origin.open(place[0], states, run, key)
         for node, opening in zip(self.nodes, openings, strict=True):
             items = node.open(items, opening, run)
         return items
 
-    def _openings(self, place: Place) -> list[Opening]:
+    def _openings(self, place: Place, key: int) -> list[Opening]:
         openings, length = [], 1
         for number, node in enumerate(self.nodes):
-            openings.append(Opening(place[:length], place[length] if node.counts else 0, number))
+            skipped = place[length] if node.counts else 0
+            openings.append(Opening(place[:length], skipped, derive_key(key, number)))
             length += node.counts
         return openings
 

@@ -17,6 +17,9 @@ from swift_loader.scheduler.work import IndexWork, StreamWork
 
 __all__ = ["Feed"]
 
+_MAX_STEP = 2**31 - 1
+"""`KeyedSamples` makes 64 bits of it."""
+
 
 class Feed:
     """Items that wait to be worked on. A source of work for a scheduler."""
@@ -31,13 +34,21 @@ class Feed:
         self.relay: Relay[IndexWork] = Relay(max_items)
         self._returned: deque[IndexWork] = deque()
         """To be continued, before anything new."""
-        self._under_way: dict[tuple[int, int], tuple[int, Place]] = {}
-        """By epoch and step: the number of an item that is being worked on, and where a run continues after it."""
+        self._under_way: dict[int, tuple[IndexWork, int, Place]] = {}
+        """By identity: the work on an item, the item's number, and where a run continues after it."""
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.num_put = 0
-        """How many pieces of work were added."""
+        self._num_items = 0
+        self._num_put = 0
+        """By the filling thread. It alone writes this."""
+        self._num_put_back = 0
+        """By the stage's thread. It alone writes this."""
         self._epoch = epoch
         self._is_awaited = False
+
+    @property
+    def num_put(self) -> int:
+        """How many pieces of work were added."""
+        return self._num_put + self._num_put_back
 
     # The filling thread's side
 
@@ -49,9 +60,9 @@ class Feed:
             self._epoch += 1
         else:
             work = IndexWork(2 * self._epoch, step_of(item.after), item.value)
-            number = work.step if len(item.after) == 1 else self.num_put
-            self._under_way[work.epoch, work.step] = (number, item.after)
-        self.num_put += 1
+            self._under_way[id(work)] = (work, self._num_items, item.after)
+            self._num_items += 1
+        self._num_put += 1
         return self.relay.put(work)
 
     def ring(self) -> None:
@@ -66,10 +77,13 @@ class Feed:
 
     # The stage's side
 
-    def put_back(self, work: IndexWork) -> None:
-        """Add work that goes on from a result. It goes first."""
-        self.num_put += 1
-        self._returned.append(work)
+    def put_back(self, work: IndexWork, value: Any) -> None:
+        """Add work that goes on from a result, with this value. It goes first."""
+        _, number, after = self._under_way.pop(id(work))
+        following = work._replace(indices=value)
+        self._under_way[id(following)] = (following, number, after)
+        self._num_put_back += 1
+        self._returned.append(following)
 
     def next(self) -> IndexWork | None:
         """Return the next work; None if there is none now."""
@@ -83,8 +97,9 @@ class Feed:
         return work
 
     def finish(self, work: IndexWork) -> tuple[int, Place]:
-        """Return the number of an item, and where a run continues after it. Forgets both."""
-        return self._under_way.pop((work.epoch, work.step))
+        """Return the number of an item in this run, and where a run continues after it. Forgets both."""
+        _, number, after = self._under_way.pop(id(work))
+        return number, after
 
     def is_over(self, num_taken: int) -> bool:
         """Return whether nothing more comes after this number of results."""
@@ -108,10 +123,10 @@ class Feed:
 
 
 def step_of(after: Place) -> int:
-    """Return a number for the item with this place, which no other item of the epoch has."""
-    if len(after) == 1 and isinstance(after[0], int):
+    """Return a number of 31 bits for the item with this place, by which its draws are keyed."""
+    if len(after) == 1 and isinstance(after[0], int) and after[0] <= _MAX_STEP:
         return after[0] - 1
-    return derive_key(*_flat(after)) >> 1
+    return derive_key(*_flat(after)) & _MAX_STEP
 
 
 def _flat(place: Any) -> list[int]:

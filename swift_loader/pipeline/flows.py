@@ -121,22 +121,23 @@ def of_rank(items: Iterable[Item], rank: int, world_size: int, *, is_equal: bool
     """
     held: Item | None = None
     number = 0
+    after: Place = ()
     for item in items:
         if item.value is _END:
             if held is not None and not is_equal:
-                yield held
+                yield Item(held.value, after)
             held, number = None, 0
             yield item
             continue
         if number == rank:
             held = item
-        number += 1
+        number, after = number + 1, item.after
         if number == world_size:
             assert held is not None, "each round has an item of each rank"
-            yield Item(held.value, item.after)
+            yield Item(held.value, after)
             held, number = None, 0
     if held is not None and not is_equal:
-        yield held
+        yield Item(held.value, after)
 
 
 def cached(

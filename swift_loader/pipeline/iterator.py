@@ -36,7 +36,7 @@ class OpenRun:
         """
         run = Run(state.epoch, state.seed, event_loop)
         try:
-            items = chain.open(state.place or chain.beginning, iter(state.sources), run)
+            items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
         except BaseException:
             run.close()
             raise
@@ -54,29 +54,42 @@ class Position:
     """Whether the loop got all results of the epoch."""
     sources: list[SourceStates] = field(default_factory=list)
     """Of the run."""
+    source_starts: tuple[Any, ...] = ()
+    """What the run began with."""
+
+    def advance(self, place: Place, chain: Chain) -> None:
+        """Move to the place after a result. Source states before it aren't needed any more."""
+        self.place = place
+        for states, number in zip(self.sources, chain.source_numbers(place), strict=True):
+            if states and number is not None:
+                states.latest((self.epoch, number))
 
     def to_state(self, chain: Chain, seed: int) -> PipelineState:
         """Return the state of this position."""
-        if self.is_over:
-            return PipelineState(self.epoch + 1, None, seed)
-        if self.place is None:
-            return PipelineState(self.epoch, None, seed)
+        epoch = self.epoch + self.is_over
+        if self.is_over or self.place is None:
+            states = tuple(states.latest((epoch, 0)) for states in self.sources)
+            is_known = any(state is not None for state in states)
+            starts = () if self.is_over else self.source_starts
+            return PipelineState(epoch, None, seed, chain.parameters, states if is_known else starts)
         pairs = zip(self.sources, chain.source_numbers(self.place), strict=True)
-        states = tuple(None if number is None else states.latest(number) for states, number in pairs)
-        return PipelineState(self.epoch, self.place, seed, states)
+        found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
+        return PipelineState(epoch, self.place, seed, chain.parameters, found)
 
 
 class PipelineIterator(Iterator[Any]):
     """One epoch's results. Closes its run at the end, at an error, and when nobody refers to it any more."""
 
-    def __init__(self, opened: OpenRun, position: Position, idle: list[OpenRun]) -> None:
+    def __init__(self, chain: Chain, opened: OpenRun, position: Position, idle: list[OpenRun]) -> None:
         """Begin an epoch.
 
         Args:
+            chain: What runs.
             opened: The run.
             position: Where it begins. The iterator moves it.
             idle: Gets the run at the end of the epoch, if it goes on with the next one.
         """
+        self._chain = chain
         self._position = position
         self._opened: OpenRun | None = opened
         self._items = opened.items
@@ -94,6 +107,7 @@ class PipelineIterator(Iterator[Any]):
             raise self._error
         if self._opened is None:
             raise StopIteration
+        self._opened.run.check_owner()
         try:
             item = next(self._items, None)
         except BaseException as error:
@@ -108,7 +122,7 @@ class PipelineIterator(Iterator[Any]):
             self._position.is_over = True
             self._hand_over()
             raise StopIteration
-        self._position.place = item.after
+        self._position.advance(item.after, self._chain)
         return item.value
 
     def _hand_over(self) -> None:

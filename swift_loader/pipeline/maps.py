@@ -20,7 +20,6 @@ from swift_loader.pipeline.jobs import AwaitCall, AwaitPour, AwaitStep, Call, Po
 from swift_loader.pipeline.nodes import Opening
 from swift_loader.pipeline.processes import MAX_RESTARTS, delivery_options, process_executor
 from swift_loader.pipeline.run import Run
-from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits
@@ -106,14 +105,21 @@ class Map:
             name=name or name_of(function),
         )
 
+    is_parameter = False
+
     @property
     def counts(self) -> bool:
         """A generator's results are counted."""
         return kind_of(self.function).is_generator
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether results come in the order of the items."""
+        return self.order is OutputOrder.INPUT
+
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
         """Start the workers."""
-        key = derive_key(run.seed, opening.number)
+        key = opening.key
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
         settings = self._settings()
         plan = _plan(key)
@@ -129,7 +135,8 @@ class Map:
         else:
             crew = ThreadCrew(job, self.concurrency, self.name)
         executor = CallExecutor(crew, self.concurrency, self.name, plan)
-        stage = run.stage(items, executor, settings, plan, policy, getattr(job, "close", lambda: None))
+        stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
+        stage = run.stage(items, executor, settings, plan, policy, stops)
         if not is_generator:
             return stage.results()
         return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results()
@@ -142,9 +149,10 @@ class Map:
             case Kind.COROUTINE:
                 return AwaitCall(self.function)
             case Kind.GENERATOR:
-                return Pour(self.function) if in_order else Step(self.function)
+                pours = Pour(self.function, key, self.timeout_s, self.name)
+                return pours if in_order else Step(self.function, key)
             case Kind.ASYNC_GENERATOR:
-                return AwaitPour(self.function) if in_order else AwaitStep(self.function)
+                return AwaitPour(self.function, self.timeout_s, self.name) if in_order else AwaitStep(self.function)
 
     def _settings(self) -> SchedulerSettings:
         limits = Limits(

@@ -25,8 +25,8 @@ class Opening:
     """The place of what comes in."""
     num_skipped: int = 0
     """How many results a counting node leaves out."""
-    number: int = 0
-    """Of the node in its pipeline, from 0. Part of the keys of its draws."""
+    key: int = 0
+    """Of what it draws."""
 
 
 class Node(Protocol):
@@ -35,6 +35,16 @@ class Node(Protocol):
     @property
     def counts(self) -> bool:
         """Whether places have an entry for its results; see `items`."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether results come in the order of the items."""
+        ...
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether places mean something else with other parameters of this node."""
         ...
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
@@ -56,6 +66,8 @@ class Filter:
 
     predicate: Callable[[Any], bool]
     counts = False
+    is_exact = True
+    is_parameter = False
 
     def __post_init__(self) -> None:
         if not callable(self.predicate):
@@ -79,6 +91,8 @@ class DropNone:
     """Leaves out items that are None: what a function returned that has no result for its item."""
 
     counts = False
+    is_exact = True
+    is_parameter = False
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Filter on the thread that pulls."""
@@ -100,6 +114,8 @@ class Batch:
     batch_size: int
     drop_last: bool
     counts = False
+    is_exact = True
+    is_parameter = False
 
     def __post_init__(self) -> None:
         check_integer("batch_size", self.batch_size, 1)
@@ -123,6 +139,8 @@ class Unbatch:
     """Gives the elements of each item."""
 
     counts = True
+    is_exact = True
+    is_parameter = False
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
         """Unpack on the thread that pulls."""
@@ -143,6 +161,8 @@ class Shuffle:
 
     buffer_size: int
     counts = True
+    is_exact = True
+    is_parameter = True
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.buffer_size, 1)
@@ -151,7 +171,7 @@ class Shuffle:
         """Shuffle on the thread that pulls."""
 
         def key(epoch: int) -> int:
-            return derive_key(run.seed, opening.number, epoch)
+            return derive_key(opening.key, epoch)
 
         mixed = flows.shuffled(items, self.buffer_size, key, run.epoch, opening.start, opening.num_skipped)
         return run.counted(mixed, self.describe())
@@ -172,6 +192,8 @@ class Prefetch:
     num_items: int
     timeout_s: float | None
     counts = False
+    is_exact = True
+    is_parameter = False
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.num_items, 1)
@@ -196,6 +218,8 @@ class Cache:
     num_items: int
     stop_after: int | None
     counts = True
+    is_exact = True
+    is_parameter = True
 
     def __post_init__(self) -> None:
         check_integer("num_items", self.num_items, 1)
@@ -223,6 +247,8 @@ class Shard:
     world_size: int
     is_equal: bool
     counts = False
+    is_exact = True
+    is_parameter = False
 
     def __post_init__(self) -> None:
         check_integer("world_size", self.world_size, 1)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Gathered", "Merged", "Mixed", "Origin", "Plain"]
 
 
+_BRANCH = 0xB
+"""What a key is for."""
+
+
 class Origin(Protocol):
     """Gives the items that go through the nodes."""
 
@@ -33,7 +37,17 @@ class Origin(Protocol):
         """How many items an epoch has; None if that isn't known."""
         ...
 
-    def open(self, entry: Any, states: Iterator[Any], run: Run) -> Iterator[Item]:
+    @property
+    def is_exact(self) -> bool:
+        """As `Chain.is_exact`."""
+        ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """As `Chain.parameters`."""
+        ...
+
+    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
         """Return the items from a place on, of which this is the first entry. `states` as in `Chain.open`."""
         ...
 
@@ -70,17 +84,19 @@ class Plain:
     is_endless: bool
 
     beginning = 0
+    is_exact = True
+    parameters = ()
 
     @property
     def num_items(self) -> int | None:
         """The source's length, if it has one."""
         return length_of(self.source)
 
-    def open(self, entry: Any, states: Iterator[Any], run: Run) -> Iterator[Item]:
+    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:  # noqa: ARG002
         """Return the source's items. Pulls nothing yet."""
         start = SourceStart(entry, next(states, None))
         noted = run.note_source()
-        items = source_items(self.source, start, is_endless=self.is_endless, states=noted, use_loop=run.loop)
+        items = source_items(self.source, start, run.epoch, is_endless=self.is_endless, states=noted, use_loop=run.loop)
         return run.counted(items, self.describe()[0])
 
     def check(self, entry: Any) -> None:
@@ -114,6 +130,18 @@ class Gathered:
     """
 
     chains: tuple[Chain, ...]
+    seeds: tuple[int | None, ...]
+    """The seed that the user gave to each."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all are."""
+        return all(chain.is_exact for chain in self.chains)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Those of all."""
+        return tuple(text for chain in self.chains for text in chain.parameters)
 
     @property
     def beginning(self) -> Place:
@@ -131,12 +159,13 @@ class Gathered:
             total += number
         return total
 
-    def open(self, entry: Any, states: Iterator[Any], run: Run) -> list[Iterator[Item] | None]:
+    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> list[Iterator[Item] | None]:
         """Open all that haven't ended."""
         flows_of: list[Iterator[Item] | None] = []
-        for chain, place in zip(self.chains, entry[2:], strict=True):
+        for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
             if place:
-                flows_of.append(chain.open(place, states, run))
+                own_key = derive_key(key, _BRANCH, number, self.seeds[number] or 0)
+                flows_of.append(chain.open(place, states, run, own_key))
             else:
                 for _ in chain.source_numbers(chain.beginning):
                     next(states, None)
@@ -181,6 +210,16 @@ class Merged:
     in_turn: bool
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the order is that of the pipelines."""
+        return self.in_turn and self.parts.is_exact
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Those of the pipelines."""
+        return ("merge", *self.parts.parameters)
+
+    @property
     def beginning(self) -> Any:
         """See `Gathered`."""
         return self.parts.beginning
@@ -190,9 +229,9 @@ class Merged:
         """The sum."""
         return self.parts.num_items
 
-    def open(self, entry: Any, states: Iterator[Any], run: Run) -> Iterator[Item]:
+    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
         """Open the pipelines."""
-        opened = self.parts.open(entry, states, run)
+        opened = self.parts.open(entry, states, run, key)
         if self.in_turn:
             return flows.in_turn(opened, list(entry[2:]), entry[1], entry[0])
         return run.gathered([flow for flow in opened if flow is not None], entry)
@@ -222,6 +261,16 @@ class Mixed:
     weights: tuple[float, ...]
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the pipelines are."""
+        return self.parts.is_exact
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The weights, and those of the pipelines."""
+        return (self.describe()[0], *self.parts.parameters)
+
+    @property
     def beginning(self) -> Any:
         """See `Gathered`."""
         return self.parts.beginning
@@ -231,11 +280,10 @@ class Mixed:
         """The sum."""
         return self.parts.num_items
 
-    def open(self, entry: Any, states: Iterator[Any], run: Run) -> Iterator[Item]:
+    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
         """Open the pipelines."""
-        opened = self.parts.open(entry, states, run)
-        key = derive_key(run.seed, run.epoch)
-        return flows.mixed(opened, self.weights, key, list(entry[2:]), entry[0])
+        opened = self.parts.open(entry, states, run, key)
+        return flows.mixed(opened, self.weights, derive_key(key, run.epoch), list(entry[2:]), entry[0])
 
     def check(self, entry: Any) -> None:
         """See `Gathered`."""

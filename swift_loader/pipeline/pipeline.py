@@ -11,6 +11,7 @@ from typing import Any
 from swift_loader.checks import check_flag, check_integer, check_optional_integer, check_seconds
 from swift_loader.errors import StateMismatch
 from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.notices import warn
 from swift_loader.options import default_seed
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.iterator import OpenRun, PipelineIterator, Position
@@ -30,6 +31,7 @@ from swift_loader.pipeline.origins import Gathered, Merged, Mixed, Origin, Plain
 from swift_loader.pipeline.sources import check_source
 from swift_loader.pipeline.state import PipelineState
 from swift_loader.pipeline.stats import Tally
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.ranks.ranks import find_ranks
 
 __all__ = ["Pipeline"]
@@ -86,6 +88,7 @@ class Pipeline:
         """The run of a continuous source, between two epochs."""
         self._event_loop = EventLoop()
         """Stays from one epoch to the next: sessions of the user's belong to it."""
+        self._maker = ProcessOwner()
         weakref.finalize(self, _free, self._idle, self._event_loop)
 
     def _with(self, node: Node) -> Pipeline:
@@ -234,10 +237,15 @@ class Pipeline:
         return first._joined(origin, seed)  # noqa: SLF001
 
     def _gathered(self, others: Iterable[Pipeline]) -> Gathered:
+        others = list(others)
+        for other in others:
+            if not isinstance(other, Pipeline):
+                raise TypeError(f"a {type(other).__name__} can't be merged or mixed; make a Pipeline of it")
         chains = (self._chain, *(other._chain for other in others))  # noqa: SLF001 - of this class
         if any(isinstance(chain.origin, Plain) and chain.origin.is_endless for chain in chains):
             raise ValueError("a continuous pipeline can't be merged or mixed, because its epochs have no end")
-        return Gathered(chains)
+        seeds = (self._given_seed, *(other._given_seed for other in others))  # noqa: SLF001 - of this class
+        return Gathered(chains, seeds)
 
     def _joined(self, origin: Origin, seed: int | None = None) -> Pipeline:
         return self._made(Chain(origin), self._given_seed if seed is None else check_integer("seed", seed, 0))
@@ -246,23 +254,32 @@ class Pipeline:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch: the next one, or the one of a state that was loaded."""
-        state = self._take_loaded()
-        chain = self._chain
-        if state.place is None and self._idle and self._idle[0].epoch == state.epoch:
+        if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
+            self._maker, self._event_loop, self._idle = ProcessOwner(), EventLoop(), []
+        chain, state = self._chain, self._loaded or PipelineState(self._next_epoch, None, self._seed)
+        self._warn_of_iterator()
+        if self._loaded is None and self._idle and self._idle[0].epoch == state.epoch:
             opened = self._idle.pop()
         else:
             _close_all(self._idle)
             opened = OpenRun.open(chain, state, self._event_loop)
-        self._position = position = Position(state.epoch, state.place, sources=opened.run.sources)
+        self._loaded = None
+        sources = opened.run.sources
+        self._position = position = Position(state.epoch, state.place, sources=sources, source_starts=state.sources)
         self._tally = opened.run.tally
-        iterator = PipelineIterator(opened, position, self._idle)
+        iterator = PipelineIterator(chain, opened, position, self._idle)
         self._next_epoch = state.epoch + 1
         self._latest = weakref.ref(iterator)
         return iterator
 
-    def _take_loaded(self) -> PipelineState:
-        state, self._loaded = self._loaded, None
-        return PipelineState(self._next_epoch, None, self._seed) if state is None else state
+    def _warn_of_iterator(self) -> None:
+        """Warn if the source gives its items only once, and has been iterated over."""
+        origin = self._chain.origin
+        if isinstance(origin, Plain) and self._position is not None and isinstance(origin.source, Iterator):
+            warn(
+                f"the source is an iterator, a {type(origin.source).__name__}, which gives its items only once; give a "
+                f"list, or an object whose __iter__ begins anew"
+            )
 
     def __len__(self) -> int:
         """Return the number of results of an epoch.
@@ -289,10 +306,6 @@ class Pipeline:
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_exact(self) -> bool:
-        return all(not isinstance(node, Map) or node.order is OutputOrder.INPUT for node in self._chain.nodes)
-
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is: after the last item that it got.
 
@@ -303,8 +316,8 @@ class Pipeline:
             return self._loaded.to_dict()
         position = self._position
         if position is None:
-            return PipelineState(self._next_epoch, None, self._seed).to_dict()
-        if not (self._is_exact or position.is_over or position.place is None):
+            return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters).to_dict()
+        if not (self._chain.is_exact or position.is_over or position.place is None):
             raise StateMismatch(
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
                 "says which items are left. Call it at the end of an epoch, or give output_order='input'"
@@ -325,7 +338,13 @@ class Pipeline:
             )
         if loaded.place is not None:
             self._chain.check(loaded.place)
-            self._chain.origin.check_states(iter(loaded.sources))
+            if loaded.parameters != self._chain.parameters:
+                raise StateMismatch(
+                    f"the state is of a pipeline with {_listed(loaded.parameters)}, but this one has "
+                    f"{_listed(self._chain.parameters)}; with others, the place means other items"
+                )
+        self._chain.origin.check_states(iter(loaded.sources))
+        _close_all(self._idle)
         self._loaded, self._seed, self._position = loaded, loaded.seed, None
 
     # What it does -----------------------------------------------------------------------------------------------------
@@ -355,6 +374,10 @@ class Pipeline:
         run = None if iterator is None else iterator.run
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
         return "\n".join(["Pipeline", *lines])
+
+
+def _listed(parameters: tuple[str, ...]) -> str:
+    return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
 
 
 def _free(idle: list[OpenRun], event_loop: EventLoop) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor
@@ -17,6 +18,7 @@ from swift_loader.pipeline.relay import Relay
 from swift_loader.pipeline.sources import SourceStates
 from swift_loader.pipeline.stage import Stage
 from swift_loader.pipeline.stats import StageStats, Tally
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import SchedulerSettings
 
@@ -42,7 +44,8 @@ class Run:
         self._stages: list[Stage] = []
         self._relays: list[Relay[Item]] = []
         self._fillers: list[Filler] = []
-        self._closers: list[Callable[[], None]] = []
+        self._stops: list[Callable[[], None]] = []
+        self._owner = ProcessOwner()
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop, which runs in a thread of its own until the run is closed."""
@@ -73,13 +76,13 @@ class Run:
         settings: SchedulerSettings,
         plan: PlanSettings,
         policy: FailurePolicy,
-        close: Callable[[], None] = lambda: None,
+        stops: Iterable[Callable[[], None]] = (),
     ) -> Stage:
-        """Start a stage. `close` is called when the run is closed, before its threads are waited for."""
+        """Start a stage. `stops` are called when the run is closed, before any thread is waited for."""
         stage = Stage(upstream, executor, settings, plan, policy, self.note(policy.stage), self.epoch)
         self.tally.policies.append(policy)
         self._stages.append(stage)
-        self._closers.append(close)
+        self._stops += stops
         return stage
 
     def prefetched(self, upstream: Iterator[Item], num_items: int, timeout_s: float | None) -> Iterator[Item]:
@@ -107,18 +110,29 @@ class Run:
     def _stalled(self, timeout_s: float | None) -> WorkerStalled:
         return WorkerStalled(f"no item came within timeout={timeout_s:g} s:\n{self.tally.describe()}")
 
+    def check_owner(self) -> None:
+        """Raise if this process is a fork of the one that opened the run."""
+        self._owner.check()
+
     def close(self) -> None:
-        """End all threads and processes. Idempotent. Any thread."""
+        """End all threads and processes. Idempotent. Any thread. Does nothing in a fork, which has none of them."""
+        if not self._owner.is_here():
+            return
         deadline_s = time.monotonic() + CLOSE_LIMIT_S
-        for stop in (*self._closers, *(stage.stop for stage in self._stages), *(relay.close for relay in self._relays)):
+        for stop in (*self._stops, *(stage.stop for stage in self._stages), *(relay.close for relay in self._relays)):
             stop()
-        if self._uses_loop:
-            self._uses_loop = False
-            self._event_loop.leave(max(0.0, deadline_s - time.monotonic()))  # first: a thread may wait for its items
-        for stage in self._stages:
-            stage.close(max(0.0, deadline_s - time.monotonic()))
-        for filler in self._fillers:
-            filler.join(max(0.0, deadline_s - time.monotonic()))
+
+        def left_s() -> float:
+            return max(0.0, deadline_s - time.monotonic())
+
+        with ExitStack() as closing:  # all of them, even if one fails; the last one first
+            for filler in self._fillers:
+                closing.callback(_join, filler, left_s)
+            for stage in reversed(self._stages):
+                closing.callback(_close, stage, left_s)
+            if self._uses_loop:
+                self._uses_loop = False
+                closing.callback(lambda: self._event_loop.leave(left_s()))  # first: a thread may wait for its items
 
     def __repr__(self) -> str:
         return f"<Run of {len(self.tally.stats)} stages>"
@@ -144,3 +158,11 @@ class _LastEnd:
             is_last = not self._num_left
         if error is not None or is_last:
             self._end(error)
+
+
+def _join(filler: Filler, left_s: Callable[[], float]) -> None:
+    filler.join(left_s())
+
+
+def _close(stage: Stage, left_s: Callable[[], float]) -> None:
+    stage.close(left_s())

@@ -52,25 +52,32 @@ def length_of(source: Any) -> int | None:
         return None
 
 
+Where = tuple[int, int]
+"""(epoch, number of items before it)."""
+
+
 class SourceStates:
-    """The states of a source at the items that are on their way. The source's thread adds, the loop's looks."""
+    """The states of a source at the items that are on their way. The source's thread adds, the loop's removes."""
 
     def __init__(self) -> None:
-        self._states: deque[tuple[int, Any]] = deque()
-        """(number of items before it, state), in that order."""
+        self._states: deque[tuple[Where, Any]] = deque()
+        """In the order of the items."""
 
-    def note(self, num_items: int, state: Any) -> None:
-        """Record the state after this number of items."""
-        self._states.append((num_items, state))
+    def note(self, where: Where, state: Any) -> None:
+        """Record the state at an item."""
+        self._states.append((where, state))
 
-    def latest(self, num_items: int) -> tuple[int, Any] | None:
-        """Return the last state that isn't after this number of items. Forgets those before it."""
-        found = None
-        while self._states and self._states[0][0] <= num_items:
-            found = self._states.popleft()
-        if found is not None:
-            self._states.appendleft(found)
-        return found
+    def latest(self, where: Where) -> tuple[int, Any] | None:
+        """Return the last state that isn't after an item, with its number. Forgets those before it."""
+        while len(self._states) > 1 and self._states[1][0] <= where:
+            self._states.popleft()
+        if not self._states or self._states[0][0] > where or self._states[0][0][0] != where[0]:
+            return None
+        (_, number), state = self._states[0]
+        return number, state
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
 
     def __repr__(self) -> str:
         return f"<SourceStates, {len(self._states)} kept>"
@@ -87,18 +94,23 @@ class SourceStart:
 
 
 def source_items(
-    source: Any, start: SourceStart, *, is_endless: bool, states: SourceStates, use_loop: UseLoop
+    source: Any, start: SourceStart, epoch: int, *, is_endless: bool, states: SourceStates, use_loop: UseLoop
 ) -> Iterator[Item]:
-    """Return the items of a source. With `is_endless`, one epoch after the other."""
+    """Return the items of a source from an epoch on. With `is_endless`, one epoch after the other."""
     while True:
-        yield from _epoch_items(source, start, states, use_loop)
+        yield from _epoch_items(source, start, epoch, states, use_loop)
+        epoch += 1
+        if has_state(source):
+            states.note((epoch, 0), source.state_dict())
         if not is_endless:
             return
         yield Item(Marker.EPOCH_END, ())
         start = SourceStart()
 
 
-def _epoch_items(source: Any, start: SourceStart, states: SourceStates, use_loop: UseLoop) -> Iterator[Item]:
+def _epoch_items(
+    source: Any, start: SourceStart, epoch: int, states: SourceStates, use_loop: UseLoop
+) -> Iterator[Item]:
     if is_indexed(source):
         for number in range(start.num_before, len(source)):
             yield Item(source[number], (number + 1,))
@@ -113,7 +125,7 @@ def _epoch_items(source: Any, start: SourceStart, states: SourceStates, use_loop
         number += 1
         if number > start.num_before:
             if keeps_states and not (number - start.num_before - 1) % STATE_EVERY:
-                states.note(number, source.state_dict())
+                states.note((epoch, number), source.state_dict())
             yield Item(value, (number,))
 
 
@@ -134,9 +146,12 @@ async def _draw(values: AsyncIterator[Any], relay: Relay[Any], room: asyncio.Sem
         async for value in values:
             await room.acquire()
             relay.put(value)
-    except BaseException as raised:
+    except BaseException as raised:  # even a CancelledError: the source may have raised it by itself
         error = raised
-    relay.end(None if isinstance(error, asyncio.CancelledError) else error)
+    finally:
+        if hasattr(values, "aclose"):
+            await values.aclose()
+    relay.end(error)
 
 
 def check_source(source: Any) -> None:

@@ -128,7 +128,7 @@ class Stage:
                 self._is_wanted(delivery, number)
             else:
                 value, rest.value = rest.value, None
-                self._feed.put_back(work._replace(indices=rest))
+                self._feed.put_back(work, rest)
                 self._dispatcher.hand_out()
                 num_results += 1
                 yield self._count(value, (num_results,))

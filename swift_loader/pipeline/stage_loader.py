@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 from swift_loader.checks import check_choice, check_integer
@@ -57,7 +58,7 @@ class StageLoader:
                 loader can be resumed after any batch.
             on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
             max_errors: With "skip": how many items of each function may be left out. None: any number.
-            seed: Of `sample_rng()` in the functions.
+            seed: Of `sample_rng()` in functions that run in threads. Default: torch's, or one from the clock.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -84,7 +85,7 @@ class StageLoader:
         return iter(self._pipeline)
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch.
+        """Return the number of batches of an epoch: a maximum, if results may be None.
 
         Raises:
             TypeError: It isn't known.
@@ -110,6 +111,14 @@ class StageLoader:
     def close(self) -> None:
         """See `Pipeline.close`."""
         self._pipeline.close()
+
+    def __enter__(self) -> StageLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return repr(self._pipeline).replace("Pipeline", "StageLoader", 1)

@@ -13,6 +13,8 @@ __all__ = ["PipelineState"]
 
 VERSION = 1
 
+_PAIR = 2
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
@@ -22,6 +24,8 @@ class PipelineState:
     place: Place | None
     """Of the next item; None: the beginning of the epoch."""
     seed: int
+    parameters: tuple[str, ...] = ()
+    """What the meaning of the place depends on: `Chain.parameters`."""
     sources: tuple[Any, ...] = ()
     """For each source: (number of items, its own state) or None."""
 
@@ -32,6 +36,7 @@ class PipelineState:
             "epoch": self.epoch,
             "place": None if self.place is None else _as_lists(self.place),
             "seed": self.seed,
+            "parameters": list(self.parameters),
             "sources": [None if state is None else list(state) for state in self.sources],
         }
 
@@ -45,7 +50,7 @@ class PipelineState:
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")
-        expected = {"version", "epoch", "place", "seed", "sources"}
+        expected = {"version", "epoch", "place", "seed", "parameters", "sources"}
         if set(state) != expected:
             raise StateMismatch(
                 f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
@@ -59,9 +64,13 @@ class PipelineState:
             raise StateMismatch(
                 f"the state has epoch={epoch!r} and seed={seed!r}; both must be integers, the epoch from 0"
             )
+        given, texts = state["sources"], state["parameters"]
+        if not isinstance(given, (list, tuple)) or not all(one is None or len(one) == _PAIR for one in given):
+            raise StateMismatch(f"the state has sources={given!r}; it must be a list of pairs or None")
+        if not isinstance(texts, (list, tuple)):
+            raise StateMismatch(f"the state has parameters={texts!r}; it must be a list")
         place = None if state["place"] is None else _as_tuples(state["place"])
-        sources = tuple(None if one is None else tuple(one) for one in state["sources"])
-        return cls(epoch, place, seed, sources)
+        return cls(epoch, place, seed, tuple(texts), tuple(None if one is None else tuple(one) for one in given))
 
 
 def _as_lists(place: Any) -> Any:

@@ -21,9 +21,9 @@ from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
 
-__all__ = ["KeyedSamples"]
+__all__ = ["POSITION_BITS", "KeyedSamples"]
 
-_POSITION_BITS = 32
+POSITION_BITS = 32
 """Of a position's 64 bits, those that number the samples of a batch. The others number the batches."""
 
 
@@ -137,5 +137,5 @@ class KeyedSamples:
 
 def _positions(step: int, num_samples: int) -> range:
     """Return what the draws of a batch's samples are keyed by: unique in the epoch."""
-    first = step << _POSITION_BITS
+    first = step << POSITION_BITS
     return range(first, first + num_samples)

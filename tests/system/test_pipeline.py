@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from swift_loader import LoaderClosed, RemoteTraceback, TooManyErrors, WorkerStalled
+from swift_loader import LoaderClosed, RemoteTraceback, SwiftLoaderWarning, TooManyErrors, WorkerStalled
 from swift_loader.pipeline import ItemFailure, Pipeline
 from tests.support import stage_functions as functions
 from tests.support.helpers import wait_until
@@ -141,9 +142,19 @@ def test_draws_are_keyed_by_the_item() -> None:
         return list(Pipeline(range(20), seed=4).map(functions.draw, concurrency=concurrency, on=where))
 
     threads = draws("thread", 3)
-    assert threads == draws("thread", 1)
+    assert threads == draws("thread", 1) == draws("process", 2)
     assert len({value for _, value in threads}) == 20
-    assert draws("process", 1) == draws("process", 2)
+
+    def twice(number: int) -> Iterator[Any]:
+        yield functions.draw(number)
+        yield functions.draw(number)
+
+    for output_order in ("input", "completion"):
+        runs = [
+            sorted(Pipeline(range(20), seed=4).map(twice, concurrency=3, output_order=output_order)) for _ in range(2)
+        ]
+        assert runs[0] == runs[1]
+        assert len({value for _, value in runs[0]}) == 40
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -209,6 +220,42 @@ def test_an_error_of_the_source_comes_after_its_items() -> None:
     assert got == [1, 2, 3, 4, 5]
 
 
+def test_a_cancellation_by_the_users_code_is_an_error() -> None:
+    async def cancel(number: int) -> int:
+        if number == 3:
+            raise asyncio.CancelledError
+        return number
+
+    async def source() -> AsyncIterator[int]:
+        for number in range(9):
+            yield await cancel(number)
+
+    class Source:
+        def __aiter__(self) -> AsyncIterator[int]:
+            return source()
+
+    async def yields(number: int) -> AsyncIterator[int]:
+        yield await cancel(number)
+
+    for pipeline in (Pipeline(range(9)).map(cancel, concurrency=2), Pipeline(Source()), Pipeline(range(9)).map(yields)):
+        got: list[int] = []
+        with pytest.raises(asyncio.CancelledError):
+            got.extend(pipeline)
+        assert got == [0, 1, 2]
+
+
+def test_a_function_that_returns_a_coroutine_is_told_so() -> None:
+    with pytest.raises(TypeError, match="returned a coroutine, async_plus_one"):
+        list(Pipeline(range(3)).map(lambda number: functions.async_plus_one(number + 1)))
+
+
+def test_an_iterator_as_a_source_is_told_at_its_second_epoch() -> None:
+    pipeline = Pipeline(iter([1, 2])).map(functions.plus_one)
+    assert list(pipeline) == [2, 3]
+    with pytest.warns(SwiftLoaderWarning, match="gives its items only once"):
+        assert list(pipeline) == []
+
+
 def test_a_stop_iteration_of_a_function_is_an_error() -> None:
     def stop(number: int) -> int:
         raise StopIteration
@@ -259,8 +306,6 @@ def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str) -> None:
         return number
 
     async def async_hang(number: int) -> int:
-        import asyncio
-
         if number == 3:
             await asyncio.sleep(20)
         return number
@@ -297,6 +342,59 @@ def test_a_call_that_takes_too_long_is_named_with_its_stack() -> None:
     before = threading.active_count()
     released.set()
     wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_that_takes_too_long_ends_the_wait(is_async: bool) -> None:
+    released = threading.Event()
+
+    def hang(number: int) -> Iterator[int]:
+        yield number
+        released.wait(20)
+
+    async def async_hang(number: int) -> AsyncIterator[int]:
+        yield number
+        await asyncio.sleep(20)
+
+    function: Any = async_hang if is_async else hang
+    with pytest.raises(WorkerStalled, match=r"hang': a generator gave no result within timeout=0.2 s"):
+        list(Pipeline(range(3)).map(function, timeout=0.2))
+    before = threading.active_count()
+    released.set()
+    if not is_async:
+        wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
+
+
+def test_sessions_and_threads_of_the_event_loop_serve_the_next_epoch() -> None:
+    async def read(number: int) -> int:
+        return await asyncio.to_thread(functions.plus_one, number)
+
+    pipeline = Pipeline(range(5)).map(read, concurrency=2)
+    for _ in range(2):
+        assert list(pipeline) == [1, 2, 3, 4, 5]
+
+
+def test_it_works_inside_a_running_event_loop() -> None:
+    async def main() -> list[int]:
+        got = list(Pipeline(range(5)).map(functions.async_plus_one))
+        for _ in Pipeline(range(5)).map(functions.async_plus_one).prefetch(1):
+            break
+        return got
+
+    assert asyncio.run(main()) == [1, 2, 3, 4, 5]
+
+
+def test_a_stage_that_is_left_while_another_one_works_leaves_no_thread() -> None:
+    def slow(number: int) -> int:
+        time.sleep(0.3)
+        return number
+
+    def many(number: int) -> Iterator[int]:
+        yield from range(9)
+
+    iterator = iter(Pipeline(range(40)).map(slow, concurrency=2).map(many, buffer_size=6))
+    next(iterator)
+    del iterator
 
 
 def test_memory_is_bounded_by_back_pressure() -> None:

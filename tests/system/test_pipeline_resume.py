@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +37,7 @@ GRAPHS: dict[str, Callable[[Pipeline], Pipeline]] = {
         source.map(functions.some, concurrency=2).map(lambda pair: pair[0]).map(functions.some, concurrency=2)
     ),
     "rank": lambda source: source.shard(1, 3).batch(2),
+    "uneven rank": lambda source: source.shard(0, 3, equal=False),
     "merge": lambda source: source.merge(Pipeline(range(100, 120)).map(functions.some)).batch(3),
     "mix": lambda source: Pipeline.mix([source, Pipeline(range(100, 120)).shuffle(4)], [2, 1], seed=3).batch(3),
     "cache": lambda source: source.cache(20, stop_after=70).batch(4),
@@ -130,7 +131,7 @@ def test_a_source_with_a_state_is_not_pulled_from_the_beginning() -> None:
 
 def test_a_sequence_is_not_pulled_from_the_beginning() -> None:
     pipeline = Pipeline(range(10**9)).map(functions.plus_one)
-    pipeline.load_state_dict({"version": 1, "epoch": 4, "place": [10**9 - 2], "seed": 1, "sources": [None]})
+    pipeline.load_state_dict({**pipeline.state_dict(), "epoch": 4, "place": [10**9 - 2], "sources": [None]})
     assert list(pipeline) == [10**9 - 1, 10**9]
     assert pipeline.state_dict()["epoch"] == 5
 
@@ -182,3 +183,82 @@ def test_a_state_of_another_pipeline_is_refused(state: dict[str, Any], told: str
     with pytest.raises(StateMismatch, match=told):
         pipeline.load_state_dict({**before, **state})
     assert pipeline.state_dict() == before
+
+
+def test_a_source_of_epochs_continues_between_epochs() -> None:
+    """The source's own state says which epoch is next."""
+
+    class Epochs(Counted):
+        epoch = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                yield 100 * self.epoch + number
+            self.epoch += 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {**super().state_dict(), "epoch": self.epoch}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            super().load_state_dict(state)
+            self.epoch = state["epoch"]
+
+    for continuous in (False, True):
+        pipeline = Pipeline(Epochs(5), continuous=continuous).map(functions.plus_one)
+        assert [list(pipeline), list(pipeline)] == [[1, 2, 3, 4, 5], [101, 102, 103, 104, 105]]
+        resumed = Pipeline(Epochs(5), continuous=continuous).map(functions.plus_one)
+        resumed.load_state_dict(pipeline.state_dict())
+        iterator = iter(resumed)
+        assert [next(iterator) for _ in range(2)] == [201, 202]
+        state = resumed.state_dict()
+        again = Pipeline(Epochs(5), continuous=continuous).map(functions.plus_one)
+        again.load_state_dict(state)
+        assert list(again) == [203, 204, 205]
+        pipeline.close()
+        resumed.close()
+        again.close()
+
+
+def test_the_states_of_a_source_do_not_pile_up() -> None:
+    pipeline = Pipeline(Counted(2000)).map(functions.plus_one, concurrency=2)
+    iterator = iter(pipeline)
+    for _ in range(1500):
+        next(iterator)
+    assert pipeline._position is not None
+    assert all(len(states._states) < 10 for states in pipeline._position.sources)
+    del iterator
+
+
+def test_other_parameters_are_refused() -> None:
+    pipeline = Pipeline(range(30), seed=1).shuffle(5)
+    next(iter(pipeline))
+    state = pipeline.state_dict()
+    with pytest.raises(StateMismatch, match=r"buffer of 5.*this one has 'shuffle, buffer of 20'"):
+        Pipeline(range(30), seed=1).shuffle(20).load_state_dict(state)
+    parts = [Pipeline(range(9)), Pipeline(range(9))]
+    mixed = Pipeline.mix(parts, [1, 2], seed=1)
+    next(iter(mixed))
+    with pytest.raises(StateMismatch, match="weights 1, 2"):
+        Pipeline.mix(parts, [1, 3], seed=1).load_state_dict(mixed.state_dict())
+
+
+@pytest.mark.parametrize("graph", ["merge", "inside"])
+def test_a_join_in_order_of_completion_has_no_state_in_the_middle(graph: str) -> None:
+    unordered = Pipeline(range(9)).map(functions.plus_one, output_order="completion")
+    joined = {
+        "merge": lambda: Pipeline(range(9)).merge(Pipeline(range(9)), output_order="completion"),
+        "inside": lambda: Pipeline(range(9)).merge(unordered),
+    }[graph]()
+    next(iter(joined))
+    with pytest.raises(StateMismatch, match="output_order='completion'"):
+        joined.state_dict()
+
+
+def test_branches_draw_apart_and_by_their_own_seeds() -> None:
+    def merged(seed: int) -> list[int]:
+        return list(Pipeline(range(20), seed=1).shuffle(9).merge(Pipeline(range(20), seed=seed).shuffle(9)))
+
+    both = merged(2)
+    assert both[::2] != both[1::2]
+    assert merged(3)[1::2] != both[1::2]
+    assert merged(3)[::2] == both[::2]

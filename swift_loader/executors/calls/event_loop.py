@@ -10,12 +10,17 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from swift_loader.executors.calls.crew import Post
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import Send
 
 __all__ = ["AsyncJob", "CoroutineCrew", "EventLoop", "call_soon"]
 
 AsyncJob = Callable[[Send, Post], Awaitable[None]]
 """As `threads.Job`."""
+
+
+END_LIMIT_S = 2.0
+"""How long `close` waits for what coroutines have left."""
 
 
 class _Owner(Enum):
@@ -36,6 +41,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._num_users = 0
+        self._maker = ProcessOwner()
         self._owner = _Owner.HERE
 
     def enter(self) -> asyncio.AbstractEventLoop:
@@ -69,26 +75,36 @@ class EventLoop:
                 self._free()
 
     def close(self) -> None:
-        """Free the loop, once nobody uses it. Idempotent. It may be used again."""
+        """Free the loop, once nobody uses it. Idempotent. It may be used again. Does nothing in a fork."""
+        if not self._maker.is_here():
+            return
         with self._lock:
             self._owner = _Owner.GONE
             self._free()
 
     def _free(self) -> None:
         if not self._num_users and self._loop is not None:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            # In a thread of its own: the caller's may run another loop.
+            thread = threading.Thread(target=_end, args=(self._loop,), name="swift_loader-event-loop", daemon=True)
+            thread.start()
+            thread.join(END_LIMIT_S)
             self._loop = None
 
     def __repr__(self) -> str:
         return f"<EventLoop of {self._num_users} users>"
 
 
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Close what coroutines have left, then the loop."""
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
 

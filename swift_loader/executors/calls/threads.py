@@ -64,7 +64,7 @@ class ThreadCrew:
         """Wait for the threads. One that hangs in the user's code is left alone."""
         deadline_s = time.monotonic() + limit_s
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.ident is not None and thread is not threading.current_thread():  # it has started
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _run(self, tasks: queue.SimpleQueue[Send | None], post: Post) -> None:

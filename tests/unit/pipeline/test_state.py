@@ -15,7 +15,7 @@ PLACES = st.recursive(st.integers(0, 2**40), lambda parts: st.lists(parts, max_s
 
 @given(st.integers(0, 2**60), st.none() | st.lists(PLACES, min_size=1).map(tuple), st.integers(0, 2**64))
 def test_a_state_survives_json(epoch: int, place: Any, seed: int) -> None:
-    state = PipelineState(epoch, place, seed, (None, (3, {"a": 1})))
+    state = PipelineState(epoch, place, seed, ("shuffle 3",), (None, (3, {"a": 1})))
     assert PipelineState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
 
 
@@ -26,6 +26,8 @@ def test_a_state_survives_json(epoch: int, place: Any, seed: int) -> None:
         ({"epoch": -1}, "epoch=-1"),
         ({"seed": "x"}, "seed='x'"),
         ({"more": 1}, "more"),
+        ({"sources": None}, "sources=None"),
+        ({"parameters": 1}, "parameters=1"),
     ],
 )
 def test_what_is_no_state_is_refused(changes: dict[str, Any], told: str) -> None:
