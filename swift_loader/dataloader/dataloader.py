@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from swift_loader.dataloader import batching
 from swift_loader.dataloader.callers import is_called_by_lightning
 from swift_loader.dataloader.datapipes import seed_pipe
 from swift_loader.dataloader.draws import Draws
@@ -302,11 +303,13 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         of the state.
         """
         if self._loaded is not None:
-            return self._loaded.to_dict()
-        if self._latest is None:
-            self._prepared = self._begin()
-        assert self._latest is not None, "an epoch has begun"
-        return self._latest.position().to_dict()
+            position = self._loaded
+        else:
+            if self._latest is None:
+                self._prepared = self._begin()
+            assert self._latest is not None, "an epoch has begun"
+            position = self._latest.position()
+        return {**position.to_dict(), batching.NAME: batching.batching_of(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
@@ -315,7 +318,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: The state isn't a dict.
             StateMismatch: It isn't a state of this class, or this loader can't continue there. Nothing has changed.
         """
-        loaded = self._sharing.resumed(self, LoaderPosition.from_dict(state)) if state else None
+        loaded = None
+        if state:
+            loaded = self._sharing.resumed(self, LoaderPosition.from_dict(state))
+            batching.check_batching(state.get(batching.NAME), loaded, self)
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
         self._latest = self._prepared = self._iterator = None

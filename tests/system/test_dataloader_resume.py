@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from swift_loader import DataLoader, StateMismatch
 from swift_loader.dataloader.generators import GlobalStates
@@ -188,3 +189,39 @@ def test_out_of_order_nothing_is_lost_or_repeated(num_stops: int) -> None:
         state = json.loads(json.dumps(loader.state_dict()))
         del loader
     assert sorted(seen) == list(range(103))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"batch_size": 8}, "batch_size=4 in the middle of an epoch, but this loader has batch_size=8"),
+        ({"shuffle": False}, "sampler='RandomSampler' .* but this loader has sampler='SequentialSampler'"),
+        ({"dataset": list(range(60))}, "num_samples=40 .* but this loader has num_samples=60"),
+    ],
+)
+def test_a_state_in_the_middle_that_counts_other_batches_is_refused(
+    change: dict[str, Any], told: str, num_workers: int
+) -> None:
+    options: dict[str, Any] = {"dataset": list(range(40)), "batch_size": 4, "shuffle": True, "num_workers": num_workers}
+    loader = DataLoader(**options)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    with pytest.raises(StateMismatch, match=told):
+        DataLoader(**{**options, **change}).load_state_dict(state)
+    list(iterator)
+    DataLoader(**{**options, **change}).load_state_dict(loader.state_dict())
+
+
+def test_a_shared_stream_in_the_middle_refuses_another_batch_size() -> None:
+    class Everything(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(40))
+
+    loader = DataLoader(Everything(), 4, shard_stream=True)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(StateMismatch, match="this loader has batch_size=2"):
+        DataLoader(Everything(), 2, shard_stream=True).load_state_dict(loader.state_dict())
+    del iterator
