@@ -14,12 +14,13 @@ from swift_loader.executors.pool.place import SeatProcess
 
 __all__ = ["await_leaving"]
 
-_STAGES: tuple[tuple[signal.Signals | None, float], ...] = ((None, 0.7), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
-"""(signal, seconds until the next stage), as for any process that is stopped."""
+_STAGES: tuple[tuple[signal.Signals | None, float], ...] = ((None, 3.0), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
+"""(signal, seconds until the next stage). The first one is longer than where a loader's own processes are stopped,
+because these work for other loaders, too: a batch that is merely slow shouldn't end them."""
 
 
 def await_leaving(seats: Iterable[SeatProcess]) -> None:
-    """Return when all processes have left these seats, or after 2.2 s. The seats' channels were closed before."""
+    """Return when all processes have left these seats, or after 4.5 s. The seats' channels were closed before."""
     remaining = list(seats)
     for number, limit_s in _STAGES:
         remaining = [seat for seat in remaining if seat.is_served]
