@@ -109,7 +109,11 @@ def make_stream(given: Mapping[str, Any]) -> EpochLoader:
     ranks = _ranks(given)
     seed = seed_of(given["seed"], ranks, is_used=False)
     loader: Any = DataLoader(
-        dataset, batch_size=given["batch_size"], drop_last=given["is_training"], **_loader_options(given)
+        dataset,
+        batch_size=given["batch_size"],
+        drop_last=given["is_training"],
+        shard_stream=False,
+        **_loader_options(given),
     )
     return _epochs(given, loader, seed, ranks)
 
