@@ -88,7 +88,8 @@ def _be_worker(link: _Link, serial: int) -> int:
     try:
         return _receive_payload(link, serial)
     except (BrokenPipeError, ConnectionResetError):
-        return 0  # the trainer is gone
+        link.is_abandoned = True  # the trainer is gone; the reading thread may not have noticed it yet
+        return 0
     finally:
         link.segments.clean_up(is_abandoned=link.is_abandoned)
 
