@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import torch
 
+from swift_loader import DevicePrefetcher
 from swift_loader.pipeline import StageLoader
 from tests.support import stage_functions as functions
 from tests.support.stage_functions import AsyncNumbers, Numbers
@@ -215,6 +217,23 @@ def test_wrong_arguments_are_refused() -> None:
         StageLoader([], output_order="random")
     with pytest.raises(TypeError, match="threads"):
         StageLoader([], threads=3)  # type: ignore[call-arg]
+
+
+def test_a_device_prefetcher_takes_it_and_resumes() -> None:
+    def make() -> DevicePrefetcher:
+        options: dict[str, Any] = {"batch_size": 4, "aggregator": torch.tensor, "output_order": "input"}
+        return DevicePrefetcher(StageLoader(range(24), **options), "cpu")
+
+    expected = [list(range(first, first + 4)) for first in range(0, 24, 4)]
+    loader = make()
+    assert len(loader) == 6
+    iterator = iter(loader)
+    found = [next(iterator).tolist() for _ in range(2)]
+    state = loader.state_dict()
+    loader.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert found + [batch.tolist() for batch in resumed] == expected
 
 
 def test_it_shows_its_stages() -> None:
