@@ -26,7 +26,7 @@ from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.processes import Starter, make_executor
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner

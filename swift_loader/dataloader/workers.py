@@ -33,7 +33,7 @@ from swift_loader.executors.environment import SET_BY_LIBRARIES, working_directo
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner

@@ -22,7 +22,7 @@ from swift_loader.delivery.receivers import Receivers
 from swift_loader.delivery.trial import try_out
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedWork, WorkSource

@@ -16,7 +16,7 @@ from swift_loader.executors.failures import describe_work
 from swift_loader.executors.local_builder import LocalBuilder, Speaker
 from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.interrupts import is_interrupt
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Event, Ready, Skipped, StreamEnded

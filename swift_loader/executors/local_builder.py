@@ -19,7 +19,7 @@ from swift_loader.executors.base import Outcome
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.failures import rebuild, rebuild_sample
 from swift_loader.executors.tasks import task_of
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Built, Event, Failed, SampleFailed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swift_loader.executors.base import Executor
 from swift_loader.executors.handle import HandledProcess
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.segments import Segment

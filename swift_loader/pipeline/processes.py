@@ -12,7 +12,7 @@ from loguru import logger
 
 from swift_loader.executors.base import Executor
 from swift_loader.executors.processes import make_executor, make_starter
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
 from swift_loader.pipeline.items import Marker
 from swift_loader.sampling.plan import PlanSettings

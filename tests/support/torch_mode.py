@@ -12,7 +12,7 @@ from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.processes import make_executor, make_starter
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.metrics import Histogram, Metrics
+from swift_loader.metrics.metrics import Histogram, Metrics
 from swift_loader.transport.messages import Batch
 
 

@@ -22,7 +22,7 @@ from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings

@@ -14,7 +14,7 @@ from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.interrupts import is_interrupt
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.scheduler.events import (
     Built,
     Event,

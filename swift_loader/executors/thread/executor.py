@@ -27,7 +27,7 @@ from swift_loader.executors.thread.draws import DrawWatch
 from swift_loader.executors.thread.heap import RecycledHeap
 from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.executors.thread.worker import Surroundings, ThreadWorker
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan

@@ -12,7 +12,7 @@ import pytest
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.inbox import Inboxes
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan, PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.events import Event, Ready

@@ -10,7 +10,7 @@ import pytest
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.portable.executor import PortableExecutor
 from swift_loader.executors.portable.supervisor import PortableSupervisor
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from tests.support import datasets
 from tests.support.helpers import make_loader
 from tests.support.specs import spec_of

@@ -10,7 +10,7 @@ import pytest
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.executor import ProcessExecutor
-from swift_loader.metrics import Metrics
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.by_value import Definitions
