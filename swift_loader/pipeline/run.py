@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from functools import partial
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.pipeline.closing import close_together
 from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.filler import Filler
 from swift_loader.pipeline.items import Item, Place
@@ -125,14 +126,15 @@ class Run:
         def left_s() -> float:
             return max(0.0, deadline_s - time.monotonic())
 
-        with ExitStack() as closing:  # all of them, even if one fails; the last one first
+        closes: list[Callable[[], None]] = [partial(_close, stage, left_s) for stage in self._stages]
+        if self._uses_loop:
+            self._uses_loop = False
+            closes.append(lambda: self._event_loop.leave(left_s()))
+        try:
+            close_together(closes, left_s)
+        finally:
             for filler in self._fillers:
-                closing.callback(_join, filler, left_s)
-            for stage in reversed(self._stages):
-                closing.callback(_close, stage, left_s)
-            if self._uses_loop:
-                self._uses_loop = False
-                closing.callback(lambda: self._event_loop.leave(left_s()))  # first: a thread may wait for its items
+                filler.join(left_s())
 
     def __repr__(self) -> str:
         return f"<Run of {len(self.tally.stats)} stages>"
@@ -158,10 +160,6 @@ class _LastEnd:
             is_last = not self._num_left
         if error is not None or is_last:
             self._end(error)
-
-
-def _join(filler: Filler, left_s: Callable[[], float]) -> None:
-    filler.join(left_s())
 
 
 def _close(stage: Stage, left_s: Callable[[], float]) -> None:

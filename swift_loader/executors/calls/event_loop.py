@@ -23,6 +23,53 @@ END_LIMIT_S = 2.0
 """How long `close` waits for what coroutines have left."""
 
 
+_NAME = "swift_loader-event-loop"
+
+
+class _LoopState(Enum):
+    """RUNNING ─run─► ENDED, or RUNNING ─join─► LEFT ─run─► ENDED."""
+
+    RUNNING = "running"
+    LEFT = "left"
+    """Nobody waits for it any more, so it closes the loop."""
+    ENDED = "ended"
+
+
+class _LoopThread:
+    """Runs an event loop until that is stopped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread."""
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._state = _LoopState.RUNNING
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            with self._lock:
+                is_left, self._state = self._state is _LoopState.LEFT, _LoopState.ENDED
+            if is_left:
+                _end(self._loop)
+
+    def join(self, limit_s: float) -> bool:
+        """Wait until the thread has ended. If that takes longer than `limit_s`, leave the loop to it. Return which."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+        with self._lock:
+            if self._state is _LoopState.RUNNING:
+                self._state = _LoopState.LEFT
+            return self._state is _LoopState.ENDED
+
+    def __repr__(self) -> str:
+        return f"<_LoopThread {self._state.value}>"
+
+
 class _Owner(Enum):
     HERE = "here"
     GONE = "gone"
@@ -39,7 +86,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: _LoopThread | None = None
         self._num_users = 0
         self._maker = ProcessOwner()
         self._owner = _Owner.HERE
@@ -51,9 +98,7 @@ class EventLoop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
             if self._thread is None:
-                name = "swift_loader-event-loop"
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
-                self._thread.start()
+                self._thread = _LoopThread(self._loop)
             return self._loop
 
     def leave(self, limit_s: float) -> None:
@@ -66,10 +111,9 @@ class EventLoop:
         assert loop is not None
         assert thread is not None
         call_soon(loop, lambda: _cancel_all(loop))
-        if thread is not threading.current_thread():
-            thread.join(limit_s)
+        has_ended = thread.join(limit_s)
         with self._lock:
-            if thread.is_alive():  # a coroutine blocks it: the next user gets another one
+            if not has_ended:  # a coroutine blocks it: the next user gets another one
                 self._loop = None
             elif self._owner is _Owner.GONE:
                 self._free()
@@ -85,7 +129,7 @@ class EventLoop:
     def _free(self) -> None:
         if not self._num_users and self._loop is not None:
             # In a thread of its own: the caller's may run another loop.
-            thread = threading.Thread(target=_end, args=(self._loop,), name="swift_loader-event-loop", daemon=True)
+            thread = threading.Thread(target=_end, args=(self._loop,), name=_NAME, daemon=True)
             thread.start()
             thread.join(END_LIMIT_S)
             self._loop = None
@@ -99,14 +143,6 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        asyncio.set_event_loop(None)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

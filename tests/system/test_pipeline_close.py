@@ -1,0 +1,115 @@
+"""Closing a pipeline whose stages hang: all in all it takes no longer than one of them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_loader.pipeline import Pipeline
+from swift_loader.pipeline.closing import close_together
+from tests.support.helpers import wait_until
+
+CLOSE_LIMIT_S = 5.0
+NUM = 40
+
+
+class HangsInProcess:
+    """Ignores SIGTERM, and hangs at one item."""
+
+    def __init__(self, at: int, folder: Path) -> None:
+        self._at = at
+        self._begun = folder / str(at)
+
+    def __call__(self, number: int) -> int:
+        if number == self._at:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._begun.touch()
+            time.sleep(60)
+        return number
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """Threads that wait for it end with the test."""
+    event, before = threading.Event(), threading.active_count()
+    yield event
+    event.set()
+    wait_until(lambda: threading.active_count() <= before, "what hung has ended")
+
+
+def hanging_at(position: int, released: threading.Event, begun: list[int]) -> Callable[[int], int]:
+    """Return a function that hangs at an item."""
+
+    def hang(number: int) -> int:
+        if number == position:
+            begun.append(position)
+            released.wait(30)
+        return number
+
+    return hang
+
+
+def close_once(pipeline: Pipeline, hang_all: Callable[[], bool]) -> float:
+    """Close a pipeline once all its stages hang. Return how many seconds that took."""
+    iterator = iter(pipeline)
+    wait_until(hang_all, "all stages hang")
+    began_s = time.monotonic()
+    pipeline.close()
+    took_s = time.monotonic() - began_s
+    del iterator
+    return took_s
+
+
+def test_stages_that_hang_in_threads_close_together(released: threading.Event) -> None:
+    begun: list[int] = []
+    pipeline = Pipeline(range(NUM))
+    for position in reversed(range(6)):  # the last stage hangs at the first item
+        pipeline = pipeline.map(hanging_at(position, released, begun))
+    assert close_once(pipeline, lambda: len(begun) == 6) < CLOSE_LIMIT_S
+
+
+def test_a_coroutine_that_blocks_its_loop_and_stages_in_threads_close_together(released: threading.Event) -> None:
+    begun: list[int] = []
+    block = hanging_at(1, released, begun)
+
+    async def blocks(number: int) -> int:
+        return block(number)
+
+    first, last = hanging_at(2, released, begun), hanging_at(0, released, begun)
+    pipeline = Pipeline(range(NUM)).map(first).map(blocks).map(last)
+    assert close_once(pipeline, lambda: len(begun) == 3) < CLOSE_LIMIT_S
+
+
+def test_stages_that_hang_in_processes_close_together(tmp_path: Path) -> None:
+    pipeline = Pipeline(range(NUM))
+    for position in reversed(range(3)):
+        pipeline = pipeline.map(HangsInProcess(position, tmp_path), on="process")
+    assert close_once(pipeline, lambda: len(list(tmp_path.iterdir())) == 3) < CLOSE_LIMIT_S
+
+
+def test_all_are_closed_even_if_one_fails() -> None:
+    closed: list[int] = []
+
+    def fail() -> None:
+        raise LookupError("first")
+
+    closes: list[Any] = [fail, lambda: closed.append(1), lambda: closed.append(2)]
+    with pytest.raises(LookupError, match="first"):
+        close_together(closes, lambda: 5.0)
+    assert sorted(closed) == [1, 2]
+
+
+def test_closing_at_the_end_of_the_interpreter_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    closed: list[int] = []
+    close_together([lambda: closed.append(1), lambda: closed.append(2)], lambda: 5.0)
+    assert closed == [1, 2]
