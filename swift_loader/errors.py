@@ -40,6 +40,16 @@ class EncodeError(WorkerError, TypeError):
     The message names its path and type.
     """
 
+    def __init__(self, fact: str, hint: str = "") -> None:
+        """Make a message of what is wrong and what to do."""
+        super().__init__(f"{fact}. {hint}" if hint else fact)
+        self.hint = hint
+
+    @property
+    def fact(self) -> str:
+        """The message without what to do."""
+        return str(self).removesuffix(f". {self.hint}")
+
 
 class WorkerDied(SwiftLoaderError, RuntimeError):
     """A worker or the template process died and isn't replaced.

@@ -16,7 +16,7 @@ from swift_loader.transport.codec import decode
 from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import Failure, SampleFailed
 
-__all__ = ["describe_batch", "describe_work", "keys_of", "rebuild", "rebuild_sample", "shown"]
+__all__ = ["describe_batch", "describe_work", "keys_of", "rebuild", "rebuild_sample", "rebuild_with", "shown"]
 
 _MAX_SHOWN_INDICES = 8
 _MAX_SHOWN_CHARACTERS = 40
@@ -30,7 +30,11 @@ def rebuild(failure: Failure, who: str, definitions: Definitions, where: str = "
     holds the process, the batch and the traceback.
     """
     sample = f", dataset index {failure.index}" if failure.index is not None else ""
-    context = f"In {who}, {failure.stage.value}{sample}{where}:"
+    return rebuild_with(failure, f"In {who}, {failure.stage.value}{sample}{where}:", definitions)
+
+
+def rebuild_with(failure: Failure, context: str, definitions: Definitions) -> Exception:
+    """Return the same as `rebuild`, with this text in front of the traceback."""
     error: Exception | None = None
     if failure.pickled is not None:
         try:

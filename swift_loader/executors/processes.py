@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swift_loader.executors.base import Executor
 from swift_loader.executors.handle import HandledProcess
+from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
@@ -82,15 +83,21 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
         ROOTS.warm(modules)
 
 
-def make_starter(spec: WorkerSpec, options: DeliveryOptions) -> Starter:
-    """Return what starts the processes that the options and the platform demand."""
+def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> Starter:
+    """Return what starts the processes that the options and the platform demand.
+
+    Args:
+        spec: What they build.
+        options: How that is delivered.
+        wording: For errors and warnings.
+    """
     if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
         from swift_loader.executors.portable.supervisor import PortableSupervisor
 
-        return PortableSupervisor(spec, options)
+        return PortableSupervisor(spec, options, wording)
     from swift_loader.executors.process.supervisor import Supervisor
 
-    return Supervisor(spec, options)
+    return Supervisor(spec, options, wording)
 
 
 def make_pool(num_workers: int) -> ProcessPool:

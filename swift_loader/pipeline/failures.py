@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swift_loader.errors import RemoteTraceback, TooManyErrors
 
-__all__ = ["MAX_KEPT", "FailurePolicy", "ItemFailure"]
+__all__ = ["MAX_KEPT", "FailurePolicy", "ItemFailure", "explained", "place_of"]
 
 MAX_KEPT = 100
 """How many failures of a stage are kept for the report."""
@@ -42,9 +42,9 @@ class FailurePolicy:
             TooManyErrors: Too many items have failed.
             BaseException: The item's error, if none may fail.
         """
-        explained = _explained(error, f"In stage {self.stage!r}, at item {item}")
+        raised = explained(error, place_of(self.stage, item))
         if not self.skips or not isinstance(error, Exception):
-            raise explained
+            raise raised
         self.num_failures += 1
         if len(self.kept) < MAX_KEPT:
             self.kept.append(ItemFailure(self.stage, item, error))
@@ -52,10 +52,15 @@ class FailurePolicy:
             raise TooManyErrors(
                 f"{self.num_failures} items failed in stage {self.stage!r}, more than max_errors={self.max_errors}; "
                 f"the last one is item {item}"
-            ) from explained
+            ) from raised
 
 
-def _explained(error: BaseException, where: str) -> BaseException:
+def place_of(stage: str, item: int) -> str:
+    """Return where an item failed, in words."""
+    return f"In stage {stage!r}, at item {item}"
+
+
+def explained(error: BaseException, where: str) -> BaseException:
     """Return the error, with the place at the end of its chain of causes."""
     if isinstance(error, StopIteration):  # it would end the loop early
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")

@@ -15,10 +15,26 @@ from swift_loader.pipeline.relay import Relay
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "ItemWork"]
 
 _MAX_STEP = 2**31 - 1
 """`KeyedSamples` makes 64 bits of it."""
+
+
+class ItemWork(IndexWork):
+    """The work on an item, or the end of an epoch."""
+
+    number: int
+    """Which item of its stage it is, from 0. A run that continues begins at 0, too."""
+    after: Place
+    """Where a run continues after it."""
+
+    @classmethod
+    def of(cls, epoch: int, step: int, value: Any, number: int, after: Place) -> ItemWork:
+        """Return the work on an item."""
+        work = cls(epoch, step, value)
+        work.number, work.after = number, after
+        return work
 
 
 class Feed:
@@ -31,11 +47,9 @@ class Feed:
             max_items: How many items may wait here.
             epoch: Of the first items.
         """
-        self.relay: Relay[IndexWork] = Relay(max_items)
-        self._returned: deque[IndexWork] = deque()
+        self.relay: Relay[ItemWork] = Relay(max_items)
+        self._returned: deque[ItemWork] = deque()
         """To be continued, before anything new."""
-        self._under_way: dict[int, tuple[IndexWork, int, Place]] = {}
-        """By identity: the work on an item, the item's number, and where a run continues after it."""
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_items = 0
         self._num_put = 0
@@ -56,11 +70,10 @@ class Feed:
         """Add an item. Blocks while there is no room. Return False if nobody wants it any more."""
         if item.value is Marker.EPOCH_END:
             # An epoch of its own: out of order, it waits for all items before it, and those after it wait for it.
-            work = IndexWork(2 * self._epoch + 1, 0, item.value)
+            work = ItemWork.of(2 * self._epoch + 1, 0, item.value, self._num_items, ())
             self._epoch += 1
         else:
-            work = IndexWork(2 * self._epoch, step_of(item.after), item.value)
-            self._under_way[id(work)] = (work, self._num_items, item.after)
+            work = ItemWork.of(2 * self._epoch, step_of(item.after), item.value, self._num_items, item.after)
             self._num_items += 1
         self._num_put += 1
         return self.relay.put(work)
@@ -77,15 +90,12 @@ class Feed:
 
     # The stage's side
 
-    def put_back(self, work: IndexWork, value: Any) -> None:
+    def put_back(self, work: ItemWork, value: Any) -> None:
         """Add work that goes on from a result, with this value. It goes first."""
-        _, number, after = self._under_way.pop(id(work))
-        following = work._replace(indices=value)
-        self._under_way[id(following)] = (following, number, after)
         self._num_put_back += 1
-        self._returned.append(following)
+        self._returned.append(ItemWork.of(work.epoch, work.step, value, work.number, work.after))
 
-    def next(self) -> IndexWork | None:
+    def next(self) -> ItemWork | None:
         """Return the next work; None if there is none now."""
         return self._returned.popleft() if self._returned else self.relay.poll()
 
@@ -95,11 +105,6 @@ class Feed:
     def swap(self, work: StreamWork) -> StreamWork:
         """Return the same: a feed has no shards."""
         return work
-
-    def finish(self, work: IndexWork) -> tuple[int, Place]:
-        """Return the number of an item in this run, and where a run continues after it. Forgets both."""
-        _, number, after = self._under_way.pop(id(work))
-        return number, after
 
     def is_over(self, num_taken: int) -> bool:
         """Return whether nothing more comes after this number of results."""

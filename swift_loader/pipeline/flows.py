@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from swift_loader.pipeline.failures import explained, place_of
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.sampling.permutation import derive_key
 
@@ -20,10 +21,19 @@ _SHUFFLE, _MIX = 0x5F, 0x31
 """What draws are for."""
 
 
-def filtered(items: Iterable[Item], predicate: Callable[[Any], bool]) -> Iterator[Item]:
-    """Keep the items for which the predicate is true."""
+def filtered(items: Iterable[Item], predicate: Callable[[Any], bool], stage: str) -> Iterator[Item]:
+    """Keep the items for which the predicate is true. An error of the predicate names the stage and the item."""
+    number = 0
     for item in items:
-        if item.value is _END or predicate(item.value):
+        if item.value is _END:
+            yield item
+            continue
+        try:
+            is_kept = predicate(item.value)
+        except Exception as error:
+            raise explained(error, place_of(stage, number))  # noqa: B904 - it has its causes
+        number += 1
+        if is_kept:
             yield item
 
 

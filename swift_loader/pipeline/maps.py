@@ -20,6 +20,7 @@ from swift_loader.pipeline.jobs import AwaitCall, AwaitPour, AwaitStep, Call, Po
 from swift_loader.pipeline.nodes import Opening
 from swift_loader.pipeline.processes import MAX_RESTARTS, delivery_options, process_executor
 from swift_loader.pipeline.run import Run
+from swift_loader.pipeline.wording import item_of
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits
@@ -134,7 +135,7 @@ class Map:
             crew = CoroutineCrew(job, self.concurrency, run.loop())
         else:
             crew = ThreadCrew(job, self.concurrency, self.name)
-        executor = CallExecutor(crew, self.concurrency, self.name, plan)
+        executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of)
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
         stage = run.stage(items, executor, settings, plan, policy, stops)
         if not is_generator:
@@ -167,7 +168,7 @@ class Map:
     def _processes(self, plan: PlanSettings) -> Executor:
         in_order = self.order is OutputOrder.INPUT
         delivery = delivery_options(self.concurrency, self.max_in_flight, self.timeout_s, in_order=in_order)
-        return process_executor(self.function, self.concurrency, delivery, plan, gives_list=self.counts)
+        return process_executor(self.function, self.concurrency, delivery, plan, self.name, gives_list=self.counts)
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, unless some are left out."""

@@ -75,7 +75,7 @@ class Filter:
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Filter on the thread that pulls."""
-        return run.counted(flows.filtered(items, self.predicate), self.describe())
+        return run.counted(flows.filtered(items, self.predicate, self.describe()), self.describe())
 
     def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
         """Nobody knows."""
@@ -96,7 +96,7 @@ class DropNone:
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Filter on the thread that pulls."""
-        return flows.filtered(items, _is_something)
+        return flows.filtered(items, _is_something, self.describe())
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, at most."""

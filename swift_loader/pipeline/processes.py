@@ -15,6 +15,7 @@ from swift_loader.executors.processes import make_executor, make_starter
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
 from swift_loader.pipeline.items import Marker
+from swift_loader.pipeline.wording import StageWording
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
@@ -50,7 +51,13 @@ def as_it_is(value: Any) -> Any:
 
 
 def process_executor(
-    function: Callable[[Any], Any], num_workers: int, delivery: DeliveryOptions, plan: PlanSettings, *, gives_list: bool
+    function: Callable[[Any], Any],
+    num_workers: int,
+    delivery: DeliveryOptions,
+    plan: PlanSettings,
+    stage: str,
+    *,
+    gives_list: bool,
 ) -> Executor:
     """Return an executor of worker processes. It isn't started.
 
@@ -59,6 +66,7 @@ def process_executor(
         num_workers: How many processes.
         delivery: How far ahead they may work.
         plan: Has the seed of what the function draws.
+        stage: The stage's name, for errors.
         gives_list: Whether the function is a generator.
     """
     mode = TorchMode(
@@ -85,7 +93,8 @@ def process_executor(
         dataset_per_worker=False,
         torch=mode,
     )
-    return make_executor(make_starter(WorkerSpec(options, plan), delivery), Metrics(enabled=False), logger.debug)
+    starter = make_starter(WorkerSpec(options, plan), delivery, StageWording(stage))
+    return make_executor(starter, Metrics(enabled=False), logger.debug)
 
 
 def delivery_options(

@@ -16,17 +16,17 @@ from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
-from swift_loader.pipeline.failures import FailurePolicy
-from swift_loader.pipeline.feed import Feed
+from swift_loader.pipeline.failures import FailurePolicy, explained
+from swift_loader.pipeline.feed import Feed, ItemWork
 from swift_loader.pipeline.filler import Filler
 from swift_loader.pipeline.flows import beginning
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.jobs import Rest
 from swift_loader.pipeline.relay import Relay
 from swift_loader.pipeline.stats import StageStats
+from swift_loader.pipeline.wording import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
-from swift_loader.scheduler.work import IndexWork
 
 __all__ = ["Stage"]
 
@@ -54,6 +54,9 @@ class Stage:
             policy: What becomes of items that fail.
             stats: Counts the items.
             epoch: Of the first items.
+
+        Raises:
+            Exception: Whatever starting the executor raised. Nothing is left behind.
         """
         limits = settings.limits
         self._feed = Feed(max(1, limits.max_in_flight // 2), epoch)
@@ -63,7 +66,10 @@ class Stage:
         self._policy = policy
         self._stats = stats
         self._filler = Filler(upstream, self._put, self._feed.end, stats)
-        self._dispatcher.start(tries_out=False, keeps_trial=False)
+        try:
+            self._dispatcher.start(tries_out=False, keeps_trial=False)
+        except Exception as error:
+            raise explained(in_stage_words(error), f"In stage {policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
         self._dispatcher.begin(self._feed, plan)
         self._filler.start()
 
@@ -81,10 +87,8 @@ class Stage:
         for delivery, work in self._deliveries():
             if work.indices is Marker.EPOCH_END:
                 yield Item(Marker.EPOCH_END, ())
-            else:
-                number, after = self._feed.finish(work)
-                if self._is_wanted(delivery, number):
-                    yield self._count(delivery.batch, after)
+            elif self._is_wanted(delivery, work.number):
+                yield self._count(delivery.batch, work.after)
 
     def all_results(self, start: Place, num_skipped: int) -> Iterator[Item]:
         """Return all results of each item's generator, in order.
@@ -99,12 +103,11 @@ class Stage:
                 before = beginning(start)
                 yield Item(Marker.EPOCH_END, ())
                 continue
-            number, after = self._feed.finish(work)
-            if self._is_wanted(delivery, number):
-                for num_results, value in enumerate(self._poured(delivery.batch, number), 1):
+            if self._is_wanted(delivery, work.number):
+                for num_results, value in enumerate(self._poured(delivery.batch, work.number), 1):
                     if num_results > num_skipped:
                         yield self._count(value, (*before, num_results))
-            before, num_skipped = after, 0
+            before, num_skipped = work.after, 0
 
     def _poured(self, relay: Relay[Any], number: int) -> Iterator[Any]:
         try:
@@ -124,8 +127,7 @@ class Stage:
                 continue
             rest: Rest | None = delivery.batch
             if rest is None or rest.is_over:
-                number, _ = self._feed.finish(work)
-                self._is_wanted(delivery, number)
+                self._is_wanted(delivery, work.number)
             else:
                 value, rest.value = rest.value, None
                 self._feed.put_back(work, rest)
@@ -143,7 +145,7 @@ class Stage:
         self._stats.num_out += 1
         return Item(value, after)
 
-    def _deliveries(self) -> Iterator[tuple[Delivery, IndexWork]]:
+    def _deliveries(self) -> Iterator[tuple[Delivery, ItemWork]]:
         """Return what the workers answer. Blocks while there is nothing.
 
         Raises:
@@ -157,7 +159,7 @@ class Stage:
             if delivery.work is not None:
                 num_taken += 1
                 delivery.keep()
-                assert isinstance(delivery.work, IndexWork), "a feed hands out items"
+                assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 yield delivery, delivery.work
                 del delivery
             elif delivery.error is not None:

@@ -25,7 +25,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import MAIN_MODULES
 from swift_loader.transport.dry_run import reduce_special
 from swift_loader.transport.encoder import CodeNeeded, Encoder, NumberOf
-from swift_loader.transport.fills import Call, Fill, Fills
+from swift_loader.transport.fills import REMEDY, Call, Fill, Fills
 from swift_loader.transport.names import Submodules, names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.spaces import Space, Spaces, is_made, names_of, variables_beside
@@ -186,7 +186,7 @@ class CodeEncoder(Encoder):
             if fill is None or not required:
                 return
             if fill.why_missing:
-                raise EncodeError(f"{where} {fill.why_missing}")
+                raise EncodeError(f"{where} {fill.why_missing}", REMEDY)
             if not fill.is_required:
                 fill.is_required, fill.where = True, where
             return

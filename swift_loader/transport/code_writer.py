@@ -19,7 +19,7 @@ from swift_loader.transport import rebuild
 from swift_loader.transport.code import CodeEncoder
 from swift_loader.transport.dry_run import DryRunPickler
 from swift_loader.transport.encoder import CodeNeeded
-from swift_loader.transport.fills import Call, Fill, FillState
+from swift_loader.transport.fills import REMEDY, Call, Fill, FillState
 from swift_loader.transport.spaces import Space
 
 __all__ = ["CodeWriter"]
@@ -31,11 +31,6 @@ _EMPTY: dict[type, Callable[[Any], object]] = {
     defaultdict: lambda full: defaultdict(full.default_factory),
 }
 """Makes the empty container that is filled later, if the code that makes its items looks into the container."""
-
-_REMEDY = (
-    "Create it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its "
-    "own; or move the code into a module that can be imported"
-)
 
 
 class CodeWriter:
@@ -140,11 +135,10 @@ class CodeWriter:
         path, culprit, error = find_unencodable(fill.value, error, lambda part: DryRunPickler().dump(part))
         holds = f"holds at {path} a" if path else "is a"
         fill.why_missing = (
-            f"{holds} {type_name(culprit)}, which can't be sent to another process ({type(error).__name__}: {error}). "
-            f"{_REMEDY}"
+            f"{holds} {type_name(culprit)}, which can't be sent to another process ({type(error).__name__}: {error})"
         )
         if fill.is_required:
-            raise EncodeError(f"{fill.where} {fill.why_missing}") from error
+            raise EncodeError(f"{fill.where} {fill.why_missing}", REMEDY) from error
 
     def _write_soon(self) -> None:
         soon = self._fills.soon
@@ -167,8 +161,8 @@ class CodeWriter:
         except (EncodeError, CodeNeeded):
             raise
         except Exception as error:
-            text = f"{name} can't be sent to another process ({type(error).__name__}: {error}). {_REMEDY}"
-            raise EncodeError(text) from error
+            text = f"{name} can't be sent to another process ({type(error).__name__}: {error})"
+            raise EncodeError(text, REMEDY) from error
 
     def _dump(self, part: object) -> None:
         self._kept.append(part)

@@ -42,6 +42,8 @@ __all__ = [
 _CODE_MARK = b"\0"
 """First byte of a sequence of pickles that contains code. A single pickle starts with another byte."""
 
+_HINT = "Return arrays, tensors, numbers, strings or containers of them, or pass batch_encoder and batch_decoder"
+
 
 def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
     """Copy the bulk data of a batch into the arena, and return the rest.
@@ -62,7 +64,7 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
         return _encode_with_code(batch, arena, number_of, None)
     except Exception as error:
         attempt = partial(_dry_run, number_of=number_of)
-        raise EncodeError(_explain(batch, error, attempt)) from error
+        raise EncodeError(_explain(batch, error, attempt), _HINT) from error
     return encoder.encoded(stream)
 
 
@@ -95,9 +97,7 @@ def encode_with_code(content: object, note: Callable[[object], object]) -> tuple
 def _explain(batch: object, error: Exception, attempt: Callable[[object], None]) -> str:
     path, culprit, reason = find_unencodable(batch, error, attempt)
     return (
-        f"batch{path} is a {type_name(culprit)}, which can't be sent to the trainer "
-        f"({type(reason).__name__}: {reason}). Return arrays, tensors, numbers, strings or containers of them, or "
-        f"pass batch_encoder and batch_decoder"
+        f"batch{path} is a {type_name(culprit)}, which can't be sent to the trainer ({type(reason).__name__}: {reason})"
     )
 
 
@@ -121,7 +121,7 @@ def _encode_with_code(
     except Exception as error:
         if note is not None:
             raise
-        raise EncodeError(_explain(content, error, try_out)) from error
+        raise EncodeError(_explain(content, error, try_out), _HINT) from error
     return encoder.encoded(stream)
 
 

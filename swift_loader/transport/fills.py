@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["Call", "Fill", "FillState", "Fills"]
+__all__ = ["REMEDY", "Call", "Fill", "FillState", "Fills"]
+
+REMEDY = (
+    "Create it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its "
+    "own; or move the code into a module that can be imported"
+)
+"""What to do about a value that can't be sent."""
 
 
 class Call:

@@ -45,6 +45,11 @@ __all__ = [
 _OPTIONS = ".options."
 """Path in a worker's set-up to the options, which have the names that the user knows."""
 
+_HINT = (
+    "Pass dataset_class=, and dataset_kwargs= with values that can be sent. Open files and connections in the "
+    "dataset's constructor: it runs in the loader's own processes. Or pass worker_per_consumer=0"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -172,7 +177,7 @@ def _encode(content: object, environment: Environment) -> tuple[_Draft, Definiti
     except (EncodeError, NoDescriptorsLeft):
         raise
     except Exception as error:
-        raise EncodeError(_explain(content, error)) from error
+        raise EncodeError(_explain(content, error), _HINT) from error
     return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), definitions
 
 
@@ -261,7 +266,5 @@ def _explain(content: object, error: Exception) -> str:
     path, culprit, reason = find_unencodable(content, error, try_out)
     return (
         f"{path.removeprefix(_OPTIONS)} is a {type_name(culprit)}, which can't be sent to the workers "
-        f"({type(reason).__name__}: {reason}). Pass dataset_class=, and dataset_kwargs= with values that can be sent. "
-        f"Open files and connections in the dataset's constructor: it runs in the loader's own processes. Or pass "
-        f"worker_per_consumer=0"
+        f"({type(reason).__name__}: {reason})"
     )

@@ -8,7 +8,7 @@ No call can be killed. A call that hangs ends the loop's wait with an error, if 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
@@ -20,7 +20,7 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import Kill, Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import ExecutorFailed, Ready
-from swift_loader.scheduler.work import IndexWork
+from swift_loader.scheduler.work import Work
 
 __all__ = ["JOIN_LIMIT_S", "CallExecutor"]
 
@@ -36,7 +36,9 @@ class CallExecutor:
     largest_batch_nbytes = 0
     """What is handed over lies in no slot."""
 
-    def __init__(self, crew: Crew, num_workers: int, name: str, settings: PlanSettings) -> None:
+    def __init__(
+        self, crew: Crew, num_workers: int, name: str, settings: PlanSettings, describe: Callable[[Work], str]
+    ) -> None:
         """Make an executor that isn't started.
 
         Args:
@@ -44,6 +46,7 @@ class CallExecutor:
             num_workers: How many it does at the same time.
             name: Of the stage, for errors.
             settings: Of a plan without samples.
+            describe: Returns which item a work is, for errors.
         """
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""
@@ -54,6 +57,7 @@ class CallExecutor:
         self._crew = crew
         self._num_workers = num_workers
         self._name = name
+        self._describe = describe
 
     def start(self) -> None:
         """Start the crew."""
@@ -74,7 +78,7 @@ class CallExecutor:
 
     def _stalled(self, stall: Stall) -> WorkerStalled:
         stack = "" if stall.worker is None else self._crew.stack(stall.worker)
-        item = f", item {stall.work.step}," if isinstance(stall.work, IndexWork) else ""
+        item = "" if stall.work is None else f", {self._describe(stall.work)},"
         return WorkerStalled(
             f"stage {self._name!r}{item} has taken {stall.busy_s:.1f} s, longer than its timeout. A call can't be "
             f"killed, so its thread stays until the function returns{attached(traces=stack)}"

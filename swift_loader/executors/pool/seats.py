@@ -30,6 +30,7 @@ from swift_loader.executors.process.event_loop_thread import Stopped
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.workers import FIRST_TORCH_WORKERS, SPARE_SEGMENTS
+from swift_loader.executors.wording import LOADER_WORDING
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
 from swift_loader.transport.by_value import Definitions
@@ -87,6 +88,7 @@ class SeatSupervisor:
         """
         self.spec = spec
         self.options = options
+        self.wording = LOADER_WORDING
         self.owner = pool.owner
         self.templates = SeatDataset(dataset)
         self._pool = pool

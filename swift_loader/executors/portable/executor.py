@@ -92,7 +92,7 @@ class PortableExecutor:
         supervisor.start_others()
         built = supervisor.wait_first_build(self._warn_of_build, options.stall_warning_s)
         plan = Plan.of(built.num_samples, supervisor.spec.plan)
-        explainer = Explainer(options, plan, supervisor.definitions, built.build_s)
+        explainer = Explainer(options, plan, supervisor.definitions, built.build_s, supervisor.wording)
         batches = BatchReader(supervisor.definitions, options.batch_decoder)
         reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, self._on_segment, self._resumes)
         inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)

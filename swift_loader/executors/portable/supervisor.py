@@ -17,7 +17,6 @@ from enum import Enum
 from multiprocessing.connection import wait
 
 from swift_loader.errors import LoaderClosed
-from swift_loader.executors.failures import rebuild
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.portable.inbox import Inboxes, PortableWorker
 from swift_loader.executors.portable.interpreter import Interpreter, Payload, stop_interpreters
@@ -25,6 +24,7 @@ from swift_loader.executors.portable.launch import Launch
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended
@@ -64,10 +64,12 @@ class FirstBuild:
 class PortableSupervisor:
     """Starts the interpreters, replaces those that the scheduler wants replaced, and stops them."""
 
-    def __init__(self, spec: WorkerSpec, options: DeliveryOptions) -> None:
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> None:
         self.spec = spec
         """Sent to the processes when they start."""
         self.options = options
+        self.wording = wording
+        """For errors and warnings."""
         self.owner = ProcessOwner()
         self.definitions = Definitions()
         """The definitions that travel by value, under the numbers that the workers use. Known after `start_first`."""
@@ -156,14 +158,15 @@ class PortableSupervisor:
         self._check_open()
         if received is None:
             death = self._death_of(worker)
-            raise died(who, death.exit_code, "it builds the dataset", stderr=death.stderr)
+            terms = self.wording.terms
+            raise died(who, death.exit_code, terms.build, stderr=death.stderr, terms=terms)
         frame = unpack_frame(received.data)
         build_s = time.monotonic() - self._began_s
         if frame.kind is not Kind.FAILURE:
             return FirstBuild(Ready.unpack(frame).report.num_samples, build_s, received)
         failure = Failure.unpack(frame)
         if failure.stage is Stage.BUILD:
-            raise rebuild(failure, who, self.definitions)
+            raise self.wording.failure(failure, who, self.definitions, "")
         return FirstBuild(0, build_s, received)  # only in torch mode, where the length has no meaning
 
     def watch_all(self, inboxes: Inboxes) -> None:

@@ -6,6 +6,7 @@ import signal
 import textwrap
 
 from swift_loader.errors import WorkerDied
+from swift_loader.executors.wording import LOADER_TERMS, Terms
 
 __all__ = ["attached", "died", "how_it_ended"]
 
@@ -20,7 +21,15 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"exited with code {exit_code}"
 
 
-def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "", stderr: str = "") -> WorkerDied:
+def died(
+    who: str,
+    exit_code: int | None,
+    consequence: str,
+    *,
+    traces: str = "",
+    stderr: str = "",
+    terms: Terms = LOADER_TERMS,
+) -> WorkerDied:
     """Return the error for a process that died.
 
     Args:
@@ -29,14 +38,15 @@ def died(who: str, exit_code: int | None, consequence: str, *, traces: str = "",
         consequence: What it means for the loop.
         traces: Output of the fault handler, if it crashed.
         stderr: The last lines of its stderr.
+        terms: The words for the hint.
     """
     hint = ""
     if exit_code == -_SIGKILL:
-        hint = ". The kernel sends SIGKILL when memory runs out: see dmesg, and use fewer workers or smaller batches"
+        hint = f". The kernel sends SIGKILL when memory runs out: see dmesg, and use {terms.saving}"
     elif exit_code is not None and exit_code < 0:
-        hint = ". The dataset's code, or a library that it uses, crashed"
+        hint = f". The {terms.code}, or a library that it uses, crashed"
     elif exit_code is not None:
-        hint = ". The dataset's code ended the process: look for sys.exit and os._exit"
+        hint = f". The {terms.code} ended the process: look for sys.exit and os._exit"
     return WorkerDied(f"{who} {how_it_ended(exit_code)}; {consequence}{hint}{attached(traces=traces, stderr=stderr)}")
 
 

@@ -98,7 +98,7 @@ class ProcessExecutor:
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")
         plan = Plan.of(num_samples, supervisor.spec.plan)
-        explainer = Explainer(options, plan, templates.definitions, build_s)
+        explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)
         reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment, self._resumes)
         inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)

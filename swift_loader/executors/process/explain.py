@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from swift_loader.errors import SwiftLoaderError, WorkerStalled
-from swift_loader.executors.failures import describe_work, keys_of, rebuild, rebuild_sample, shown
+from swift_loader.executors.failures import rebuild_sample
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.deaths import attached, died, how_it_ended
+from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
@@ -47,7 +48,14 @@ class Spoken(Protocol):
 class Explainer:
     """The words for one executor's workers."""
 
-    def __init__(self, options: DeliveryOptions, plan: Plan, definitions: Definitions, build_s: float) -> None:
+    def __init__(
+        self,
+        options: DeliveryOptions,
+        plan: Plan,
+        definitions: Definitions,
+        build_s: float,
+        wording: Wording = LOADER_WORDING,
+    ) -> None:
         self.current = (0, plan)
         """The generation whose batches are needed, and its plan. Replaced as a whole: several threads read it."""
         self.build_s = build_s
@@ -55,14 +63,16 @@ class Explainer:
         self._options = options
         self._rank = plan.settings.rank
         self._definitions = definitions
+        self._wording = wording
+        self._terms = wording.terms
 
     def who(self, worker: Spoken) -> str:
-        """Return id, rank and place of a worker."""
-        return f"worker {worker.worker_id} of {self._options.num_workers} (rank {self._rank}, {worker.place})"
+        """Return which worker it is, and where it runs."""
+        return self._wording.who(worker.worker_id, self._options.num_workers, self._rank, worker.place)
 
     def batch(self, work: Work, *, is_trial: bool = False) -> str:
-        """Return the number of a batch, its epoch and its dataset indices."""
-        return "the trial batch, " * is_trial + describe_work(work, self.current[1])
+        """Return which batch a work is."""
+        return "the trial batch, " * is_trial + self._wording.work(work, self.current[1])
 
     # What a worker reports --------------------------------------------------------------------------------------------
 
@@ -73,14 +83,16 @@ class Explainer:
     def failure(self, failure: Failure, worker: AnyHandle) -> Exception:
         """Return the exception for a failure of the user's code in a worker."""
         is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
-        where = f", {self._batch_of(worker.tasks[0])}" if is_known else ""
-        return rebuild(failure, self.who(worker), self._definitions, where)
+        return self._rebuilt(failure, worker, self._batch_of(worker.tasks[0]) if is_known else "")
 
     def sample_failure(self, failed: SampleFailed, worker: AnyHandle) -> SampleFailure:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""
         task = worker.tasks[0]
-        error = rebuild(failed.failure, self.who(worker), self._definitions, f", {self._batch_of(task)}")
+        error = self._rebuilt(failed.failure, worker, self._batch_of(task))
         return rebuild_sample(failed, task.work.epoch, task.work.step, error)
+
+    def _rebuilt(self, failure: Failure, worker: AnyHandle, batch: str) -> Exception:
+        return self._wording.failure(failure, self.who(worker), self._definitions, batch)
 
     def _batch_of(self, task: Send) -> str:
         return self.batch(task.work, is_trial=not task.generation)
@@ -90,13 +102,9 @@ class Explainer:
     def stall(self, stall: Stall, worker: Spoken) -> str:
         """Return where a worker has been for how long."""
         if stall.work is None:
-            return f"has been at a batch that isn't needed any more for {stall.busy_s:.1f} s"
-        position, where = worker.position_in_batch(), self.batch(stall.work, is_trial=stall.is_trial)
-        keys = keys_of(stall.work, self.current[1])
-        if position is not None and keys:
-            is_fetched = position >= len(keys)
-            where += ", with all samples fetched," if is_fetched else f", at dataset index {shown(keys[position])},"
-        return f"has been at {where} for {stall.busy_s:.1f} s"
+            return f"has been at {self._terms.a_unit} that isn't needed any more for {stall.busy_s:.1f} s"
+        sample = self._wording.sample(stall.work, self.current[1], worker.position_in_batch())
+        return f"has been at {self.batch(stall.work, is_trial=stall.is_trial)}{sample} for {stall.busy_s:.1f} s"
 
     def hang(self, stall: Stall, worker: AnyHandle) -> str:
         """Return why a worker is being killed."""
@@ -110,14 +118,17 @@ class Explainer:
 
     def no_worker(self, stall: Stall) -> str:
         """Return which batch no worker is ready to build."""
-        return f"no worker is ready to build {'a batch' if stall.work is None else self.batch(stall.work)}"
+        terms = self._terms
+        unit = terms.a_unit if stall.work is None else self.batch(stall.work)
+        return f"no {terms.worker} is ready to {terms.do} {unit}"
 
     def no_worker_error(self, stall: Stall) -> WorkerStalled:
         """Return the error for a batch that no worker has taken for too long."""
+        terms = self._terms
         return WorkerStalled(
             f"{self.no_worker(stall)}, for longer than timeout={self._options.timeout_s:g} s plus {GRACE_BUILDS} "
-            f"times the {self.build_s:.1f} s that the first build of the dataset took. If workers need longer to "
-            f"start, raise timeout; else find out what building the dataset waits for"
+            f"times the {self.build_s:.1f} s that {terms.first_start} took. If {terms.workers} need longer to start, "
+            f"raise timeout; else find out what {terms.starting} waits for"
         )
 
     # Workers that died ------------------------------------------------------------------------------------------------
@@ -133,30 +144,36 @@ class Explainer:
     def death(self, case: WorkerLost, worker: AnyHandle) -> SwiftLoaderError:
         """Return the error for a worker that died and isn't replaced."""
         hang, death = worker.hang, case.death
-        batches = "batch is" if case.num_lost == 1 else "batches are"
-        lost = f"{case.num_lost} {batches} lost. {self._reason(case)}"
+        terms = self._terms
+        lost_are = f"{terms.unit} is" if case.num_lost == 1 else f"{terms.units} are"
+        lost = f"{case.num_lost} {lost_are} lost. {self._reason(case)}"
         if hang is not None:
             left = attached(traces=hang.traces, stderr=death.stderr)
             return WorkerStalled(f"{self.who(worker)} {hang.text}; {lost}{left}")
         at_work = self._at_work(case).removeprefix("; ")
         lost = f"{at_work}, and {lost}" if at_work else lost
-        return died(self.who(worker), death.exit_code, lost, traces=death.traces, stderr=death.stderr)
+        return died(self.who(worker), death.exit_code, lost, traces=death.traces, stderr=death.stderr, terms=terms)
 
     def template_replacement(self, case: TemplateLost) -> str:
         """Return the notice of a template that died and is replaced."""
-        return f"{case.error}\nIt is replaced ({self._count(case)}) together with its workers, and nothing is lost"
+        replaced = f"It is replaced ({self._count(case)}) together with its {self._terms.workers}"
+        return f"{case.error}\n{replaced}, and nothing is lost"
 
     def _at_work(self, case: WorkerLost) -> str:
-        return "" if case.work is None else f"; it was building {self.batch(case.work, is_trial=case.is_trial)}"
+        if case.work is None:
+            return ""
+        return f"; it was {self._terms.doing} {self.batch(case.work, is_trial=case.is_trial)}"
 
     def _count(self, case: WorkerLost | TemplateLost) -> str:
-        return f"{case.num_in_a_row} of worker_restarts={self._options.max_restarts} in a row"
+        return f"{case.num_in_a_row} of {self._wording.restarts(self._options.max_restarts)} in a row"
 
     def _reason(self, case: WorkerLost) -> str:
+        terms = self._terms
         if case.decision is Decision.BATCH_IS_TO_BLAME:
-            return "The batch has ended two workers, so it isn't tried a third time: look at its samples"
+            blamed = f"The {terms.unit} has ended two {terms.workers}"
+            return f"{blamed}, so it isn't tried a third time: look at {terms.suspect}"
         max_restarts = self._options.max_restarts
         if not max_restarts:
-            return "With worker_restarts=0, no worker is replaced"
-        limit = f"(worker_restarts={max_restarts})"
-        return f"{case.num_in_a_row} workers in a row with this id have ended without a batch {limit}"
+            return f"With {self._wording.restarts(0)}, no {terms.worker} is replaced"
+        limit = f"({self._wording.restarts(max_restarts)})"
+        return f"{case.num_in_a_row} {terms.workers} in a row with this id have ended without {terms.a_result} {limit}"

@@ -8,6 +8,7 @@ from typing import Protocol
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.wording import Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.by_value import Definitions
@@ -67,6 +68,11 @@ class Supervision(Protocol):
     @property
     def options(self) -> DeliveryOptions:
         """How many there are, and how they are listened to."""
+        ...
+
+    @property
+    def wording(self) -> Wording:
+        """For errors and warnings."""
         ...
 
     @property

@@ -24,6 +24,7 @@ from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.executors.process.workers import Workers
+from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
@@ -43,13 +44,15 @@ Result = TypeVar("Result")
 class Supervisor:
     """Starts the processes, replaces those that the scheduler wants replaced, and stops them."""
 
-    def __init__(self, spec: WorkerSpec, options: DeliveryOptions) -> None:
+    def __init__(self, spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> None:
         self.spec = spec
         """Sent to the processes when they start."""
         self.options = options
+        self.wording = wording
+        """For errors and warnings."""
         self.owner = ProcessOwner()
         self._thread = EventLoopThread(self._ensure_template, self._note_failure)
-        self.templates = Templates(spec, self._thread, self._await_replacement)
+        self.templates = Templates(spec, self._thread, self._await_replacement, wording)
         self.workers = Workers(options, self._thread, self.templates)
         self._building: Future[tuple[Built, float]] | None = None
         self._inboxes: Inboxes | None = None

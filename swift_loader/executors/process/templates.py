@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 
 from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
-from swift_loader.executors.failures import rebuild
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
@@ -23,6 +22,7 @@ from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.template import TemplateProcess
 from swift_loader.executors.process.template_starts import TemplateStarts
 from swift_loader.executors.process.trainer_fork import TrainerFork
+from swift_loader.executors.wording import Wording
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.messages import Failure
@@ -43,7 +43,11 @@ class Templates:
     """Starts templates, compares their datasets and replaces those that die."""
 
     def __init__(
-        self, spec: WorkerSpec, thread: EventLoopThread, await_replacement: Callable[[WorkerDied], None]
+        self,
+        spec: WorkerSpec,
+        thread: EventLoopThread,
+        await_replacement: Callable[[WorkerDied], None],
+        wording: Wording,
     ) -> None:
         """Get ready.
 
@@ -51,11 +55,13 @@ class Templates:
             spec: Sent to the templates.
             thread: The supervisor's.
             await_replacement: Called with the error that says how a template died. Returns if it is to be replaced.
+            wording: For errors.
         """
         self.spec = spec
         """Sent to the templates."""
         self._thread = thread
         self._await_replacement = await_replacement
+        self._wording = wording
         self._payload: tuple[PayloadLayout, int] | None = None
         """The payload and its descriptor, kept so that each later template gets the same."""
         self._starts: TemplateStarts | None = None
@@ -201,20 +207,22 @@ class Templates:
         """
         self._thread.run_until(lambda: template.answer is not None or template.is_gone)
         if isinstance(template.answer, Failure):
-            raise rebuild(template.answer, f"the template process (pid {template.pid})", self.definitions)
+            who = f"the template process (pid {template.pid})"
+            raise self._wording.failure(template.answer, who, self.definitions, "")
         if template.answer is None:
             raise self._death_of(template)
         return template.answer
 
     def _death_of(self, template: TemplateProcess) -> WorkerDied:
-        diagnostics = template.diagnostics
+        diagnostics, terms = template.diagnostics, self._wording.terms
+        starts = f"{terms.build} and starts the {terms.workers}"
         return died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
-            template.reason
-            or (_NO_SECOND_FORK if self.forks_trainer else "it builds the dataset and starts the workers"),
+            template.reason or (_NO_SECOND_FORK if self.forks_trainer else starts),
             traces=diagnostics.last_traces(),
             stderr=diagnostics.last_lines(),
+            terms=terms,
         )
 
     def compare(self, template: TemplateProcess, built: Built) -> None:

@@ -142,7 +142,7 @@ def test_a_mix_follows_the_weights() -> None:
 
 
 def test_a_filter_keeps_the_end_of_an_epoch() -> None:
-    assert list(flows.filtered([*items(3), END], lambda value: value == 1)) == [Item(1, (2,)), END]
+    assert list(flows.filtered([*items(3), END], lambda value: value == 1, "")) == [Item(1, (2,)), END]
 
 
 def test_a_cache_pulls_no_more_than_it_keeps() -> None:

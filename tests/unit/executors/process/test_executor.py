@@ -10,6 +10,7 @@ import pytest
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.wording import LOADER_WORDING
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
@@ -21,6 +22,8 @@ PLAN = PlanSettings(order=ORDER, batch_size=2, world_size=1, rank=0, uneven=Unev
 
 class ClosedSupervisor:
     """Another thread closes the executor once the dataset is built."""
+
+    wording = LOADER_WORDING
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(plan=PLAN)

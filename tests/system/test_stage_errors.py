@@ -1,0 +1,135 @@
+"""What the errors and warnings of a pipeline's stages say: the stage, the item, and options that a pipeline has."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swift_loader import EncodeError, RemoteTraceback, SwiftLoaderWarning, WorkerDied, WorkerStalled
+from swift_loader.pipeline import Pipeline
+from tests.support import stage_functions as functions
+
+LOADER_WORDS = ("dataset", "worker_restarts", "worker_per_consumer", "batch", "rank", "epoch")
+
+
+def texts_of(error: BaseException) -> list[str]:
+    """Return the messages of an error and of its causes."""
+    found = []
+    cause: BaseException | None = error
+    while cause is not None:
+        found.append(str(cause).partition("Traceback (most recent")[0].partition("Its Python stack")[0])
+        cause = cause.__cause__
+    return found
+
+
+def error_of(pipeline: Pipeline, kind: type[BaseException]) -> BaseException:
+    with pytest.raises(kind) as caught:
+        list(pipeline)
+    text = "\n".join(texts_of(caught.value))
+    assert [word for word in LOADER_WORDS if word in text] == []
+    assert "stage 'decode'" in text
+    return caught.value
+
+
+def exits_at_three(number: int) -> int:
+    if number == 3:
+        os._exit(7)
+    return number
+
+
+def hangs_at_three(number: int) -> int:
+    if number == 3:
+        time.sleep(60)
+    return number
+
+
+def gives_a_lock(number: int) -> Any:
+    return threading.Lock()
+
+
+class CannotBeRebuilt:
+    """A function that fails as the processes load it."""
+
+    def __call__(self, number: int) -> int:
+        return number
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return functions.fails_at_five, (5,)
+
+
+def decode_in_processes(function: Callable[[Any], Any], source: Any = range(6), **options: Any) -> Pipeline:
+    return Pipeline(source).map(function, concurrency=2, on="process", name="decode", **options)
+
+
+def test_an_exception_of_a_process_names_stage_and_item() -> None:
+    error = error_of(decode_in_processes(functions.fails_at_five), LookupError)
+    assert isinstance(error.__cause__, RemoteTraceback)
+    assert "of stage 'decode' (pid " in str(error.__cause__)
+    assert "at item 5:" in str(error.__cause__)
+
+
+def test_a_process_that_dies_twice_at_an_item_names_stage_and_item() -> None:
+    with pytest.warns(SwiftLoaderWarning, match="of stage 'decode'(.|\n)*item 3. It is replaced [(]1 of 3 in a row"):
+        error = error_of(decode_in_processes(exits_at_three), WorkerDied)
+    for part in ("exited with code 7", "working on item 3", "The item has ended two processes", "stage's function"):
+        assert part in str(error)
+
+
+def test_a_process_that_hangs_twice_at_an_item_names_stage_and_item() -> None:
+    with pytest.warns(SwiftLoaderWarning, match="of stage 'decode'(.|\n)*has been at item 3 for"):
+        error = error_of(decode_in_processes(hangs_at_three, timeout=0.3), WorkerStalled)
+    assert "longer than timeout=0.3 s" in str(error)
+
+
+def test_the_item_of_a_stall_is_its_number_behind_a_stage_that_counts() -> None:
+    released = threading.Event()
+
+    def hang(pair: tuple[int, int]) -> tuple[int, int]:
+        if pair == (2, 1):
+            released.wait(20)
+        return pair
+
+    pipeline = Pipeline(range(9)).map(functions.some).map(hang, timeout=0.2, name="decode")
+    try:
+        assert "item 2, has taken" in str(error_of(pipeline, WorkerStalled))
+    finally:
+        released.set()
+
+
+def test_a_result_that_cannot_be_sent_is_told_with_what_a_pipeline_can_do() -> None:
+    text = str(error_of(decode_in_processes(gives_a_lock), EncodeError))
+    assert text.startswith("the result is a ")
+    assert "on='thread'" in text
+
+
+def test_an_item_that_cannot_be_sent_is_told_with_what_a_pipeline_can_do() -> None:
+    text = str(error_of(decode_in_processes(functions.plus_one, [1, threading.Lock()]), EncodeError))
+    assert text.startswith("the item, a lock, can't be sent")
+    assert "on='thread'" in text
+
+
+def test_a_function_that_cannot_be_sent_is_told_with_what_a_pipeline_can_do() -> None:
+    with open(__file__) as file:
+        error = error_of(decode_in_processes(lambda number: (number, file.name)), EncodeError)
+    assert "can't be sent" in str(error)
+    assert "on='thread'" in str(error)
+
+
+def test_a_function_that_cannot_be_loaded_names_the_stage() -> None:
+    assert "number five" in str(error_of(decode_in_processes(CannotBeRebuilt()), LookupError))
+
+
+def is_five(number: int) -> bool:
+    return functions.fails_at_five(number) == number
+
+
+def test_an_error_of_a_filter_names_stage_and_item() -> None:
+    pipeline = Pipeline(range(9)).filter(bool).filter(is_five)
+    with pytest.raises(LookupError, match="number five") as caught:
+        list(pipeline)
+    assert texts_of(caught.value)[-1].strip() == "In stage 'filter is_five', at item 4"
