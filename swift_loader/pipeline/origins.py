@@ -1,27 +1,18 @@
-"""Where a pipeline's items come from: one source, or other pipelines."""
+"""Where a pipeline's items come from: a source; see `gathered` for other pipelines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from swift_loader.errors import StateMismatch
-from swift_loader.pipeline import flows
 from swift_loader.pipeline.functions import name_of
-from swift_loader.pipeline.items import Item, Place
+from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.sources import SourceStart, has_state, length_of, source_items
-from swift_loader.sampling.permutation import derive_key
 
-if TYPE_CHECKING:
-    from swift_loader.pipeline.chain import Chain
-
-__all__ = ["Gathered", "Merged", "Mixed", "Origin", "Plain"]
-
-
-_BRANCH = 0xB
-"""What a key is for."""
+__all__ = ["Origin", "Plain"]
 
 
 class Origin(Protocol):
@@ -35,6 +26,11 @@ class Origin(Protocol):
     @property
     def num_items(self) -> int | None:
         """How many items an epoch has; None if that isn't known."""
+        ...
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether one epoch follows the other without a pause."""
         ...
 
     @property
@@ -71,8 +67,12 @@ class Origin(Protocol):
         """As `Chain.source_numbers`."""
         ...
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell each source that has `set_epoch`."""
+        ...
+
     def describe(self) -> list[str]:
-        """Return it in words."""
+        """Return its lines of the graph."""
         ...
 
 
@@ -115,189 +115,12 @@ class Plain:
         """The entry is the number."""
         return [entry]
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the source, if it has `set_epoch`."""
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
+
     def describe(self) -> list[str]:
-        """Return it in words."""
+        """Return one line: the source's class, or the function's name."""
         name = name_of(self.source) if callable(self.source) else type(self.source).__name__
         return [f"source {name}{', continuous' if self.is_endless else ''}"]
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """What origins have in common that are made of pipelines.
-
-    The first entry of a place is (number of items before it, whose turn is next, place of each pipeline or () if it
-    has ended).
-    """
-
-    chains: tuple[Chain, ...]
-    seeds: tuple[int | None, ...]
-    """The seed that the user gave to each."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all are."""
-        return all(chain.is_exact for chain in self.chains)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Those of all."""
-        return tuple(text for chain in self.chains for text in chain.parameters)
-
-    @property
-    def beginning(self) -> Place:
-        """Nothing came, and all begin."""
-        return (0, 0, *(chain.beginning for chain in self.chains))
-
-    @property
-    def num_items(self) -> int | None:
-        """The sum."""
-        total = 0
-        for chain in self.chains:
-            number = chain.num_results
-            if number is None:
-                return None
-            total += number
-        return total
-
-    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> list[Iterator[Item] | None]:
-        """Open all that haven't ended."""
-        flows_of: list[Iterator[Item] | None] = []
-        for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
-            if place:
-                own_key = derive_key(key, _BRANCH, number, self.seeds[number] or 0)
-                flows_of.append(chain.open(place, states, run, own_key))
-            else:
-                for _ in chain.source_numbers(chain.beginning):
-                    next(states, None)
-                    run.note_source()
-                flows_of.append(None)
-        return flows_of
-
-    def check(self, entry: Any) -> None:
-        """Check the counts, and each pipeline's place."""
-        if not isinstance(entry, tuple) or len(entry) != 2 + len(self.chains):
-            raise StateMismatch(f"the state's place {entry!r} isn't one of {len(self.chains)} pipelines")
-        for chain, place in zip(self.chains, entry[2:], strict=True):
-            if place != ():
-                chain.check(place)
-
-    def check_states(self, states: Iterator[Any]) -> None:
-        """Check those of all pipelines."""
-        for chain in self.chains:
-            chain.origin.check_states(states)
-
-    def source_numbers(self, entry: Any) -> list[int | None]:
-        """Those of all pipelines."""
-        numbers: list[int | None] = []
-        for chain, place in zip(self.chains, entry[2:], strict=True):
-            here = chain.source_numbers(place or chain.beginning)
-            numbers += here if place else [None] * len(here)
-        return numbers
-
-    def describe(self, how: str) -> list[str]:
-        """Return it in words."""
-        lines = [how]
-        for chain in self.chains:
-            lines += [f"  {line}" for line in chain.describe()]
-        return lines
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """One item of each pipeline in turn, or whatever comes first."""
-
-    parts: Gathered
-    in_turn: bool
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the order is that of the pipelines."""
-        return self.in_turn and self.parts.is_exact
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Those of the pipelines."""
-        return ("merge", *self.parts.parameters)
-
-    @property
-    def beginning(self) -> Any:
-        """See `Gathered`."""
-        return self.parts.beginning
-
-    @property
-    def num_items(self) -> int | None:
-        """The sum."""
-        return self.parts.num_items
-
-    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
-        """Open the pipelines."""
-        opened = self.parts.open(entry, states, run, key)
-        if self.in_turn:
-            return flows.in_turn(opened, list(entry[2:]), entry[1], entry[0])
-        return run.gathered([flow for flow in opened if flow is not None], entry)
-
-    def check(self, entry: Any) -> None:
-        """See `Gathered`."""
-        self.parts.check(entry)
-
-    def check_states(self, states: Iterator[Any]) -> None:
-        """See `Gathered`."""
-        self.parts.check_states(states)
-
-    def source_numbers(self, entry: Any) -> list[int | None]:
-        """See `Gathered`."""
-        return self.parts.source_numbers(entry)
-
-    def describe(self) -> list[str]:
-        """Return it in words."""
-        return self.parts.describe("merge, in turn" if self.in_turn else "merge, as items come")
-
-
-@dataclass(frozen=True, slots=True)
-class Mixed:
-    """A random pipeline's item each time."""
-
-    parts: Gathered
-    weights: tuple[float, ...]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the pipelines are."""
-        return self.parts.is_exact
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The weights, and those of the pipelines."""
-        return (self.describe()[0], *self.parts.parameters)
-
-    @property
-    def beginning(self) -> Any:
-        """See `Gathered`."""
-        return self.parts.beginning
-
-    @property
-    def num_items(self) -> int | None:
-        """The sum."""
-        return self.parts.num_items
-
-    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
-        """Open the pipelines."""
-        opened = self.parts.open(entry, states, run, key)
-        return flows.mixed(opened, self.weights, derive_key(key, run.epoch), list(entry[2:]), entry[0])
-
-    def check(self, entry: Any) -> None:
-        """See `Gathered`."""
-        self.parts.check(entry)
-
-    def check_states(self, states: Iterator[Any]) -> None:
-        """See `Gathered`."""
-        self.parts.check_states(states)
-
-    def source_numbers(self, entry: Any) -> list[int | None]:
-        """See `Gathered`."""
-        return self.parts.source_numbers(entry)
-
-    def describe(self) -> list[str]:
-        """Return it in words."""
-        shares = ", ".join(f"{weight:g}" for weight in self.weights)
-        return self.parts.describe(f"mix, weights {shares}")

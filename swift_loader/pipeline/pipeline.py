@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from swift_loader.checks import check_flag, check_integer, check_optional_integer, check_seconds
-from swift_loader.errors import StateMismatch
-from swift_loader.executors.calls.event_loop import EventLoop
-from swift_loader.notices import warn
-from swift_loader.options import default_seed
+from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer, check_seconds
 from swift_loader.pipeline.chain import Chain
-from swift_loader.pipeline.iterator import OpenRun, PipelineIterator, Position
+from swift_loader.pipeline.epochs import Epochs
+from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
 from swift_loader.pipeline.maps import Map, OutputOrder
 from swift_loader.pipeline.nodes import (
     Batch,
@@ -27,11 +22,8 @@ from swift_loader.pipeline.nodes import (
     Shuffle,
     Unbatch,
 )
-from swift_loader.pipeline.origins import Gathered, Merged, Mixed, Origin, Plain
+from swift_loader.pipeline.origins import Plain
 from swift_loader.pipeline.sources import check_source
-from swift_loader.pipeline.state import PipelineState
-from swift_loader.pipeline.stats import Tally
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.ranks.ranks import find_ranks
 
 __all__ = ["Pipeline"]
@@ -69,36 +61,23 @@ class Pipeline:
             TypeError: The source can't be iterated over.
         """
         check_source(source)
-        self._set_up(
-            Chain(Plain(source, check_flag("continuous", continuous))), check_optional_integer("seed", seed, 0)
-        )
+        plain = Plain(source, check_flag("continuous", continuous))
+        self._set_up(Chain(plain), check_optional_integer("seed", seed, 0))
 
     def _set_up(self, chain: Chain, seed: int | None) -> None:
         self._chain = chain
-        self._given_seed = seed
-        self._seed = default_seed() if seed is None else seed
-        self._next_epoch = 0
-        self._loaded: PipelineState | None = None
-        self._latest: weakref.ref[PipelineIterator] | None = None
-        self._position: Position | None = None
-        """Of the latest iterator."""
-        self._tally: Tally | None = None
-        """Of its run."""
-        self._idle: list[OpenRun] = []
-        """The run of a continuous source, between two epochs."""
-        self._event_loop = EventLoop()
-        """Stays from one epoch to the next: sessions of the user's belong to it."""
-        self._maker = ProcessOwner()
-        weakref.finalize(self, _free, self._idle, self._event_loop)
-
-    def _with(self, node: Node) -> Pipeline:
-        return self._made(self._chain.then(node), self._given_seed)
+        self._seed = seed
+        """The user's; None: none was given."""
+        self._epochs = Epochs(chain, seed)
 
     @classmethod
     def _made(cls, chain: Chain, seed: int | None) -> Pipeline:
         pipeline = cls.__new__(cls)
         pipeline._set_up(chain, seed)  # noqa: SLF001 - of this class
         return pipeline
+
+    def _with(self, node: Node) -> Pipeline:
+        return self._made(self._chain.then(node), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
 
@@ -210,8 +189,8 @@ class Pipeline:
             others: Their items come, too.
             output_order: "input" takes one item of each in turn. "completion" takes what is there first.
         """
-        in_turn = OutputOrder(output_order) is OutputOrder.INPUT
-        return self._joined(Merged(self._gathered(others), in_turn))
+        in_turn = check_choice("output_order", output_order, OutputOrder) is OutputOrder.INPUT
+        return self._joined([self, *others], InTurn() if in_turn else AsReady())
 
     @classmethod
     def mix(
@@ -229,57 +208,22 @@ class Pipeline:
         """
         if not pipelines:
             raise ValueError("there are no pipelines to mix")
-        chosen = [1.0] * len(pipelines) if weights is None else [float(weight) for weight in weights]
-        if len(chosen) != len(pipelines) or not all(0 < weight < math.inf for weight in chosen):
-            raise ValueError(f"weights={weights!r} must have a positive number for each of {len(pipelines)} pipelines")
-        first, *others = pipelines
-        origin = Mixed(first._gathered(others), tuple(chosen))  # noqa: SLF001 - of this class
-        return first._joined(origin, seed)  # noqa: SLF001
+        return cls._joined(pipelines, Drawn.of(weights, len(pipelines)), check_optional_integer("seed", seed, 0))
 
-    def _gathered(self, others: Iterable[Pipeline]) -> Gathered:
-        others = list(others)
-        for other in others:
-            if not isinstance(other, Pipeline):
-                raise TypeError(f"a {type(other).__name__} can't be merged or mixed; make a Pipeline of it")
-        chains = (self._chain, *(other._chain for other in others))  # noqa: SLF001 - of this class
-        if any(isinstance(chain.origin, Plain) and chain.origin.is_endless for chain in chains):
-            raise ValueError("a continuous pipeline can't be merged or mixed, because its epochs have no end")
-        seeds = (self._given_seed, *(other._given_seed for other in others))  # noqa: SLF001 - of this class
-        return Gathered(chains, seeds)
-
-    def _joined(self, origin: Origin, seed: int | None = None) -> Pipeline:
-        return self._made(Chain(origin), self._given_seed if seed is None else check_integer("seed", seed, 0))
+    @classmethod
+    def _joined(cls, pipelines: Sequence[Pipeline], join: Join, seed: int | None = None) -> Pipeline:
+        for pipeline in pipelines:
+            if not isinstance(pipeline, Pipeline):
+                raise TypeError(f"a {type(pipeline).__name__} can't be merged or mixed; make a Pipeline of it")
+        chains = tuple(pipeline._chain for pipeline in pipelines)  # noqa: SLF001 - of this class
+        seeds = tuple(pipeline._seed for pipeline in pipelines)  # noqa: SLF001
+        return cls._made(Chain(Gathered(chains, seeds, join)), seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch: the next one, or the one of a state that was loaded."""
-        if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
-            self._maker, self._event_loop, self._idle = ProcessOwner(), EventLoop(), []
-        chain, state = self._chain, self._loaded or PipelineState(self._next_epoch, None, self._seed)
-        self._warn_of_iterator()
-        if self._loaded is None and self._idle and self._idle[0].epoch == state.epoch:
-            opened = self._idle.pop()
-        else:
-            _close_all(self._idle)
-            opened = OpenRun.open(chain, state, self._event_loop)
-        self._loaded = None
-        sources = opened.run.sources
-        self._position = position = Position(state.epoch, state.place, sources=sources, source_starts=state.sources)
-        self._tally = opened.run.tally
-        iterator = PipelineIterator(chain, opened, position, self._idle)
-        self._next_epoch = state.epoch + 1
-        self._latest = weakref.ref(iterator)
-        return iterator
-
-    def _warn_of_iterator(self) -> None:
-        """Warn if the source gives its items only once, and has been iterated over."""
-        origin = self._chain.origin
-        if isinstance(origin, Plain) and self._position is not None and isinstance(origin.source, Iterator):
-            warn(
-                f"the source is an iterator, a {type(origin.source).__name__}, which gives its items only once; give a "
-                f"list, or an object whose __iter__ begins anew"
-            )
+        return self._epochs.begin()
 
     def __len__(self) -> int:
         """Return the number of results of an epoch.
@@ -293,16 +237,11 @@ class Pipeline:
         return number
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. Passes it on to the source, if that has `set_epoch`.
+        """Set the epoch of the next iteration. Passes it on to each source that has `set_epoch`.
 
         After `load_state_dict`, the saved epoch still continues at its place; another one begins anew.
         """
-        self._next_epoch = check_integer("epoch", epoch, 0)
-        if self._loaded is not None and self._loaded.epoch != epoch:
-            self._loaded = None
-        origin = self._chain.origin
-        if isinstance(origin, Plain) and hasattr(origin.source, "set_epoch"):
-            origin.source.set_epoch(epoch)
+        self._epochs.seek(check_integer("epoch", epoch, 0))
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
@@ -312,17 +251,7 @@ class Pipeline:
         Raises:
             StateMismatch: The loop is in the middle of an epoch, and a stage hands results on as they come.
         """
-        if self._loaded is not None:
-            return self._loaded.to_dict()
-        position = self._position
-        if position is None:
-            return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters).to_dict()
-        if not (self._chain.is_exact or position.is_over or position.place is None):
-            raise StateMismatch(
-                "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
-                "says which items are left. Call it at the end of an epoch, or give output_order='input'"
-            )
-        return position.to_state(self._chain, self._seed).to_dict()
+        return self._epochs.state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iteration.
@@ -331,34 +260,17 @@ class Pipeline:
             TypeError: The state isn't a dict.
             StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
         """
-        loaded = PipelineState.from_dict(state)
-        if self._given_seed is not None and loaded.seed != self._given_seed:
-            raise StateMismatch(
-                f"the state has seed={loaded.seed}, but this pipeline was made with seed={self._given_seed}"
-            )
-        if loaded.place is not None:
-            self._chain.check(loaded.place)
-            if loaded.parameters != self._chain.parameters:
-                raise StateMismatch(
-                    f"the state is of a pipeline with {_listed(loaded.parameters)}, but this one has "
-                    f"{_listed(self._chain.parameters)}; with others, the place means other items"
-                )
-        self._chain.origin.check_states(iter(loaded.sources))
-        _close_all(self._idle)
-        self._loaded, self._seed, self._position = loaded, loaded.seed, None
+        self._epochs.load(state)
 
     # What it does -----------------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         """Return what each stage of the latest iteration has done: items, rates, shares of its time that it waited."""
-        return {"stages": [], "num_failures": 0, "failures": []} if self._tally is None else self._tally.report()
+        return self._epochs.tally.report()
 
     def close(self) -> None:
         """End the current iteration, with all threads and processes. Idempotent."""
-        iterator = None if self._latest is None else self._latest()
-        if iterator is not None:
-            iterator.close()
-        _free(self._idle, self._event_loop)
+        self._epochs.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -370,21 +282,6 @@ class Pipeline:
 
     def __repr__(self) -> str:
         """Return the graph; while it runs, with what each stage is doing."""
-        iterator = None if self._latest is None else self._latest()
-        run = None if iterator is None else iterator.run
+        run = self._epochs.run
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
         return "\n".join(["Pipeline", *lines])
-
-
-def _listed(parameters: tuple[str, ...]) -> str:
-    return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
-
-
-def _free(idle: list[OpenRun], event_loop: EventLoop) -> None:
-    _close_all(idle)
-    event_loop.close()
-
-
-def _close_all(idle: list[OpenRun]) -> None:
-    while idle:
-        idle.pop().run.close()

@@ -224,8 +224,8 @@ def test_the_states_of_a_source_do_not_pile_up() -> None:
     iterator = iter(pipeline)
     for _ in range(1500):
         next(iterator)
-    assert pipeline._position is not None
-    assert all(len(states._states) < 10 for states in pipeline._position.sources)
+    assert pipeline._epochs.position is not None
+    assert all(len(states._states) < 10 for states in pipeline._epochs.position.sources)
     del iterator
 
 

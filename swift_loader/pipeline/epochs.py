@@ -1,0 +1,160 @@
+"""The epochs of one pipeline: its runs one after the other, and where the loop is in them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from swift_loader.errors import StateMismatch
+from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.notices import warn
+from swift_loader.options import default_seed
+from swift_loader.pipeline.chain import Chain
+from swift_loader.pipeline.iterator import OpenRun, PipelineIterator, Position
+from swift_loader.pipeline.origins import Plain
+from swift_loader.pipeline.run import Run
+from swift_loader.pipeline.state import PipelineState
+from swift_loader.pipeline.stats import Tally
+from swift_loader.process_owner import ProcessOwner
+
+__all__ = ["Epochs"]
+
+
+class Epochs:
+    """Begins the epochs of a chain, and knows the state. The loop's thread uses it; any thread may close it."""
+
+    def __init__(self, chain: Chain, seed: int | None) -> None:
+        """Begin with epoch 0. `seed`: the user's."""
+        self._chain = chain
+        self._given_seed = seed
+        self._seed = default_seed() if seed is None else seed
+        self._next_epoch = 0
+        self._loaded: PipelineState | None = None
+        self._latest: weakref.ref[PipelineIterator] | None = None
+        self.position: Position | None = None
+        """Of the latest iterator."""
+        self._tally = Tally()
+        """Of its run."""
+        self._idle: list[OpenRun] = []
+        """The run of a continuous source, between two epochs."""
+        self._event_loop = EventLoop()
+        """Stays from one epoch to the next: sessions of the user's belong to it."""
+        self._maker = ProcessOwner()
+        weakref.finalize(self, _free, self._idle, self._event_loop)
+
+    def begin(self) -> PipelineIterator:
+        """Begin an epoch: the next one, or the one of a state that was loaded."""
+        if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
+            self._maker, self._event_loop, self._idle = ProcessOwner(), EventLoop(), []
+        chain, state = self._chain, self._loaded or PipelineState(self._next_epoch, None, self._seed)
+        self._warn_of_iterator()
+        if self._loaded is None and self._idle and self._idle[0].epoch == state.epoch:
+            opened = self._idle.pop()
+        else:
+            _close_all(self._idle)
+            opened = OpenRun.open(chain, state, self._event_loop)
+        self._loaded = None
+        sources = opened.run.sources
+        self.position = position = Position(state.epoch, state.place, sources=sources, source_starts=state.sources)
+        self._tally = opened.run.tally
+        iterator = PipelineIterator(chain, opened, position, self._idle)
+        self._next_epoch = state.epoch + 1
+        self._latest = weakref.ref(iterator)
+        return iterator
+
+    def _warn_of_iterator(self) -> None:
+        """Warn if the source gives its items only once, and has been iterated over."""
+        origin = self._chain.origin
+        if isinstance(origin, Plain) and self.position is not None and isinstance(origin.source, Iterator):
+            warn(
+                f"the source is an iterator, a {type(origin.source).__name__}, which gives its items only once; give a "
+                f"list, or an object whose __iter__ begins anew"
+            )
+
+    def seek(self, epoch: int) -> None:
+        """Begin with this epoch next. A loaded state of another epoch is dropped."""
+        self._next_epoch = epoch
+        if self._loaded is not None and self._loaded.epoch != epoch:
+            self._loaded = None
+        self._chain.origin.set_epoch(epoch)
+
+    # Resuming ---------------------------------------------------------------------------------------------------------
+
+    def state(self) -> PipelineState:
+        """Return where the loop is: after the last item that it got.
+
+        Raises:
+            StateMismatch: The loop is in the middle of an epoch, and a stage hands results on as they come.
+        """
+        if self._loaded is not None:
+            return self._loaded
+        position = self.position
+        if position is None:
+            return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters)
+        if not (self._chain.is_exact or position.is_over or position.place is None):
+            raise StateMismatch(
+                "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
+                "says which items are left. Call it at the end of an epoch, or give output_order='input'"
+            )
+        return position.to_state(self._chain, self._seed)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue at a state with the next epoch that begins.
+
+        Raises:
+            TypeError: The state isn't a dict.
+            StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
+        """
+        loaded = PipelineState.from_dict(state)
+        if self._given_seed is not None and loaded.seed != self._given_seed:
+            raise StateMismatch(
+                f"the state has seed={loaded.seed}, but this pipeline was made with seed={self._given_seed}"
+            )
+        if loaded.place is not None:
+            self._chain.check(loaded.place)
+            if loaded.parameters != self._chain.parameters:
+                raise StateMismatch(
+                    f"the state is of a pipeline with {_listed(loaded.parameters)}, but this one has "
+                    f"{_listed(self._chain.parameters)}; with others, the place means other items"
+                )
+        self._chain.origin.check_states(iter(loaded.sources))
+        _close_all(self._idle)
+        self._loaded, self._seed, self.position = loaded, loaded.seed, None
+
+    # What they do -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of the latest run; empty before the first."""
+        return self._tally
+
+    @property
+    def run(self) -> Run | None:
+        """What runs for the latest iterator; None if nothing does."""
+        iterator = None if self._latest is None else self._latest()
+        return None if iterator is None else iterator.run
+
+    def close(self) -> None:
+        """End the current iteration, with all threads and processes. Idempotent."""
+        iterator = None if self._latest is None else self._latest()
+        if iterator is not None:
+            iterator.close()
+        _free(self._idle, self._event_loop)
+
+    def __repr__(self) -> str:
+        return f"<Epochs, {self._next_epoch} is next, {self.position}>"
+
+
+def _listed(parameters: tuple[str, ...]) -> str:
+    return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
+
+
+def _free(idle: list[OpenRun], event_loop: EventLoop) -> None:
+    _close_all(idle)
+    event_loop.close()
+
+
+def _close_all(idle: list[OpenRun]) -> None:
+    while idle:
+        idle.pop().run.close()
