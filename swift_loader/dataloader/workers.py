@@ -37,8 +37,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.sampling.plan import PlanSettings, Uneven
-from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.worker.fetch import OnError
@@ -87,7 +86,7 @@ class LoaderWorkers:
         """Whether one of them has hung, so that they don't stay for another epoch."""
         self._notices: deque[str] = deque()
         metrics = Metrics(enabled=False)
-        spec = WorkerSpec(worker_options, _settings(base_seed))
+        spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
         make = make_starter if pool is None else pool.make_starter
         self._starter = None if delivery.uses_threads else make(spec, delivery)
         """None: the workers are threads."""
@@ -110,7 +109,7 @@ class LoaderWorkers:
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
         """Begin an epoch. What is left of an earlier one is dropped."""
-        self._dispatcher.begin(source, _settings(base_seed), resume)
+        self._dispatcher.begin(source, PlanSettings.of_seed(base_seed), resume)
 
     def next(self) -> Delivery:
         """Return the next batch, its error, or the end of all shards. Blocks.
@@ -176,12 +175,6 @@ def warm_root(loader: DataLoader[Any]) -> None:
     if loader.num_workers and not own.uses_threads(loader.num_workers):
         things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
         warm_up(own.start_method_for(loader.multiprocessing_context), modules_of(*things))
-
-
-def _settings(base_seed: int) -> PlanSettings:
-    """Return a plan that carries the base seed, and nothing else that matters."""
-    order = OrderSettings.of(seed=base_seed, shuffle=False, window=None, batch_size=1)
-    return PlanSettings(order=order, batch_size=1, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +271,7 @@ class WorkerStart:
 
     def spec(self, base_seed: int) -> WorkerSpec:
         """Return what is sent to the processes."""
-        return WorkerSpec(self.worker_options, _settings(base_seed))
+        return WorkerSpec(self.worker_options, PlanSettings.of_seed(base_seed))
 
     def why_forked(self) -> str:
         """Return why the workers must be forks of this process; empty if they needn't, or can't."""

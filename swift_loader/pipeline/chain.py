@@ -39,7 +39,7 @@ class Chain:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What the meaning of a place depends on, in words."""
+        """What the meaning of a place depends on: the lines of stages that mix items."""
         return (*self.origin.parameters, *(node.describe() for node in self.nodes if node.is_parameter))
 
     def open(self, place: Place, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
@@ -94,5 +94,5 @@ class Chain:
         return number
 
     def describe(self) -> list[str]:
-        """Return the parts in words, the origin's first."""
+        """Return the lines of the graph, the origin's first."""
         return [*self.origin.describe(), *(node.describe() for node in self.nodes)]

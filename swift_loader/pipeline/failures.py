@@ -56,7 +56,7 @@ class FailurePolicy:
 
 
 def place_of(stage: str, item: int) -> str:
-    """Return where an item failed, in words."""
+    """Return the first line of the cause of an item's error."""
     return f"In stage {stage!r}, at item {item}"
 
 

@@ -1,8 +1,8 @@
 """How a task of a stage calls the user's function. Each job posts the event that answers its task.
 
-Call, AwaitCall      one result
-Step, AwaitStep      one result of a generator, and the generator, to be continued as further work; out of order
-Pour, AwaitPour      a relay of a generator's results, filled while the stage takes from it; in order
+called, awaited          one result
+stepped, awaited_step    one result of a generator, and the generator, to be continued as further work; out of order
+Pour, AwaitPour          a relay of a generator's results, filled while the stage takes from it; in order
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from swift_loader.scheduler.work import IndexWork
 from swift_loader.worker.keyed_samples import POSITION_BITS
 from swift_loader.worker.seeding import Fetching, key_this_thread
 
-__all__ = ["AwaitCall", "AwaitPour", "AwaitStep", "Call", "Pour", "Rest", "Step"]
+__all__ = ["AwaitPour", "InThread", "OnLoop", "Pour", "Rest", "awaited", "awaited_step", "called", "stepped"]
 
 MAX_POURED = 2
 """How many results of one generator may wait for the loop, in order."""
@@ -65,58 +65,90 @@ def _post_error(task: Send, post: Post, error: BaseException) -> None:
     post((Failed(task.worker, task.generation, task.sequence, error),))
 
 
-class Call:
-    """Calls a function in a worker thread."""
+class InThread:
+    """A job of a worker thread that answers each task with one value."""
 
-    def __init__(self, function: Callable[[Any], Any], seed: int) -> None:
-        """Call this function. `sample_rng()` in it is keyed by the seed and the item."""
-        self._function = function
-        self._seed = seed
+    def __init__(self, compute: Callable[[Send, Any], Any]) -> None:
+        """Answer with what `compute` returns for a task and its item."""
+        self._compute = compute
 
     def __call__(self, task: Send, post: Post) -> None:
         """Do a task."""
         value, began_s = _value(task), time.perf_counter()
         try:
             if value is not Marker.EPOCH_END:
-                key_this_thread(_fetching(task, self._seed))
-                value = self._function(value)
-                if isinstance(value, CoroutineType):
-                    raise _unawaited(value)
+                value = self._compute(task, value)
         except BaseException as error:  # even SystemExit: the loop raises it
             _post_error(task, post, error)
         else:
             _post_value(task, post, value, began_s)
 
 
-class Step:
-    """Takes one result of a generator in a worker thread."""
+class OnLoop:
+    """The same for an event loop."""
 
-    def __init__(self, function: Callable[[Any], Iterator[Any]], seed: int) -> None:
-        """Run this generator. `sample_rng()` in it is keyed by the seed and the item."""
-        self._function = function
-        self._seed = seed
+    def __init__(self, compute: Callable[[Any], Awaitable[Any]]) -> None:
+        """Answer with what `compute` gives for an item."""
+        self._compute = compute
 
-    def __call__(self, task: Send, post: Post) -> None:
+    async def __call__(self, task: Send, post: Post) -> None:
         """Do a task."""
         value, began_s = _value(task), time.perf_counter()
         try:
             if value is not Marker.EPOCH_END:
-                rest = value if isinstance(value, Rest) else None
-                fetching = _fetching(task, self._seed) if rest is None else rest.fetching
-                assert fetching is not None, "a thread began it"
-                key_this_thread(fetching)
-                value = _advanced(rest or Rest(iter(self._function(value)), fetching))
-        except BaseException as error:
+                value = await self._compute(value)
+        except BaseException as error:  # even a CancelledError: the function may have raised it by itself
             _post_error(task, post, error)
         else:
             _post_value(task, post, value, began_s)
 
 
-def _advanced(rest: Rest) -> Rest:
-    try:
-        return Rest(rest.results, rest.fetching, next(rest.results))
-    except StopIteration:
-        return Rest(None, is_over=True)
+def called(function: Callable[[Any], Any], seed: int) -> InThread:
+    """Return a job that calls a function. `sample_rng()` in it is keyed by the seed and the item."""
+
+    def compute(task: Send, value: Any) -> Any:
+        key_this_thread(_fetching(task, seed))
+        result = function(value)
+        if isinstance(result, CoroutineType):
+            raise _unawaited(result)
+        return result
+
+    return InThread(compute)
+
+
+def stepped(function: Callable[[Any], Iterator[Any]], seed: int) -> InThread:
+    """Return a job that takes one result of a generator. `sample_rng()` in it is keyed by the seed and the item."""
+
+    def compute(task: Send, value: Any) -> Rest:
+        rest = value if isinstance(value, Rest) else None
+        fetching = _fetching(task, seed) if rest is None else rest.fetching
+        assert fetching is not None, "a thread began it"
+        key_this_thread(fetching)
+        results = iter(function(value)) if rest is None else rest.results
+        try:
+            return Rest(results, fetching, next(results))
+        except StopIteration:
+            return Rest(None, is_over=True)
+
+    return InThread(compute)
+
+
+def awaited(function: Callable[[Any], Awaitable[Any]]) -> OnLoop:
+    """Return a job that awaits a coroutine function."""
+    return OnLoop(function)
+
+
+def awaited_step(function: Callable[[Any], AsyncIterator[Any]]) -> OnLoop:
+    """Return a job that awaits one result of an async generator."""
+
+    async def compute(value: Any) -> Rest:
+        results = value.results if isinstance(value, Rest) else aiter(function(value))
+        try:
+            return Rest(results, None, await anext(results))
+        except StopAsyncIteration:
+            return Rest(None, is_over=True)
+
+    return OnLoop(compute)
 
 
 class Pour:
@@ -165,50 +197,6 @@ class Pour:
             relay.close()
 
 
-class AwaitCall:
-    """Awaits a coroutine function on an event loop."""
-
-    def __init__(self, function: Callable[[Any], Awaitable[Any]]) -> None:
-        self._function = function
-
-    async def __call__(self, task: Send, post: Post) -> None:
-        """Do a task."""
-        value, began_s = _value(task), time.perf_counter()
-        try:
-            if value is not Marker.EPOCH_END:
-                value = await self._function(value)
-        except BaseException as error:  # even a CancelledError: the function may have raised it by itself
-            _post_error(task, post, error)
-        else:
-            _post_value(task, post, value, began_s)
-
-
-class AwaitStep:
-    """Awaits one result of an async generator on an event loop."""
-
-    def __init__(self, function: Callable[[Any], AsyncIterator[Any]]) -> None:
-        self._function = function
-
-    async def __call__(self, task: Send, post: Post) -> None:
-        """Do a task."""
-        value, began_s = _value(task), time.perf_counter()
-        try:
-            if value is not Marker.EPOCH_END:
-                rest = value if isinstance(value, Rest) else Rest(aiter(self._function(value)))
-                value = await _awaited(rest)
-        except BaseException as error:  # even a CancelledError: the function may have raised it by itself
-            _post_error(task, post, error)
-        else:
-            _post_value(task, post, value, began_s)
-
-
-async def _awaited(rest: Rest) -> Rest:
-    try:
-        return Rest(rest.results, None, await anext(rest.results))
-    except StopAsyncIteration:
-        return Rest(None, is_over=True)
-
-
 class AwaitPour:
     """Pours an async generator's results into a relay, on an event loop. Waits without blocking the loop."""
 
@@ -232,7 +220,7 @@ class AwaitPour:
                 async for result in results:
                     await room.acquire()
                     poured.put(result)
-        except BaseException as raised:  # even a CancelledError, as in `AwaitCall`
+        except BaseException as raised:  # even a CancelledError, as in `OnLoop`
             error = raised
         poured.end(error)
 

@@ -16,13 +16,12 @@ from swift_loader.pipeline import flows
 from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.functions import Kind, as_function, kind_of, name_of
 from swift_loader.pipeline.items import Item
-from swift_loader.pipeline.jobs import AwaitCall, AwaitPour, AwaitStep, Call, Pour, Step
+from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited, awaited_step, called, stepped
 from swift_loader.pipeline.nodes import Opening
 from swift_loader.pipeline.processes import MAX_RESTARTS, delivery_options, process_executor
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.wording import item_of
-from swift_loader.sampling.plan import PlanSettings, Uneven
-from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
 
@@ -123,7 +122,7 @@ class Map:
         key = opening.key
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
         settings = self._settings()
-        plan = _plan(key)
+        plan = PlanSettings.of_seed(key)
         policy = FailurePolicy(self.name, self.skips_failures, self.max_errors)
         if self.where is Where.PROCESS:
             executor = self._processes(plan)
@@ -146,14 +145,14 @@ class Map:
         in_order = self.order is OutputOrder.INPUT
         match kind_of(self.function):
             case Kind.FUNCTION:
-                return Call(self.function, key)
+                return called(self.function, key)
             case Kind.COROUTINE:
-                return AwaitCall(self.function)
+                return awaited(self.function)
             case Kind.GENERATOR:
                 pours = Pour(self.function, key, self.timeout_s, self.name)
-                return pours if in_order else Step(self.function, key)
+                return pours if in_order else stepped(self.function, key)
             case Kind.ASYNC_GENERATOR:
-                return AwaitPour(self.function, self.timeout_s, self.name) if in_order else AwaitStep(self.function)
+                return AwaitPour(self.function, self.timeout_s, self.name) if in_order else awaited_step(self.function)
 
     def _settings(self) -> SchedulerSettings:
         limits = Limits(
@@ -175,14 +174,8 @@ class Map:
         return None if self.counts or self.skips_failures else num_items
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the function's name, how many calls run at the same time and where, and the order."""
         places = {Where.THREAD: "thread", Where.PROCESS: "process", Where.LOOP: "coroutine"}
         plural = "es" if self.where is Where.PROCESS else "s"
         where = f"{self.concurrency} {places[self.where]}{plural if self.concurrency > 1 else ''}"
         return f"map {self.name}, {where}, in order of {self.order.value}"
-
-
-def _plan(seed: int) -> PlanSettings:
-    """Return a plan that carries a seed, and nothing else that matters."""
-    order = OrderSettings.of(seed=seed, shuffle=False, window=None, batch_size=1)
-    return PlanSettings(order=order, batch_size=1, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)

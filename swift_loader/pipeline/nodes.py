@@ -56,7 +56,7 @@ class Node(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return its line in the graph: what it does, and with which parameters."""
         ...
 
 
@@ -78,11 +78,11 @@ class Filter:
         return run.counted(flows.filtered(items, self.predicate, self.describe()), self.describe())
 
     def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
-        """Nobody knows."""
+        """Return None: that depends on the items."""
         return None
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the predicate's name."""
         return f"filter {name_of(self.predicate)}"
 
 
@@ -103,7 +103,7 @@ class DropNone:
         return num_items
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the same for all: it has no parameters."""
         return "leave out None"
 
 
@@ -130,7 +130,7 @@ class Batch:
         return num_items // self.batch_size if self.drop_last else math.ceil(num_items / self.batch_size)
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the length of the lists."""
         return f"batch {self.batch_size}{', drop last' if self.drop_last else ''}"
 
 
@@ -147,11 +147,11 @@ class Unbatch:
         return run.counted(flows.unbatched(items, opening.start, opening.num_skipped), self.describe())
 
     def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
-        """Nobody knows."""
+        """Return None: that depends on the items."""
         return None
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the same for all: it has no parameters."""
         return "unbatch"
 
 
@@ -181,7 +181,7 @@ class Shuffle:
         return num_items
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the size of the buffer."""
         return f"shuffle, buffer of {self.buffer_size}"
 
 
@@ -207,7 +207,7 @@ class Prefetch:
         return num_items
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return how many items wait."""
         return f"prefetch {self.num_items}"
 
 
@@ -235,7 +235,7 @@ class Cache:
         return 0 if not num_items else self.stop_after
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return how many items are kept."""
         return f"cache of {self.num_items}"
 
 
@@ -267,7 +267,7 @@ class Shard:
         return rounds + (not self.is_equal and rest > self.rank)
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the rank, and whether all ranks get equally many."""
         return f"shard {self.rank} of {self.world_size}{', equal' if self.is_equal else ''}"
 
 

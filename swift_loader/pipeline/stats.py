@@ -65,7 +65,7 @@ class StageStats:
         }
 
     def describe(self) -> str:
-        """Return the counts in words."""
+        """Return a line: items in and out, items per second, and what most of the time was waited for."""
         now = self.summary()
         waits = {"input": float(now["waiting_for_input"]), "output": float(now["waiting_for_output"])}
         longest = max(waits, key=lambda name: waits[name])

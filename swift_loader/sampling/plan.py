@@ -70,6 +70,12 @@ class PlanSettings:
     drop_last: bool
     shift: Shift = NO_SHIFT
 
+    @classmethod
+    def of_seed(cls, seed: int) -> PlanSettings:
+        """Return settings that carry a seed, and nothing else that matters: others choose the samples."""
+        order = OrderSettings.of(seed=seed, shuffle=False, window=None, batch_size=1)
+        return cls(order=order, batch_size=1, world_size=1, rank=0, uneven=Uneven.PAD, drop_last=False)
+
     @property
     def samples_per_step(self) -> int:
         """Number of samples of a full step, over all ranks."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from swift_loader.executors.calls.crew import Post
-from swift_loader.executors.thread.stacks import stack_of
+from swift_loader.executors.thread.task_thread import TaskThread
 from swift_loader.scheduler.actions import Send
 
 __all__ = ["Job", "ThreadCrew"]
@@ -29,48 +27,40 @@ class ThreadCrew:
             name: What they are for.
         """
         self._job = job
-        self._queues: list[queue.SimpleQueue[Send | None]] = [queue.SimpleQueue() for _ in range(num_threads)]
-        """None: end."""
-        self._stopping = threading.Event()
-        self._name = name
-        self._threads: list[threading.Thread] = []
+        self._post: Post = print  # until `start`
+        self._threads: list[TaskThread[Send]] = [
+            TaskThread(self._serve, f"swift_loader-{name}-{number}") for number in range(num_threads)
+        ]
 
     def start(self, post: Post) -> None:
         """Start the threads."""
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=(tasks, post), name=f"swift_loader-{self._name}-{number}", daemon=True
-            )
-            for number, tasks in enumerate(self._queues)
-        ]
+        self._post = post
         for thread in self._threads:
             thread.start()
 
     def send(self, task: Send) -> None:
         """Have a thread do a task after those that it has."""
-        self._queues[task.worker].put(task)
+        self._threads[task.worker].send(task)
 
     def stack(self, worker: int) -> str:
-        """Return where a thread is."""
-        return stack_of(self._threads[worker])
+        """Return the thread's Python stack."""
+        return self._threads[worker].stack()
 
     def stop(self) -> None:
         """Let the threads end after their current tasks."""
-        self._stopping.set()
-        for tasks in self._queues:
-            tasks.put(None)
+        for thread in self._threads:
+            thread.stop()
 
     def join(self, limit_s: float) -> None:
         """Wait for the threads. One that hangs in the user's code is left alone."""
         deadline_s = time.monotonic() + limit_s
         for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():  # it has started
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _run(self, tasks: queue.SimpleQueue[Send | None], post: Post) -> None:
-        job, is_stopping = self._job, self._stopping.is_set
-        while (task := tasks.get()) is not None and not is_stopping():
+    def _serve(self, tasks: Iterator[Send]) -> None:
+        job, post = self._job, self._post
+        for task in tasks:
             job(task, post)
 
     def __repr__(self) -> str:
-        return f"<ThreadCrew of {len(self._queues)} threads>"
+        return f"<ThreadCrew of {len(self._threads)} threads>"

@@ -6,15 +6,13 @@ code.
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from swift_loader.errors import WorkerDied
 from swift_loader.executors.local_builder import LocalBuilder
-from swift_loader.executors.thread.stacks import stack_of
+from swift_loader.executors.thread.task_thread import TaskThread
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Event, ExecutorFailed, Skipped, StreamEnded
 from swift_loader.transport.messages import NewPlan
@@ -39,7 +37,7 @@ class Surroundings:
 
 
 class ThreadWorker:
-    """A worker thread, and what it does. The executor uses it; `_run` and what it calls are on the thread itself."""
+    """A worker thread, and what it does. The executor uses it; `_serve` and what it calls are on the thread itself."""
 
     def __init__(self, worker_id: int, builder: LocalBuilder, surroundings: Surroundings) -> None:
         self.worker_id = worker_id
@@ -48,9 +46,7 @@ class ThreadWorker:
         self._plan_generation = 0
         """The first generation of the builder's plan; 0: the plan that it was made with."""
         self._around = surroundings
-        self._orders: queue.SimpleQueue[tuple[Send, NewPlan] | None] = queue.SimpleQueue()
-        """None: stop."""
-        self._thread = threading.Thread(target=self._run, name=f"swift_loader-worker-{worker_id}", daemon=True)
+        self._thread: TaskThread[tuple[Send, NewPlan]] = TaskThread(self._serve, f"swift_loader-worker-{worker_id}")
 
     @property
     def place(self) -> str:
@@ -68,7 +64,7 @@ class ThreadWorker:
 
     def stack(self) -> str:
         """Return its Python stack; empty if it has ended."""
-        return stack_of(self._thread)
+        return self._thread.stack()
 
     def start(self) -> None:
         """Start the thread."""
@@ -76,27 +72,21 @@ class ThreadWorker:
 
     def send(self, task: Send, plan: NewPlan) -> None:
         """Give it a task, and the plan of which it is. A plan of generation 0 is the first one."""
-        self._orders.put((task, plan))
+        self._thread.send((task, plan))
 
     def stop(self) -> None:
         """Make the thread end after its current batch. Any thread. Idempotent."""
-        while not self._orders.empty():
-            try:
-                self._orders.get_nowait()
-            except queue.Empty:  # the worker was faster
-                break
-        self._orders.put(None)
+        self._thread.stop()
 
     def join(self, limit_s: float) -> None:
         """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
+        self._thread.join(limit_s)
 
-    def _run(self) -> None:
+    def _serve(self, orders: Iterator[tuple[Send, NewPlan]]) -> None:
         keep_to_this_thread()
         task: Send | None = None
         try:
-            while (order := self._orders.get()) is not None:
+            for order in orders:
                 task, plan = order
                 self._around.post(self._answer(task, plan))
                 task = None
@@ -129,4 +119,4 @@ class ThreadWorker:
         return died
 
     def __repr__(self) -> str:
-        return f"<ThreadWorker {self.worker_id}{'' if self._thread.is_alive() else ' ended'}>"
+        return f"<ThreadWorker {self.worker_id}{'' if self._thread.is_alive else ' ended'}>"

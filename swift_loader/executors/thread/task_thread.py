@@ -1,0 +1,71 @@
+"""A thread with a queue of tasks."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from swift_loader.executors.thread.stacks import stack_of
+
+__all__ = ["TaskThread"]
+
+Task = TypeVar("Task")
+
+
+class TaskThread(Generic[Task]):
+    """Does one task after the other until it is stopped. It blocks for tasks only."""
+
+    def __init__(self, serve: Callable[[Iterator[Task]], None], name: str) -> None:
+        """Make a thread that isn't started.
+
+        Args:
+            serve: Runs in the thread, with the tasks as they come. They end once it is stopped.
+            name: Of the thread.
+        """
+        self._serve = serve
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        """None: stop."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def send(self, task: Task) -> None:
+        """Have it do a task after those that it has. Never blocks."""
+        self._tasks.put(task)
+
+    def stop(self) -> None:
+        """Make the thread end after its current task. Any thread. Idempotent."""
+        while not self._tasks.empty():
+            try:
+                self._tasks.get_nowait()
+            except queue.Empty:  # the thread was faster
+                break
+        self._tasks.put(None)
+
+    def join(self, limit_s: float) -> None:
+        """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stack(self) -> str:
+        """Return its Python stack, from the user's code on; empty if it has ended."""
+        return stack_of(self._thread)
+
+    def _run(self) -> None:
+        self._serve(self._waiting())
+
+    def _waiting(self) -> Iterator[Task]:
+        while (task := self._tasks.get()) is not None:
+            yield task
+
+    def __repr__(self) -> str:
+        return f"<TaskThread {self._thread.name!r}{'' if self._thread.is_alive() else ' ended'}>"
