@@ -37,6 +37,11 @@ _TERMS = Terms(
 
 _HINTS = {
     "dataset._function": ("the function", "Open files and connections in the function itself, or give on='thread'"),
+    "the keys of a batch can't be rebuilt": (
+        "the item can't be rebuilt",
+        "If the script defines its class, name the class in the function, as in `def decode(item: Photo)`, or move it "
+        "to a module. Or give on='thread'",
+    ),
     "the keys of a batch": (
         "the item",
         "Let it hold paths, numbers, arrays or containers of them, or give on='thread'",

@@ -11,8 +11,10 @@ same class.
 from __future__ import annotations
 
 import functools
+import io
+import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -87,11 +89,36 @@ class Definitions:
         """Return the number of a class or function; None if it has none."""
         return self._numbers.get(id(thing))
 
+    def loads(self, pickled: memoryview) -> Any:
+        """Return what was pickled in the trainer, by its plain pickler. Finds the script's classes that are known."""
+        return _Unpickler(pickled, self._named).load() if self._things else pickle.loads(pickled)
+
+    def _named(self, name: str) -> object | None:
+        """Return a class or function of the script by its qualified name; None if it isn't known."""
+        return next((thing for thing in self._things if _qualified_name(thing) == name), None)
+
     def __getitem__(self, number: int) -> object:
         return self._things[number]
 
     def __len__(self) -> int:
         return len(self._things)
+
+
+def _qualified_name(thing: object) -> str | None:
+    """Return the name of what a script defines; None for what else travels by value."""
+    return getattr(thing, "__qualname__", None) if getattr(thing, "__module__", None) in MAIN_MODULES else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Looks up what the user's script defines, which this process hasn't run."""
+
+    def __init__(self, pickled: memoryview, named: Callable[[str], object | None]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._named = named
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = self._named(name) if module in MAIN_MODULES else None
+        return super().find_class(module, name) if found is None else found
 
 
 class NewDefinitions(Definitions):
