@@ -275,6 +275,7 @@ def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) ->
     ("name", "needs", "stop", "begins"),
     [
         ("stages_images.py", ("PIL", "skimage"), "5", "mean colour of 320 images"),
+        ("stages_parquet.py", ("pyarrow",), "200", "price = 3.0"),
         ("stages_speech.py", ("fsspec", "aiohttp"), "77", "accuracy 9"),
     ],
 )
