@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     if arguments.resume:
         saved: dict[str, Any] = json.loads(arguments.resume.read_text(encoding="utf-8"))
         loader.load_state_dict(saved["loader"])
+        loader.set_epoch(saved["loader"]["epoch"])  # even if nothing is left of it
         total, num_images = np.array(saved["total"]), saved["num_images"]
     with Progress() as progress:
         bar = progress.add_task("images", total=len(paths), completed=num_images)

@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace, groups: list[RowGroup]) -> None:
     if arguments.resume:
         saved: dict[str, Any] = json.loads(arguments.resume.read_text(encoding="utf-8"))
         pipeline.load_state_dict(saved["pipeline"])
+        pipeline.set_epoch(saved["pipeline"]["epoch"])  # even if nothing is left of it
         weights, num_before = np.array(saved["weights"]), saved["num_rows"]
     num_rows = num_before + train(pipeline, weights, num_before, arguments.stop_after)
     state = pipeline.state_dict()

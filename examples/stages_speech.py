@@ -180,7 +180,8 @@ def train(arguments: argparse.Namespace, pipeline: Pipeline) -> None:
     with Progress() as progress:
         steps_per_epoch = NUM_ARCHIVES * CLIPS_PER_ARCHIVE // BATCH_SIZE
         bar = progress.add_task("training", total=arguments.epochs * steps_per_epoch)
-        for _ in range(pipeline.state_dict()["epoch"], arguments.epochs):
+        for epoch in range(pipeline.state_dict()["epoch"], arguments.epochs):
+            pipeline.set_epoch(epoch)
             for spectra, vowels in pipeline:
                 logits = model(spectra)
                 optimizer.zero_grad()

@@ -30,6 +30,8 @@ class Epochs:
         self._given_seed = seed
         self._seed = default_seed() if seed is None else seed
         self._next_epoch = 0
+        self._chosen: int | None = None
+        """The epoch of `seek` since the last epoch began."""
         self._loaded: PipelineState | None = None
         self._latest: weakref.ref[PipelineIterator] | None = None
         self.position: Position | None = None
@@ -43,25 +45,29 @@ class Epochs:
         self._maker = ProcessOwner()
         weakref.finalize(self, _free, self._idle, self._event_loop)
 
-    def begin(self) -> PipelineIterator:
-        """Begin an epoch: the next one, or the one of a state that was loaded."""
+    def iterator(self) -> PipelineIterator:
+        """Return an iterator over the next epoch, or over the rest of a loaded one. Its first `next` begins it."""
+        return PipelineIterator(self._chain, self._begin)
+
+    def _begin(self, iterator: PipelineIterator) -> tuple[OpenRun, Position, list[OpenRun]]:
         if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
             self._maker, self._event_loop, self._idle = ProcessOwner(), EventLoop(), []
-        chain, state = self._chain, self._loaded or PipelineState(self._next_epoch, None, self._seed)
+        chain, loaded = self._chain, self._loaded
+        state = loaded or PipelineState(self._next_epoch, None, self._seed)
         self._warn_of_iterator()
-        if self._loaded is None and self._idle and self._idle[0].epoch == state.epoch:
+        if loaded is None and self._idle and self._idle[0].epoch == state.epoch:
             opened = self._idle.pop()
         else:
             _close_all(self._idle)
             opened = OpenRun.open(chain, state, self._event_loop)
-        self._loaded = None
+        passes_end = state.place is not None and self._chosen is None
+        self._loaded = self._chosen = None
         sources = opened.run.sources
-        self.position = position = Position(state.epoch, state.place, sources=sources, source_starts=state.sources)
-        self._tally = opened.run.tally
-        iterator = PipelineIterator(chain, opened, position, self._idle)
+        position = Position(state.epoch, state.place, False, sources, state.sources, passes_end)
+        self.position, self._tally = position, opened.run.tally
         self._next_epoch = state.epoch + 1
         self._latest = weakref.ref(iterator)
-        return iterator
+        return opened, position, self._idle
 
     def _warn_of_iterator(self) -> None:
         """Warn if the source gives its items only once, and has been iterated over."""
@@ -74,7 +80,7 @@ class Epochs:
 
     def seek(self, epoch: int) -> None:
         """Begin with this epoch next. A loaded state of another epoch is dropped."""
-        self._next_epoch = epoch
+        self._next_epoch = self._chosen = epoch
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
         self._chain.origin.set_epoch(epoch)
@@ -120,7 +126,7 @@ class Epochs:
                 )
         self._chain.origin.check_states(iter(loaded.sources))
         _close_all(self._idle)
-        self._loaded, self._seed, self.position = loaded, loaded.seed, None
+        self._loaded, self._seed, self.position, self._chosen = loaded, loaded.seed, None, None
 
     # What they do -----------------------------------------------------------------------------------------------------
 

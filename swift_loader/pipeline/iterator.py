@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.sources import SourceStates
 from swift_loader.pipeline.state import PipelineState
 
-__all__ = ["OpenRun", "PipelineIterator", "Position"]
+__all__ = ["Begin", "OpenRun", "PipelineIterator", "Position"]
 
 
 @dataclass(slots=True)
@@ -56,6 +56,8 @@ class Position:
     """Of the run."""
     source_starts: tuple[Any, ...] = ()
     """What the run began with."""
+    passes_end: bool = False
+    """Whether the next epoch follows if nothing is left of this one at the place."""
 
     def advance(self, place: Place, chain: Chain) -> None:
         """Move to the place after a result. Source states before it aren't needed any more."""
@@ -77,69 +79,101 @@ class Position:
         return PipelineState(epoch, self.place, seed, chain.parameters, found)
 
 
+Begin = Callable[["PipelineIterator"], tuple[OpenRun, Position, list[OpenRun]]]
+"""Begins the next epoch for an iterator.
+
+Gives what runs, a position that the iterator moves, and the list that gets the run at the end of the epoch, if it goes
+on with the next one.
+"""
+
+
 class PipelineIterator(Iterator[Any]):
-    """One epoch's results. Closes its run at the end, at an error, and when nobody refers to it any more."""
+    """One epoch's results. Closes its run at the end, at an error, and when nobody refers to it any more.
 
-    def __init__(self, chain: Chain, opened: OpenRun, position: Position, idle: list[OpenRun]) -> None:
-        """Begin an epoch.
+    The first `next` begins the epoch: frameworks call `iter` early, and then load a state or set the epoch.
+    """
 
-        Args:
-            chain: What runs.
-            opened: The run.
-            position: Where it begins. The iterator moves it.
-            idle: Gets the run at the end of the epoch, if it goes on with the next one.
-        """
+    def __init__(self, chain: Chain, begin: Begin) -> None:
+        """Begin nothing yet."""
         self._chain = chain
-        self._position = position
-        self._opened: OpenRun | None = opened
-        self._items = opened.items
-        self._idle = idle
+        self._begin: Begin | None = begin
+        """None once it has begun, so that the pipeline may go."""
+        self._position: Position | None = None
+        self._opened: OpenRun | None = None
+        self._items: Iterator[Item] = iter(())
+        self._idle: list[OpenRun] = []
         self._error: BaseException | None = None
-        self._closing = weakref.finalize(self, opened.run.close)
+        self._closing: weakref.finalize[..., PipelineIterator] | None = None
 
     @property
     def run(self) -> Run | None:
-        """What runs; None once it was closed or handed over."""
+        """What runs; None before the first `next`, and once it was closed or handed over."""
         return None if self._opened is None else self._opened.run
 
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
-        if self._opened is None:
-            raise StopIteration
-        self._opened.run.check_owner()
+        if self._opened is not None:
+            self._opened.run.check_owner()
         try:
-            item = next(self._items, None)
+            item = self._pull() if self._begin is None else self._first(self._begin)
         except BaseException as error:
             self._error = error
             self.close()
             raise
         if item is None:
-            self._position.is_over = True
-            self.close()
             raise StopIteration
-        if item.value is Marker.EPOCH_END:
-            self._position.is_over = True
-            self._hand_over()
-            raise StopIteration
+        assert self._position is not None, "it has begun"
         self._position.advance(item.after, self._chain)
         return item.value
 
-    def _hand_over(self) -> None:
+    def _first(self, begin: Begin) -> Item | None:
+        """Begin, and return the first item; None if there is none."""
+        self._begin = None
+        position = self._open(begin)
+        item = self._pull()
+        if item is None and position.passes_end:
+            self._open(begin)
+            item = self._pull()
+        return item
+
+    def _open(self, begin: Begin) -> Position:
+        self._opened, self._position, self._idle = begin(self)
+        self._items = self._opened.items
+        self._closing = weakref.finalize(self, self._opened.run.close)
+        return self._position
+
+    def _pull(self) -> Item | None:
+        """Return the next item; None at the end of the epoch."""
+        item = next(self._items, None)
+        if item is not None and item.value is not Marker.EPOCH_END:
+            return item
+        if self._opened is not None:
+            assert self._position is not None, "it has begun"
+            self._position.is_over = True
+            if item is None:
+                self.close()
+            else:
+                self._hand_over(self._opened)
+        return None
+
+    def _hand_over(self, opened: OpenRun) -> None:
         """Keep the run for the next epoch."""
-        assert self._opened is not None, "an epoch has ended"
-        self._opened.epoch += 1
-        self._idle.append(self._opened)
+        assert self._closing is not None, "it has begun"
+        opened.epoch += 1
+        self._idle.append(opened)
         self._closing.detach()
-        self._opened = None
+        self._opened, self._items = None, iter(())
 
     def close(self) -> None:
         """End all threads and processes. Idempotent. Later calls of `next` raise `StopIteration` or the error."""
-        if self._opened is not None and not self._position.is_over and self._error is None:
+        is_over = self._position is not None and self._position.is_over
+        if self._error is None and not is_over:
             self._error = LoaderClosed("the pipeline was closed; iterate over it again")
-        self._closing()
-        self._opened = None
-        self._items = iter(())
+        self._begin = None
+        if self._closing is not None:
+            self._closing()
+        self._opened, self._items = None, iter(())
 
     def __repr__(self) -> str:
         return f"<PipelineIterator {'closed' if self._opened is None else 'running'}, {self._position}>"

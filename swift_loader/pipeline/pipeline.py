@@ -8,6 +8,7 @@ from typing import Any
 
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer, check_seconds
 from swift_loader.pipeline.chain import Chain
+from swift_loader.pipeline.epoch_sampler import EpochSampler
 from swift_loader.pipeline.epochs import Epochs
 from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
 from swift_loader.pipeline.maps import Map, OutputOrder
@@ -222,8 +223,8 @@ class Pipeline:
     # Iteration --------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch: the next one, or the one of a state that was loaded."""
-        return self._epochs.begin()
+        """Return an iterator over the next epoch, or over the rest of a loaded one. Its first `next` begins it."""
+        return self._epochs.iterator()
 
     def __len__(self) -> int:
         """Return the number of results of an epoch.
@@ -239,9 +240,19 @@ class Pipeline:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. Passes it on to each source that has `set_epoch`.
 
-        After `load_state_dict`, the saved epoch still continues at its place; another one begins anew.
+        After `load_state_dict`, the saved epoch still continues at its place, even if nothing is left there. Another
+        one begins anew.
         """
         self._epochs.seek(check_integer("epoch", epoch, 0))
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """What frameworks call `set_epoch` of."""
+        return EpochSampler(self.set_epoch)
+
+    @property
+    def batch_sampler(self) -> None:
+        """None: there is no batch sampler. Lightning reads this attribute."""
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
@@ -255,6 +266,8 @@ class Pipeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iteration.
+
+        If nothing is left of the epoch there, the next one begins, unless `set_epoch` asks for the saved one.
 
         Raises:
             TypeError: The state isn't a dict.

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from swift_loader.checks import check_choice, check_integer
+from swift_loader.pipeline.epoch_sampler import EpochSampler
 from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.maps import OutputOrder
 from swift_loader.pipeline.pipeline import Pipeline
@@ -81,7 +82,7 @@ class StageLoader:
         self._pipeline = pipeline.prefetch(buffer_size, timeout=timeout)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch."""
+        """See `Pipeline.__iter__`."""
         return iter(self._pipeline)
 
     def __len__(self) -> int:
@@ -95,6 +96,15 @@ class StageLoader:
     def set_epoch(self, epoch: int) -> None:
         """See `Pipeline.set_epoch`."""
         self._pipeline.set_epoch(epoch)
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """What frameworks call `set_epoch` of."""
+        return self._pipeline.sampler
+
+    @property
+    def batch_sampler(self) -> None:
+        """None: there is no batch sampler. Lightning reads this attribute."""
 
     def state_dict(self) -> dict[str, Any]:
         """See `Pipeline.state_dict`."""

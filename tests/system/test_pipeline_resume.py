@@ -60,6 +60,7 @@ def run_in_parts(make: Callable[[], Any], num_stops: int, seed: int) -> list[lis
         pipeline = make()
         if state is not None:
             pipeline.load_state_dict(state)
+            pipeline.set_epoch(state["epoch"])  # nothing may be left of it
         limit = draws.randrange(length // (num_stops // NUM_EPOCHS + 1) * 2 + 2) if length else -1
         is_over = True
         for number, item in enumerate(pipeline):
@@ -154,6 +155,64 @@ def test_set_epoch_after_loading_keeps_the_place_of_the_saved_epoch_only() -> No
     pipeline.load_state_dict(state)
     pipeline.set_epoch(2)
     assert list(pipeline) == epochs[2]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_at_the_end_of_an_epoch_a_resume_begins_the_next_one_unless_that_epoch_is_asked_for(continuous: bool) -> None:
+    def make() -> Pipeline:
+        return Pipeline(range(10), seed=1, continuous=continuous).shuffle(4)
+
+    with make() as pipeline:
+        epochs = [list(pipeline) for _ in range(3)]
+    with make() as pipeline:
+        iterator = iter(pipeline)
+        for _ in range(10):  # as one does who knows the length
+            next(iterator)
+        state = pipeline.state_dict()
+    with make() as resumed:
+        resumed.load_state_dict(state)
+        assert list(resumed) == epochs[1]
+        assert list(resumed) == epochs[2]
+    with make() as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert list(resumed) == []
+        assert list(resumed) == epochs[1]
+
+
+def test_an_iterator_begins_with_its_first_item() -> None:
+    pipeline = Pipeline(range(10), seed=1).shuffle(4)
+    epochs = [list(pipeline) for _ in range(3)]
+    other = Pipeline(range(10), seed=1).shuffle(4)
+    iter(other)  # frameworks do so to see whether it can be iterated over
+    iterator = iter(other)
+    assert [next(iterator) for _ in range(3)] == epochs[0][:3]
+    iterator = iter(other)
+    assert other.state_dict()["epoch"] == 0
+    state = other.state_dict()
+    other.set_epoch(2)
+    assert list(iterator) == epochs[2]
+    iterator = iter(other)
+    other.load_state_dict(state)
+    assert list(iterator) == epochs[0][3:]
+    assert list(iterator) == []
+    assert list(other) == epochs[1]
+
+
+def test_an_error_of_the_beginning_comes_with_the_first_item_and_stays() -> None:
+    class Refusing(Counted):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise LookupError("no such state")
+
+    pipeline = Pipeline(Refusing(9)).batch(2)
+    iterator = iter(pipeline)
+    next(iterator)
+    state = pipeline.state_dict()
+    pipeline.load_state_dict(state)
+    iterator = iter(pipeline)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such state"):
+            next(iterator)
 
 
 def test_in_order_of_completion_a_state_is_had_between_epochs_only() -> None:
