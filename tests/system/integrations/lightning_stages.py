@@ -1,10 +1,11 @@
 """Fits and validates on stages with a Lightning Trainer, and resumes from each checkpoint.
 
-Run as `python lightning_stages.py FOLDER SECONDS`.
+Run as `python lightning_stages.py FOLDER SECONDS`, or by torchrun for DDP.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from swift_loader.integrations.lightning import LoaderStateCallback
 from swift_loader.pipeline import Pipeline, StageLoader
 from tests.system.integrations.ranks import run_rank
 
+NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 NUM_EPOCHS = 3
 NUM_ITEMS = 18
 BATCH_SIZE = 4
@@ -36,7 +38,7 @@ def collate(samples: list[tuple[int, float]]) -> torch.Tensor:
 
 def stage_loader(num_items: int) -> StageLoader:
     return StageLoader(
-        range(num_items),
+        range(num_items) if NUM_RANKS == 1 else Pipeline(range(num_items), seed=5).shard(),
         preprocessor=draw,
         batch_size=BATCH_SIZE,
         aggregator=collate,
@@ -47,7 +49,7 @@ def stage_loader(num_items: int) -> StageLoader:
 
 
 def pipeline(num_items: int) -> Pipeline:
-    source = Pipeline(range(num_items), seed=5).shuffle(7)
+    source = Pipeline(range(num_items), seed=5).shuffle(7).shard()
     return source.map(draw, concurrency=2).batch(BATCH_SIZE).map(collate).prefetch(2)
 
 
@@ -101,7 +103,8 @@ def fit(name: str, folder: Path, *, checkpoint: Path | None = None) -> dict[str,
     ]
     trainer = Trainer(
         accelerator="cpu",
-        devices=1,
+        devices=NUM_RANKS,
+        strategy="ddp" if NUM_RANKS > 1 else "auto",
         max_epochs=NUM_EPOCHS,
         callbacks=[*([] if checkpoint else save), *([LoaderStateCallback(loader)] if has_one_cycle else [])],
         logger=False,
