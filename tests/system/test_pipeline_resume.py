@@ -97,17 +97,20 @@ def test_any_source_continues(source: str, graph: str) -> None:
     assert run_in_parts(make, NUM_STOPS, 2) == whole(make)
 
 
-@pytest.mark.parametrize("output_order", ["input", slow("completion")])
-def test_processes_continue_with_the_same_draws(output_order: str) -> None:
-    def make() -> Pipeline:
-        mapped = Pipeline(range(30), seed=2).map(functions.draw, concurrency=2, on="process", output_order=output_order)
-        return mapped.batch(4)
+@pytest.mark.timeout(180)  # processes are started seven times
+def test_processes_continue_with_the_draws_of_threads() -> None:
+    def make(where: str) -> Pipeline:
+        return Pipeline(range(30), seed=2).map(functions.draw, concurrency=2, on=where).batch(4)
 
-    if output_order == "input":
-        assert run_in_parts(make, 6, 3) == whole(make)
-    else:
-        first, second = whole(make)[:2]
-        assert sorted(first) != sorted(second)
+    assert run_in_parts(lambda: make("process"), 6, 3) == whole(lambda: make("thread"))
+
+
+@pytest.mark.slow
+def test_processes_draw_other_numbers_in_each_epoch_in_order_of_completion() -> None:
+    pipeline = Pipeline(range(30), seed=2).map(functions.draw, concurrency=2, on="process", output_order="completion")
+    first, second = sorted(pipeline), sorted(pipeline)
+    assert [number for number, _ in first] == [number for number, _ in second] == list(range(30))
+    assert {value for _, value in first}.isdisjoint(value for _, value in second)
 
 
 def test_a_stage_loader_in_order_continues() -> None:
