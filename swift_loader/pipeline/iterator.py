@@ -148,6 +148,8 @@ class PipelineIterator(Iterator[Any]):
         item = next(self._items, None)
         if item is not None and item.value is not Marker.EPOCH_END:
             return item
+        if self._error is not None:  # another thread closed the pipeline meanwhile
+            raise self._error
         if self._opened is not None:
             assert self._position is not None, "it has begun"
             self._position.is_over = True
