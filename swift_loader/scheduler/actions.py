@@ -11,14 +11,17 @@ from swift_loader.scheduler.work import Work
 
 __all__ = [
     "Action",
+    "Dismiss",
     "Fail",
     "GiveUp",
     "Kill",
     "Reap",
+    "Release",
     "Replace",
     "ReplaceTemplate",
     "Send",
     "Stall",
+    "Start",
     "TemplateLost",
     "Warn",
     "WorkerLost",
@@ -101,6 +104,27 @@ class Replace:
 
 
 @dataclass(slots=True)
+class Release:
+    """Let go of a worker that is gone. Nobody takes its place."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class Start:
+    """Start a worker with this id, which no other worker has. Returns before it is ready, which is an event."""
+
+    worker_id: int
+
+
+@dataclass(slots=True)
+class Dismiss:
+    """Have a worker end that has nothing left to do. Its end is an event, as any other."""
+
+    worker: int
+
+
+@dataclass(slots=True)
 class ReplaceTemplate:
     """Start another template. The workers that ended with it are replaced one by one."""
 
@@ -121,9 +145,9 @@ class GiveUp:
 
 @dataclass(slots=True)
 class Fail:
-    """Raise an error in the loop, after the batches that are ready. Comes once; no `Send` or `Replace` follows."""
+    """Raise an error in the loop, after the batches that are ready. Comes once; only `Reap` follows."""
 
     cause: WorkerLost | BaseException
 
 
-Action = Send | Kill | Reap | Replace | ReplaceTemplate | Warn | GiveUp | Fail
+Action = Send | Kill | Reap | Replace | Release | Start | Dismiss | ReplaceTemplate | Warn | GiveUp | Fail

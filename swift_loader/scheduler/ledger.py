@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.work import StreamWork, Work, WorkSource
+from swift_loader.scheduler.work import IndexWork, StreamWork, Work, WorkSource
 
 __all__ = ["BATCH_STATES", "Batch", "BatchMove", "BatchState", "Ledger"]
 
@@ -141,6 +141,17 @@ class Ledger(Generic[Answer]):
         return dropped
 
     # Workers
+
+    def use_limits(self, limits: Limits) -> None:
+        """Work this far ahead from now on, for another number of workers.
+
+        Batches that a sampler chose for one worker may be built by any worker then: theirs may be leaving.
+        """
+        self._limits = self.queues.limits = limits
+        for batch in self._batches.values():
+            batch.work = _unbound(batch.work)
+        if self._planned is not None:
+            self._planned = _unbound(self._planned)
 
     def remove_worker(self, serial: int) -> int:
         """Remove a worker. Return how many batches were lost with it; other workers will build them."""
@@ -276,10 +287,13 @@ class Ledger(Generic[Answer]):
     # For those who judge workers
 
     def awaited(self) -> list[int]:
-        """Return the workers that the loop waits for: at most one in order, maybe several in completion order."""
-        if not self._limits.in_order:
-            return self.queues.busy()
+        """Return the workers that the loop waits for: at most one in order, maybe several in completion order.
+
+        If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
+        """
         batch = next(iter(self._batches.values()), None)
+        if not self._limits.in_order or (batch is not None and batch.state is BatchState.LOST):
+            return self.queues.busy()
         return [batch.worker] if batch is not None and batch.state is BatchState.SENT else []
 
     def work_of(self, serial: int) -> Work | None:
@@ -329,3 +343,7 @@ class Ledger(Generic[Answer]):
     def __repr__(self) -> str:
         lost = f", {len(self._lost)} lost" if self._lost else ""
         return f"<Ledger generation {self.generation}, tasks sent: {self.queues!r}, {len(self._ready)} ready{lost}>"
+
+
+def _unbound(work: Work) -> Work:
+    return work._replace(worker_id=None) if isinstance(work, IndexWork) else work

@@ -95,6 +95,10 @@ class Queues:
         """Give tasks to this worker from now on."""
         self._queues[serial] = self._open[serial] = Queue(worker_id, self._task_limit(math.inf, 0.0))
 
+    def reopen(self, serial: int) -> None:
+        """Give tasks to a worker that was retired."""
+        self._open[serial] = self._queues[serial]
+
     def retire(self, serial: int) -> None:
         """Give this worker no more tasks. It may still answer those that it has. Idempotent."""
         self._open.pop(serial, None)

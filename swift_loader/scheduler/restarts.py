@@ -24,6 +24,8 @@ class Decision(Enum):
     REPLACE = "replace"
     BATCH_IS_TO_BLAME = "the batch is to blame"
     TOO_MANY = "too many in a row"
+    LET_GO = "it was leaving"
+    """As REPLACE, but nobody takes its place."""
 
 
 class Restarts:
@@ -55,6 +57,10 @@ class Restarts:
     def forget_batches(self) -> None:
         """Blame no batch for the deaths so far."""
         self._by_batch.clear()
+
+    def forget_worker(self, worker_id: int) -> None:
+        """Count none of the deaths of workers with this id: the next one is a new beginning."""
+        self._in_a_row.pop(worker_id, None)
 
     def note_death(self, worker_id: int, batch: Hashable | None) -> Decision:
         """Record that a worker died while building this batch, if any, and decide what to do."""

@@ -21,19 +21,23 @@ from typing import Any
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
     Action,
+    Dismiss,
     Fail,
     GiveUp,
     Kill,
     Reap,
+    Release,
     Replace,
     ReplaceTemplate,
     Stall,
+    Start,
     TemplateLost,
     Warn,
     WorkerLost,
 )
 from swift_loader.scheduler.events import (
     Built,
+    Death,
     Disconnected,
     Ended,
     Event,
@@ -48,12 +52,15 @@ from swift_loader.scheduler.events import (
 from swift_loader.scheduler.ledger import Batch, Ledger
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
+from swift_loader.scheduler.roster import Roster
 from swift_loader.scheduler.sample_failures import SampleFailures
 from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.work import Work, WorkSource
 from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
 
 __all__ = ["Delivered", "Scheduler", "SchedulerSettings", "SchedulerState"]
+
+_AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
 
 
 class SchedulerState(Enum):
@@ -79,6 +86,8 @@ class SchedulerSettings:
     has; None: no limit."""
     replaces_stalled: bool = True
     """False: a worker that spends longer isn't killed. The loop gets the error, and may go on to wait."""
+    num_workers: int | None = None
+    """How many workers the executor starts. `resize` changes that. None: the number never changes."""
 
 
 @dataclass(slots=True)
@@ -100,7 +109,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.limits = settings.limits
-        """Never change."""
+        """`resize` replaces them. Their `in_order` never changes."""
         self.state = SchedulerState.NEW
         self.ledger: Ledger[Built | Failed] = Ledger(settings.limits)
         """The batches in flight. The caller only reads it."""
@@ -109,7 +118,8 @@ class Scheduler:
         uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
         self._replaces_stalled = settings.replaces_stalled
-        self._workers: dict[int, Worker] = {}
+        self._roster = Roster(settings.num_workers)
+        self._workers = self._roster.all
         """By serial number; all but those that are GONE."""
         self._failures = SampleFailures()
         self._actions: list[Action] = []
@@ -178,6 +188,44 @@ class Scheduler:
         self.ledger, self._actions = Ledger(self.limits), []
         return dropped
 
+    # Any thread's side
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Want another number of workers from now on, at least 1. Then call `decide`. No stream may be handed out.
+
+        New workers get the lowest free ids. Those with the highest ids leave: they finish what they have. One that is
+        leaving stays if it is wanted again.
+        """
+        if self.state is SchedulerState.CLOSED:
+            return
+        self.limits, self._roster.num_wanted = limits, num_workers
+        self.ledger.use_limits(limits)
+        if self.state is SchedulerState.FAILED:
+            return
+        for worker in self._workers.values():
+            self._keep_or_leave(worker)
+        for worker_id in self._roster.missing():
+            self._restarts.forget_worker(worker_id)
+            self._roster.expect(worker_id)
+            self._actions.append(Start(worker_id))
+
+    def _keep_or_leave(self, worker: Worker) -> None:
+        is_wanted = self._roster.is_wanted(worker)
+        if worker.state is WorkerState.READY and not is_wanted:
+            worker.move(WorkerMove.LEAVE)
+            self.ledger.queues.retire(worker.serial)
+            self._dismiss_if_done(worker)
+        elif worker.state is WorkerState.LEAVING and is_wanted:
+            worker.move(WorkerMove.STAY)
+            self.ledger.queues.reopen(worker.serial)
+
+    def _dismiss_if_done(self, worker: Worker) -> None:
+        """Let a worker go that is leaving, once it has answered all tasks."""
+        is_done = worker.state is WorkerState.LEAVING and not worker.sent_s
+        if is_done and self.state is not SchedulerState.FAILED:
+            worker.move(WorkerMove.DISMISS)
+            self._actions.append(Dismiss(worker.serial))
+
     # The executor's side
 
     def decide(self, now_s: float) -> list[Action]:
@@ -213,25 +261,23 @@ class Scheduler:
                 self._take_answer(event, None, now_s)
             case Skipped():
                 self.ledger.skip(event.worker, event.generation)
-                self._workers[event.worker].note_answer(now_s)
+                self._note_no_batch(self._workers[event.worker], now_s)
             case StreamEnded():
                 self.ledger.end_shard(event.worker, event.generation, event.sequence)
-                self._workers[event.worker].note_answer(now_s)
+                self._note_no_batch(self._workers[event.worker], now_s)
             case Ready():
-                self._worker(event).move(WorkerMove.READY)
+                worker = self._roster.meet(event)
+                worker.move(WorkerMove.READY)
                 self.ledger.queues.add(event.worker, event.worker_id)
+                self._keep_or_leave(worker)  # it may have been dismissed while it started
             case Disconnected():
-                self._lose(self._worker(event), WorkerMove.DISCONNECT)
+                self._lose(self._roster.meet(event), WorkerMove.DISCONNECT)
             case Ended():
                 self._take_ended(event)
             case TemplateEnded():
                 self._take_template_ended(event.error)
             case ExecutorFailed():
                 self.fail(event.error)
-
-    def _worker(self, event: Ready | Disconnected) -> Worker:
-        """Return the record of a worker. Its first event makes it."""
-        return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
 
     def _take_answer(self, answer: Built | Failed, build_s: float | None, now_s: float) -> None:
         serial = answer.worker
@@ -241,6 +287,12 @@ class Scheduler:
         if is_wanted and work is not None:
             self._restarts.note_batch(worker.worker_id, work.key)
         worker.note_answer(now_s)
+        if worker.state is WorkerState.LEAVING:
+            self._dismiss_if_done(worker)
+
+    def _note_no_batch(self, worker: Worker, now_s: float) -> None:
+        worker.note_answer(now_s)
+        self._dismiss_if_done(worker)
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
         """Give a worker no more tasks, and ask how it ended."""
@@ -256,29 +308,41 @@ class Scheduler:
         worker = self._workers.get(event.worker)
         if worker is None:
             raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
+        was_dismissed = worker.state is WorkerState.PARTING
         worker.move(WorkerMove.END)
-        del self._workers[worker.serial]
+        self._roster.remove(worker)
         num_lost = self.ledger.remove_worker(worker.serial)
         if self.state is SchedulerState.FAILED:
             return
-        if not event.death.with_template:  # else the template is to blame, which is judged by itself
-            work = worker.work if event.death.is_at_work else None
-            decision = self._restarts.note_death(worker.worker_id, work.key if work is not None else None)
-            worker_lost = WorkerLost(
-                worker=worker.serial,
-                worker_id=worker.worker_id,
-                decision=decision,
-                num_in_a_row=self._restarts.num_in_a_row(worker.worker_id),
-                work=work,
-                is_trial=work is not None and worker.is_trial,
-                num_lost=num_lost,
-                death=event.death,
-            )
-            if decision is not Decision.REPLACE:
+        is_wanted = self._roster.is_wanted(worker)
+        if was_dismissed or not (is_wanted or num_lost):
+            self._restarts.forget_worker(worker.worker_id)
+        elif not event.death.with_template:  # else the template is to blame, which is judged by itself
+            worker_lost = self._judge_death(worker, event.death, num_lost)
+            if worker_lost.decision not in (Decision.REPLACE, Decision.LET_GO):
                 self.fail(worker_lost)
                 return
             self._actions.append(Warn(worker_lost))
-        self._actions.append(Replace(worker.serial, worker.worker_id))
+        if is_wanted:
+            self._roster.expect(worker.worker_id)
+        follows = Replace(worker.serial, worker.worker_id) if is_wanted else Release(worker.serial)
+        self._actions.append(follows)
+
+    def _judge_death(self, worker: Worker, death: Death, num_lost: int) -> WorkerLost:
+        work = worker.work if death.is_at_work else None
+        decision = self._restarts.note_death(worker.worker_id, work.key if work is not None else None)
+        if decision is Decision.REPLACE and not self._roster.is_wanted(worker):
+            decision = Decision.LET_GO
+        return WorkerLost(
+            worker=worker.serial,
+            worker_id=worker.worker_id,
+            decision=decision,
+            num_in_a_row=self._restarts.num_in_a_row(worker.worker_id),
+            work=work,
+            is_trial=work is not None and worker.is_trial,
+            num_lost=num_lost,
+            death=death,
+        )
 
     def _take_template_ended(self, error: WorkerDied) -> None:
         if self.state is SchedulerState.FAILED:
@@ -305,7 +369,7 @@ class Scheduler:
         awaited = [
             worker
             for worker in self._workers.values()
-            if worker.state is WorkerState.KILLED or (worker.state is WorkerState.READY and worker.serial in serials)
+            if worker.state is WorkerState.KILLED or (worker.state in _AT_WORK and worker.serial in serials)
         ]
         for worker in awaited:
             self._judge_worker(worker, now_s)

@@ -4,7 +4,10 @@
        │                  │               │
        └───disconnect─────┴──disconnect───┴──abandon──► REAPED ──end──► GONE
 
-Only `WORKER_STATES` moves a worker. Not thread-safe.
+    READY ◄──leave, stay──► LEAVING ──dismiss──► DISMISSED ──disconnect──► PARTING ──end──► GONE
+
+A worker that leaves finishes its tasks first. Until it is dismissed, it may also be killed or disconnect, as a READY
+one. Only `WORKER_STATES` moves a worker. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ class WorkerState(str, Enum):
     """It does the tasks that it gets, in the order in which they were sent."""
     KILLED = "killed"
     """It hung and was killed. It gets no more tasks, but answers may still arrive."""
+    LEAVING = "leaving"
+    """It isn't wanted any more. It finishes the tasks that it has, and gets no others."""
+    DISMISSED = "dismissed"
+    """It has finished them, and is to end."""
+    PARTING = "parting"
+    """The executor finds out how it ended after it was dismissed. That isn't a death."""
     REAPED = "reaped"
     """The executor finds out how it ended. Until then its batches aren't given to others."""
     GONE = "gone"
@@ -42,6 +51,9 @@ class WorkerMove(str, Enum):
     DISCONNECT = "disconnect"
     ABANDON = "abandon"
     """SIGKILL didn't end it in time."""
+    LEAVE = "leave"
+    STAY = "stay"
+    DISMISS = "dismiss"
     END = "end"
 
 
@@ -55,6 +67,13 @@ WORKER_STATES: dict[tuple[WorkerState, WorkerMove], WorkerState] = {
     # The stream of an abandoned worker may end before the executor stops listening to it.
     (WorkerState.REAPED, WorkerMove.DISCONNECT): WorkerState.REAPED,
     (WorkerState.REAPED, WorkerMove.END): WorkerState.GONE,
+    (WorkerState.READY, WorkerMove.LEAVE): WorkerState.LEAVING,
+    (WorkerState.LEAVING, WorkerMove.STAY): WorkerState.READY,
+    (WorkerState.LEAVING, WorkerMove.KILL): WorkerState.KILLED,
+    (WorkerState.LEAVING, WorkerMove.DISCONNECT): WorkerState.REAPED,
+    (WorkerState.LEAVING, WorkerMove.DISMISS): WorkerState.DISMISSED,
+    (WorkerState.DISMISSED, WorkerMove.DISCONNECT): WorkerState.PARTING,
+    (WorkerState.PARTING, WorkerMove.END): WorkerState.GONE,
 }
 
 

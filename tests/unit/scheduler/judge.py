@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from swift_loader.scheduler.actions import Send, Stall
 from swift_loader.scheduler.events import (
@@ -24,7 +24,9 @@ from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.scheduler import Delivered
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
-__all__ = ["NUM_BATCHES", "TEMPLATE", "TIMEOUT_S", "Judge", "Setting"]
+__all__ = ["NUM_BATCHES", "TEMPLATE", "TIMEOUT_S", "Judge", "Setting", "unbound"]
+
+AnyWork = TypeVar("AnyWork", bound=Work | None)
 
 NUM_BATCHES = 7
 """Of each planned epoch."""
@@ -43,7 +45,7 @@ class Setting:
     max_ready: int
     max_restarts: int
     kind: str
-    """planned, index or stream"""
+    """planned, index, bound (each batch of a sampler to one worker, until a resize) or stream"""
     trial: str = "none"
     """What the loop does with the trial batch: use it, forget it, or begin with batches of another meaning."""
     cursed: frozenset[int] = frozenset()
@@ -66,6 +68,7 @@ class Record:
     """Whether it gets no more tasks: it was killed or reaped."""
     killed_s: float = math.inf
     is_reaped: bool = False
+    is_dismissed: bool = False
     blamed: Send | None = None
     """The task that it was at when it was reaped."""
 
@@ -75,6 +78,8 @@ class Judge:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.num_wanted = setting.num_workers
+        self.max_in_flight = setting.max_in_flight
         self.records: dict[int, Record] = {}
         self.generation = 0
         self.begin = (0, 0)
@@ -114,11 +119,13 @@ class Judge:
             self.note_death(TEMPLATE, None)
         elif isinstance(event, Ended):
             record = self.records.pop(event.worker)
-            if not event.death.with_template:
+            num_lost = sum(task.generation == self.generation for task in record.unanswered)
+            if record.is_dismissed or (record.worker_id >= self.num_wanted and not num_lost):
+                self.deaths_in_a_row.pop(record.worker_id, None)
+            elif not event.death.with_template:
                 blamed = record.blamed if event.death.is_at_work else None
                 self.note_death(record.worker_id, blamed)
-                num_lost = sum(task.generation == self.generation for task in record.unanswered)
-                self.last_death = blamed.work if blamed is not None else None, num_lost
+                self.last_death = unbound(blamed.work) if blamed is not None else None, num_lost
 
     def reap(self, serial: int) -> None:
         """Take down what a worker is at."""
@@ -153,23 +160,37 @@ class Judge:
             for record in self.records.values():
                 record.blamed = None
 
+    def resize(self, num_workers: int) -> None:
+        """Want another number of workers, and as many batches in flight as before per worker."""
+        self.num_wanted = num_workers
+        self.max_in_flight = max(1, self.setting.max_in_flight * num_workers // self.setting.num_workers)
+
     # What is decided
+
+    def check_dismissed(self, serial: int) -> None:
+        """Judge whether a worker may go."""
+        record = self.records[serial]
+        assert not record.is_closed, "a worker was dismissed that is gone"
+        assert not record.unanswered, "a worker was dismissed that has something left to do"
+        assert record.worker_id >= self.num_wanted, "a worker was dismissed that is wanted"
+        record.is_closed = record.is_dismissed = True
 
     def check_send(self, task: Send, now_s: float) -> None:
         """Judge a task that is about to be sent."""
         record = self.records[task.worker]
         assert not record.is_closed, f"{task} goes to a worker that was killed or has ended"
+        assert record.worker_id < self.num_wanted, f"{task} goes to a worker that is leaving"
         assert task.generation == self.generation
-        if isinstance(task.work, StreamWork):
+        if not isinstance(task.work, PlannedWork) and task.work.worker_id is not None:
             assert task.work.worker_id == record.worker_id
         holders = [one for one in self.records.values() for sent in one.unanswered if is_same(sent, task)]
         assert not holders, f"{task} is being built"
         if task.sequence not in self.works:
             assert task.sequence == len(self.works), "a sequence was left out"
             assert record.num_ready < self.setting.max_ready, "a worker has too many batches ready"
+            if not isinstance(task.work, StreamWork):  # else some don't exist
+                assert len(self.works) < self.max_in_flight + len(self.delivered)
         self.works[task.sequence] = task.work
-        if not isinstance(task.work, StreamWork):  # else some don't exist
-            assert len(self.works) - len(self.delivered) <= self.setting.max_in_flight
         if not record.unanswered:
             record.since_s = max(record.since_s, now_s)
         record.unanswered.append(task)
@@ -181,7 +202,7 @@ class Judge:
         assert record.unanswered, "a worker has nothing to do, and is said to hang"
         assert now_s - record.since_s >= limit_s, "a worker is said to hang too early"
         oldest = record.unanswered[0]
-        assert stall.work == (oldest.work if oldest.generation == self.generation else None)
+        assert unbound(stall.work) == (unbound(oldest.work) if oldest.generation == self.generation else None)
         assert stall.is_trial == (stall.work is not None and not self.generation)
 
     def check_delivered(self, one: Delivered) -> None:
@@ -189,11 +210,11 @@ class Judge:
         assert one.num_before == len(self.delivered)
         assert (one.error is not None) == (one.work.step % 5 == 4)
         meaning, work, serial = one.outcome if one.error is None else one.error.args
-        assert (meaning, work) == (self.meanings[self.generation], one.work)
+        assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
         self.num_ready -= 1
         if serial in self.records:
             self.records[serial].num_ready -= 1
-        assert one.failures in ((), (("sample", one.work),))
+        assert one.failures in ((), (("sample", unbound(one.work)),))
         assert bool(one.failures) == (one.work.step % 3 == 0) or self.is_adopted(one)
         self.delivered.append(one.work)
 
@@ -203,7 +224,9 @@ class Judge:
 
     def check_order(self) -> None:
         """Compare what was delivered with what should have been."""
-        works = [one._replace(step=0) if isinstance(one, StreamWork) else one for one in self.delivered]
+        works: list[Work] = [
+            one._replace(step=0) if isinstance(one, StreamWork) else unbound(one) for one in self.delivered
+        ]
         if self.setting.in_order:
             assert works == self.expected(len(works))
             return
@@ -221,7 +244,7 @@ class Judge:
         epoch, step = self.begin
         if self.setting.kind == "planned":
             return [PlannedWork(epoch + (step + i) // NUM_BATCHES, (step + i) % NUM_BATCHES) for i in range(num)]
-        if self.setting.kind == "index":
+        if self.setting.kind in ("index", "bound"):
             return [IndexWork(epoch, one, [one, 2 * one]) for one in range(step, NUM_BATCHES)][:num]
         lengths = self.setting.lengths[: self.setting.num_workers]
         return [
@@ -237,6 +260,11 @@ def key_of(work: Work) -> Hashable:
     if isinstance(work, StreamWork):
         return work.epoch, work.worker_id, work.turn
     return work.epoch, work.step
+
+
+def unbound(work: AnyWork) -> AnyWork:
+    """Return the work as if any worker could build it."""
+    return work._replace(worker_id=None) if isinstance(work, IndexWork) else work
 
 
 def is_same(one: Any, other: Any) -> bool:

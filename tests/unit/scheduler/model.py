@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
     Action,
+    Dismiss,
     Fail,
     GiveUp,
     Kill,
     Reap,
+    Release,
     Replace,
     ReplaceTemplate,
     Send,
     Stall,
+    Start,
     TemplateLost,
     Warn,
     WorkerLost,
@@ -40,12 +44,35 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.watchdog import MIN_STOPPED_S
-from swift_loader.scheduler.work import IndexSource, PlannedSource, PlannedWork, StreamWork, WorkSource
-from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting
+from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork, WorkSource
+from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
 from tests.unit.scheduler.streams import StreamSource
 
 __all__ = ["World"]
+
+
+class BoundSource:
+    """As an `IndexSource`, with each batch for one worker."""
+
+    def __init__(self, epoch: int, step: int, num_workers: int) -> None:
+        self.num_workers: int | None = num_workers
+        """None: any worker."""
+        self.inner = IndexSource(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
+
+    def next(self) -> IndexWork | None:
+        """Return the next work."""
+        work = self.inner.next()
+        if work is None or self.num_workers is None:
+            return work
+        return work._replace(worker_id=work.step % self.num_workers)
+
+    def end_shard(self, work: StreamWork) -> None:
+        """Do nothing."""
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        """Return the same."""
+        return work
 
 
 class World:
@@ -55,7 +82,8 @@ class World:
         self.setting = setting
         self.judge = Judge(setting)
         limits = Limits(setting.max_in_flight, setting.max_ready, 64, setting.in_order)
-        self.scheduler = make(SchedulerSettings(limits, setting.max_restarts, TIMEOUT_S / 2, TIMEOUT_S))
+        settings = SchedulerSettings(limits, setting.max_restarts, TIMEOUT_S / 2, TIMEOUT_S)
+        self.scheduler = make(replace(settings, num_workers=setting.num_workers))
         self.now_s = 0.0
         self.processes: dict[int, Process] = {}
         self.num_started = 0
@@ -66,6 +94,8 @@ class World:
         self.is_told = False
         """Whether the loop has met it, after all that was ready."""
         self.wait_began_s: float | None = None
+        self.bound: BoundSource | None = None
+        """What binds batches to workers now."""
         for worker_id in range(setting.num_workers):
             self.start(worker_id)
         if setting.trial != "none":
@@ -124,10 +154,20 @@ class World:
                     self.judge.check_stall(stall, self.now_s, TIMEOUT_S / 2)
             case Warn(WorkerLost() as worker_lost):
                 assert worker_lost.num_in_a_row == self.judge.deaths_in_a_row[worker_lost.worker_id]
-                assert worker_lost.decision is Decision.REPLACE
-                assert (worker_lost.work, worker_lost.num_lost) == self.judge.last_death
+                is_wanted = worker_lost.worker_id < self.judge.num_wanted
+                assert worker_lost.decision is (Decision.REPLACE if is_wanted else Decision.LET_GO)
+                assert (unbound(worker_lost.work), worker_lost.num_lost) == self.judge.last_death
             case Warn(TemplateLost() as lost):
                 assert lost.num_in_a_row == self.judge.deaths_in_a_row[TEMPLATE]
+            case Replace(_, worker_id):
+                assert worker_id < self.judge.num_wanted, "a worker is replaced that isn't wanted"
+            case Release(serial):
+                worker_id = self.processes[serial].worker_id
+                assert worker_id >= self.judge.num_wanted, "nobody takes the place of a worker that is wanted"
+            case Start(worker_id):
+                self.judge.deaths_in_a_row.pop(worker_id, None)
+            case Dismiss(serial):
+                self.judge.check_dismissed(serial)
             case GiveUp():
                 assert self.wait_began_s is not None
                 assert self.now_s - self.wait_began_s >= TIMEOUT_S, "the loop gave up too early"
@@ -156,6 +196,12 @@ class World:
                 case Replace(serial, worker_id):
                     del self.processes[serial]
                     self.start(worker_id)
+                case Release(serial):
+                    del self.processes[serial]
+                case Start(worker_id):
+                    self.start(worker_id)
+                case Dismiss(serial):
+                    self.processes[serial].dismiss()
                 case GiveUp():
                     self.wait_began_s = None
                 case ReplaceTemplate() | Warn() | Fail():
@@ -170,6 +216,8 @@ class World:
 
     def start(self, worker_id: int) -> None:
         """Start a worker."""
+        ids = [process.worker_id for process in self.processes.values()]
+        assert worker_id not in ids, "two workers have one id"
         self.processes[self.num_started] = Process(self.num_started, worker_id)
         self.num_started += 1
 
@@ -195,7 +243,7 @@ class World:
 
     def answers(self, process: Process, task: Send) -> list[Event]:
         """Return what a worker says about a task."""
-        serial, generation, sequence, work = process.serial, task.generation, task.sequence, task.work
+        serial, generation, sequence, work = process.serial, task.generation, task.sequence, unbound(task.work)
         if generation < process.newest:
             return [Skipped(serial, generation)]
         if isinstance(work, StreamWork) and work.turn >= self.setting.lengths[work.worker_id]:
@@ -232,6 +280,33 @@ class World:
 
     # The loop
 
+    def resize(self, num_workers: int) -> None:
+        """Want another number of workers."""
+        self.judge.resize(num_workers)
+        if self.bound is not None:
+            self.bound.num_workers = None
+        limits = replace(self.scheduler.limits, max_in_flight=self.judge.max_in_flight)
+        self.scheduler.resize(num_workers, limits)
+        self.decide()
+
+    def settle_number(self) -> None:
+        """Let those come and go that are to; then there must be as many as are wanted."""
+        for _ in range(100):
+            self.carry_out()
+            for process in list(self.processes.values()):
+                record = self.judge.records.get(process.serial)
+                process.is_hanging = False
+                if record is not None and record.is_closed:  # it was killed, which may take its time
+                    process.die()
+                self.get_ready(process)
+                self.work(process)
+                while process.said:
+                    self.hear(process)
+            ids = sorted(process.worker_id for process in self.processes.values() if process.is_ready)
+            if self.is_over or ids == list(range(self.judge.num_wanted)):
+                return
+        raise AssertionError(f"{self.judge.num_wanted} workers are wanted, and there are {self.processes}")
+
     def seek(self, epoch: int, step: int, *, keeps_meaning: bool = True) -> None:
         """Begin another generation, unless the trial batch is still to come."""
         source, adopts = self.source(epoch, step), None
@@ -247,6 +322,7 @@ class World:
                 assert self.scheduler.take_trial() is None
         self.judge.seek((epoch, step), keeps_meaning=keeps_meaning, adopts=adopts)
         num_ready = self.scheduler.ledger.num_ready
+        self.bound = source if isinstance(source, BoundSource) else None
         dropped = self.scheduler.begin(source, keeps_meaning=keeps_meaning)
         failures = [one for one in dropped if isinstance(one, tuple) and one[0] == "sample"]
         assert len(dropped) - len(failures) == num_ready - (adopts is not None)
@@ -259,6 +335,8 @@ class World:
             return PlannedSource(epoch, step, lambda _: NUM_BATCHES)
         if self.setting.kind == "index":
             return IndexSource(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
+        if self.setting.kind == "bound":
+            return BoundSource(epoch, step, self.judge.num_wanted)
         return StreamSource(epoch, self.setting.num_workers)
 
     def take(self) -> None:

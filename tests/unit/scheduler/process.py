@@ -40,6 +40,11 @@ class Process:
             if not self.is_cut_off:
                 self.said.append(Disconnected(self.serial, self.worker_id))
 
+    def dismiss(self) -> None:
+        """End, once it has nothing left to do."""
+        assert not self.pipe
+        self.die()
+
     def cut_off(self) -> None:
         """Find out how it ended, and listen to nothing else."""
         self.is_cut_off = True

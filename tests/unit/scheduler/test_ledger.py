@@ -13,7 +13,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.ledger import BATCH_STATES, BatchMove, BatchState, Ledger
 from swift_loader.scheduler.queues import MAX_TASKS, Limits
-from swift_loader.scheduler.work import IndexSource, PlannedSource, PlannedWork, StreamWork
+from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork
 from tests.unit.scheduler.streams import StreamSource
 
 Task = tuple[int, int]
@@ -215,7 +215,8 @@ class LedgerModel(RuleBasedStateMachine):
             assert self.ledger.work_of(index) == (PlannedWork(*self.where(due[1])) if due else None)
         wanted = (self.generation, self.num_delivered)
         busy = [index for index in self.queues if self.current_tasks(index)]
-        holders = [index for index in busy if wanted in self.queues[index]] if self.limits.in_order else busy
+        is_held_by_one = self.limits.in_order and wanted not in self.lost
+        holders = [index for index in busy if wanted in self.queues[index]] if is_held_by_one else busy
         assert sorted(self.ledger.awaited()) == sorted(holders)
 
     def teardown(self) -> None:
@@ -592,3 +593,30 @@ def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> N
     ledger.queues.add(2, worker_id=0)
     ledger.queues.add(3, worker_id=1)
     assert [task.sequence for task in assign(ledger)] == [0, 1, 2, 3]
+
+
+def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -> None:
+    ledger = ledger_with(1)
+    work = [IndexWork(0, step, [step], step) for step in range(4)]
+    ledger.begin(Works(work), reuses_trial=False)
+    assert [task.work for task in assign(ledger)] == work[:1]
+    ledger.use_limits(Limits(3, 3, 3, in_order=True))
+    assert ledger.remove_worker(0) == 1
+    ledger.queues.add(1, worker_id=5)
+    assert [task.work for task in assign(ledger)] == [one._replace(worker_id=None) for one in work[:2]]
+
+
+class Works:
+    """Hands out these works."""
+
+    def __init__(self, works: list[IndexWork]) -> None:
+        self.works = deque(works)
+
+    def next(self) -> IndexWork | None:
+        return self.works.popleft() if self.works else None
+
+    def end_shard(self, work: StreamWork) -> None:
+        pass
+
+    def swap(self, work: StreamWork) -> StreamWork:
+        return work

@@ -17,11 +17,12 @@ from swift_loader.scheduler.events import Built, Ended, Failed, SampleFailed
 from swift_loader.scheduler.ledger import Batch, BatchState, Ledger
 from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.restarts import Restarts
+from swift_loader.scheduler.roster import Roster
 from swift_loader.scheduler.sample_failures import SampleFailures
 from swift_loader.scheduler.scheduler import Scheduler
 from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.work import PlannedWork
-from swift_loader.scheduler.workers import Worker, WorkerMove
+from swift_loader.scheduler.workers import WORKER_STATES, Worker, WorkerMove, WorkerState
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
 from tests.unit.scheduler.model import World
 
@@ -32,7 +33,7 @@ SETTINGS = st.builds(
     max_in_flight=st.integers(1, 12),
     max_ready=st.integers(1, 4),
     max_restarts=st.integers(0, 3),
-    kind=st.sampled_from(["planned", "index", "stream"]),
+    kind=st.sampled_from(["planned", "index", "bound", "stream"]),
     trial=st.sampled_from(["none", "use", "forget", "change"]),
     cursed=st.frozensets(st.integers(0, NUM_BATCHES - 1), max_size=1),
 )
@@ -49,7 +50,7 @@ def random_case(rng: random.Random) -> tuple[Setting, bytes]:
         max_in_flight=rng.randint(1, 12),
         max_ready=rng.randint(1, 4),
         max_restarts=rng.randint(0, 3),
-        kind=rng.choice(["planned", "index", "stream"]),
+        kind=rng.choice(["planned", "index", "bound", "stream"]),
         trial=rng.choice(["none", "none", "none", "use", "forget", "change"]),
         cursed=frozenset(rng.sample(range(NUM_BATCHES), rng.random() < 0.3)),
     )
@@ -64,6 +65,7 @@ def run(setting: Setting, tape: bytes, make: Callable[..., Scheduler] = Schedule
         world.judge.check_order()
     world.settle(is_kind=len(tape) % 2 == 0)
     world.judge.check_order()
+    world.settle_number()
     return world
 
 
@@ -85,6 +87,8 @@ def act(world: World, what: int, which: int) -> None:
         world.get_ready(process)
     elif what == 25 and which < 5:
         process.die()
+    elif what == 25 and world.setting.kind != "stream":
+        world.resize(which - 4)
     elif what == 26:
         process.is_hanging = not process.is_hanging
         process.is_unkillable = which > 3
@@ -99,6 +103,8 @@ def act(world: World, what: int, which: int) -> None:
         world.end_template()
     elif which == 1:
         world.lie(process, len(world.judge.works))
+    elif world.setting.kind != "stream":
+        world.resize(which - 1)
 
 
 @settings(max_examples=2000, deadline=None, derandomize=True)
@@ -298,6 +304,58 @@ def wait_for_a_batch_beyond_the_end_of_its_shard(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Ledger, "_pass_void", lambda self: None)
 
 
+def give_tasks_to_a_worker_that_is_leaving(patch: pytest.MonkeyPatch) -> None:
+    real = Scheduler._keep_or_leave
+
+    def keep_or_leave(self: Scheduler, worker: Worker) -> None:
+        real(self, worker)
+        if worker.state is WorkerState.LEAVING:
+            self.ledger.queues.reopen(worker.serial)
+
+    patch.setattr(Scheduler, "_keep_or_leave", keep_or_leave)
+
+
+def dismiss_a_worker_that_has_tasks(patch: pytest.MonkeyPatch) -> None:
+    real = Scheduler._dismiss_if_done
+
+    def dismiss(self: Scheduler, worker: Worker) -> None:
+        tasks, worker.sent_s = worker.sent_s, type(worker.sent_s)()
+        real(self, worker)
+        worker.sent_s = tasks
+
+    patch.setattr(Scheduler, "_dismiss_if_done", dismiss)
+
+
+def keep_a_worker_that_is_not_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_dismiss_if_done", lambda *_: None)
+
+
+def start_too_few_workers(patch: pytest.MonkeyPatch) -> None:
+    real = Roster.missing
+    patch.setattr(Roster, "missing", lambda self: real(self)[1:])
+
+
+def start_a_worker_beside_one_that_leaves(patch: pytest.MonkeyPatch) -> None:
+    def missing(self: Roster) -> list[int]:
+        staying = (WorkerState.READY, WorkerState.STARTING)
+        taken = {worker.worker_id for worker in self.all.values() if worker.state in staying} | self._starting
+        return [worker_id for worker_id in range(self.num_wanted or 0) if worker_id not in taken]
+
+    patch.setattr(Roster, "missing", missing)
+
+
+def take_one_that_was_dismissed_for_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(WORKER_STATES, (WorkerState.DISMISSED, WorkerMove.DISCONNECT), WorkerState.REAPED)
+
+
+def replace_one_that_is_not_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Roster, "is_wanted", lambda *_: True)
+
+
+def leave_batches_to_workers_that_leave(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("swift_loader.scheduler.ledger._unbound", lambda work: work)
+
+
 MUTANTS = [
     never_resend,
     send_again_what_is_being_built,
@@ -324,6 +382,14 @@ MUTANTS = [
     use_a_trial_batch_that_means_another_one_now,
     build_the_trial_batch_again,
     wait_for_a_batch_beyond_the_end_of_its_shard,
+    give_tasks_to_a_worker_that_is_leaving,
+    dismiss_a_worker_that_has_tasks,
+    keep_a_worker_that_is_not_wanted,
+    start_too_few_workers,
+    start_a_worker_beside_one_that_leaves,
+    take_one_that_was_dismissed_for_dead,
+    replace_one_that_is_not_wanted,
+    leave_batches_to_workers_that_leave,
 ]
 
 

@@ -46,9 +46,14 @@ def test_every_state_can_be_reached_and_every_move_is_used() -> None:
     assert {move for _, move in WORKER_STATES} == set(WorkerMove)
 
 
-def test_a_worker_that_is_reaped_was_ready_or_never_got_a_task() -> None:
+def test_a_worker_that_gets_tasks_was_starting_or_stays() -> None:
     ready = [(state, move) for (state, move), after in WORKER_STATES.items() if after is WorkerState.READY]
-    assert ready == [(WorkerState.STARTING, WorkerMove.READY)]
+    assert ready == [(WorkerState.STARTING, WorkerMove.READY), (WorkerState.LEAVING, WorkerMove.STAY)]
+
+
+def test_a_worker_that_was_dismissed_is_never_taken_for_dead() -> None:
+    after = {WorkerState.DISMISSED, WorkerState.PARTING, WorkerState.GONE}
+    assert all(stop in after for (start, _), stop in WORKER_STATES.items() if start in after)
 
 
 def test_a_worker_is_busy_since_its_task_was_sent_or_the_one_before_was_answered() -> None:
