@@ -5,6 +5,7 @@ The loader, its iterators and its samplers refer to this object. Once none of th
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from enum import Enum
@@ -38,7 +39,10 @@ class LoaderState(Enum):
 
 
 class Lifecycle:
-    """A loader from its making to `close()`. Any thread may call `close`; the others belong to the loop's thread."""
+    """A loader from its making to `close()`.
+
+    Any thread may call `close` and `resize`; the others belong to the loop's thread.
+    """
 
     def __init__(self, options: Options, run: Run, dataset: Any = None) -> None:
         """Start nothing.
@@ -48,7 +52,10 @@ class Lifecycle:
             run: What the session continues.
             dataset: The dataset in this process, if it is built already.
         """
-        self._options = options
+        self.options = options
+        """`resize` replaces them."""
+        self._resizing = threading.RLock()
+        """Held while it does. Reentrant, as a signal handler may resize."""
         self._run = run
         self.preparation = Preparation(options, dataset)
         self.state = LoaderState.NEW
@@ -80,18 +87,38 @@ class Lifecycle:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
         self.state = LoaderState.STARTING
         try:
-            ranks = find_ranks(check_rank(consumer_index), self._options.sampling.world_size)
-            target = find_target(device, to_device, dtype, pin_memory=self._options.delivery.pin_memory)
-            is_made_here = self._options.maker.is_here()
-            agree_on_run(self._run, ranks, self._options.facts(), is_made_here=is_made_here)
+            ranks = find_ranks(check_rank(consumer_index), self.options.sampling.world_size)
+            target = find_target(device, to_device, dtype, pin_memory=self.options.delivery.pin_memory)
+            is_made_here = self.options.maker.is_here()
+            agree_on_run(self._run, ranks, self.options.facts(), is_made_here=is_made_here)
             self.session = self._start_session(ranks, target)
         finally:
             self._end_start()
         self.session.seek(self._run)
 
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers, see `SwiftLoader.resize`. Any thread."""
+        self.check_open()
+        with self._resizing:
+            options = self.options.resized(num_workers)
+            if not self.options.delivery.num_workers:
+                raise RuntimeError(
+                    f"resize({num_workers}) needs a loader with workers, and worker_per_consumer=0 builds batches in "
+                    f"the calling thread. Make the loader with worker_per_consumer=1 or more"
+                )
+            if self.state is LoaderState.STARTING:
+                raise RuntimeError("the loader is starting; call resize() before start(), or once it has returned")
+            if self.session is None:
+                self.preparation.use_options(options)
+            else:
+                self.session.resize(options)
+            self.options = options
+        if self.session is not None and options.delivery.in_flight.warning:
+            warn(options.delivery.in_flight.warning)
+
     def _start_session(self, ranks: Ranks, target: Target | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
-        options, delivery = self._options, self._options.delivery
+        options, delivery = self.options, self.options.delivery
         plan = options.sampling.plan_settings(self._run.order, ranks)
         try:
             if delivery.in_flight.warning:
@@ -144,7 +171,7 @@ class Lifecycle:
         """Return the settings of this rank's plan; before `start`, as far as they are known."""
         if self.session is not None:
             return self.session.plan.settings
-        sampling = self._options.sampling
+        sampling = self.options.sampling
         return sampling.plan_settings(self._run.order, expected_ranks(sampling.world_size))
 
     def issue_warnings(self) -> None:

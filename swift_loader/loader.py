@@ -187,10 +187,13 @@ class SwiftLoader:
         self._set_up(Options.of(given))
 
     def _set_up(self, options: Options, run: Run | None = None, dataset: Any = None) -> None:
-        self._options = options
         self._run = Run(options.sampling.order_settings(), options.sampling.chosen) if run is None else run
         self._lifecycle = Lifecycle(options, self._run, dataset)
         self._passes = Passes(self._lifecycle, self._run, options)
+
+    @property
+    def _options(self) -> Options:
+        return self._lifecycle.options
 
     @property
     def _session(self) -> Session | None:
@@ -248,6 +251,25 @@ class SwiftLoader:
             EncodeError: The dataset or a function can't be sent to another process.
         """
         self._lifecycle.prepare()
+
+    def resize(self, worker_per_consumer: int) -> None:
+        """Change the number of workers, while the loop runs or before `start()`. Any thread. Returns at once.
+
+        The loop gets the same batches in the same order. More workers take part as soon as they are ready. Fewer: those
+        with the highest ids finish what they have, then end. `data_queue_size` and `max_buffer_size` follow, unless
+        you gave them.
+
+        Args:
+            worker_per_consumer: Workers per consumer from now on, 1 to 4096. Each rank has its own number.
+
+        Raises:
+            LoaderClosed: The loader was closed.
+            RuntimeError: There are no workers (`worker_per_consumer=0`); or another thread is just starting the loader;
+                or worker threads can't be added, because each has a copy of a dataset instance.
+            TypeError: It isn't an integer.
+            ValueError: It is out of its range.
+        """
+        self._lifecycle.resize(worker_per_consumer)
 
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
@@ -343,6 +365,11 @@ class SwiftLoader:
     def batch_size(self) -> int:
         """Samples per batch and consumer."""
         return self._options.sampling.batch_size
+
+    @property
+    def worker_per_consumer(self) -> int:
+        """Workers of this consumer, see `resize`."""
+        return self._options.delivery.num_workers
 
     @property
     def collate_fn(self) -> Callable[..., Any] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -201,6 +201,16 @@ class Options:
                 "rng='worker' doesn't work with worker_type='thread' because threads share the random generators; give "
                 "rng='sample' or rng=None, or worker_type='process'"
             )
+
+    def resized(self, num_workers: int) -> Options:
+        """Return the same options with another number of workers, at least 1.
+
+        Raises:
+            TypeError: It is no integer.
+            ValueError: It is out of its range.
+        """
+        checked_number = check_integer("worker_per_consumer", num_workers, 1, MAX_WORKERS)
+        return replace(self, delivery=replace(self.delivery, num_workers=checked_number))
 
     def facts(self) -> dict[str, int | str]:
         """Return the options that must be equal on all ranks, by public name."""

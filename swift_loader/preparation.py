@@ -30,6 +30,12 @@ class Preparation:
         if options.delivery.num_workers:
             warm_up(options.workers.start_method, options.workers.modules)
 
+    def use_options(self, options: Options) -> None:
+        """Prepare a loader with another number of workers, at least 1."""
+        self._options = options
+        if self._supervisor is not None:
+            self._supervisor.resize(options.delivery.num_workers)
+
     def built_dataset(self) -> Any:
         """Return the dataset in this process. Build it if it isn't built here yet."""
         if self.dataset is None:

@@ -102,7 +102,11 @@ class Session:
         delivery = self._options.delivery
         spec = WorkerSpec(self._options.workers, self._settings)
         settings = SchedulerSettings(
-            delivery.limits, delivery.max_restarts, delivery.stall_warning_s, delivery.timeout_s
+            delivery.limits,
+            delivery.max_restarts,
+            delivery.stall_warning_s,
+            delivery.timeout_s,
+            num_workers=delivery.num_workers,
         )
         executor: Executor
         if supervisor is not None:
@@ -159,6 +163,11 @@ class Session:
             source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
         run.progress.begin(begin, self.plan, first_step)
         return OpenEpoch(begin.epoch, first_step, num_batches, source, owner)
+
+    def resize(self, options: Options) -> None:
+        """Have as many workers from now on as these options say. Any thread."""
+        self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
+        self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
     def close(self) -> None:
         """Stop the dispatcher, then write the metrics to the file or the log. Idempotent and thread-safe.

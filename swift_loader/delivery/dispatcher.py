@@ -24,6 +24,7 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedWork, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
@@ -264,6 +265,47 @@ class Dispatcher:
             )
             error.__cause__ = interrupt
             self._driver.fail(error)
+
+    # Another number of workers ----------------------------------------------------------------------------------------
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Have so many workers from now on. Returns before they have started or ended. Any thread.
+
+        Args:
+            num_workers: At least 1.
+            limits: For so many workers.
+
+        Raises:
+            LoaderClosed: The dispatcher was closed.
+            RuntimeError: The number of workers can't change. Nothing has changed.
+        """
+        if self._executor.owner is not None:
+            self._executor.owner.check()
+        with self._driver.dispatch_lock:
+            with self._driver.lock:
+                self._driver.check_open()
+            self._executor.resize(num_workers)
+            if self._receivers is not None:
+                self._receivers.add(self._executor.inboxes)
+            self._act_on_resize(num_workers, limits)
+        if self._loop_lock.acquire(blocking=False):
+            try:
+                # If the loop is elsewhere, nobody may be listening to the workers that come and go.
+                if self._phase is Phase.IDLE and self._receivers is not None:
+                    self._receivers.hand_over()
+            finally:
+                self._loop_lock.release()
+
+    def _act_on_resize(self, num_workers: int, limits: Limits) -> None:
+        try:
+            with self._driver.lock:
+                self._scheduler.resize(num_workers, limits)
+            self._driver.act()
+        except BaseException as interrupt:  # some may have been started, and others not
+            error = SwiftLoaderError(f"resize({num_workers}) was interrupted by {interrupt!r}; make a new loader")
+            error.__cause__ = interrupt
+            self._driver.fail(error)
+            raise
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -29,12 +30,15 @@ JOIN_LIMIT_S = 1.0
 class _Leader(Enum):
     LOOP = "the loop"
     THREADS = "the threads"
+    NOBODY = "nobody"
+    """The threads were stopped."""
 
 
 class Receivers:
     """Hands the receiving back and forth between the loop's thread and the receiver threads of one dispatcher.
 
-    The dispatcher's loop lock guards it. Only `stop` may run without the lock: it uses no state but the threads.
+    The dispatcher's loop lock guards it. Only `stop` may run without the lock: it uses no state but the threads. And
+    `add` runs under the dispatch lock.
     """
 
     def __init__(
@@ -52,7 +56,11 @@ class Receivers:
         """
         self.inbox = inboxes[0]
         """The loop's."""
+        self._receive, self._on_failure = receive, on_failure
         self._threads = [_ReceiverThread(inbox, receive, on_failure) for inbox in inboxes[1:]]
+        self._added: deque[Inbox] = deque()
+        """Inboxes whose threads aren't started yet. Any thread appends."""
+        self._num_inboxes = len(inboxes)
         self._leader = _Leader.LOOP
         self._left_ns = 0
         """When the loop last got a batch."""
@@ -62,13 +70,18 @@ class Receivers:
     @property
     def loop_leads(self) -> bool:
         """Whether the loop leads: what the workers send stays in their pipes until it receives."""
-        return self._leader is _Leader.LOOP or not self._threads
+        return self._leader is not _Leader.THREADS or not self._threads
 
     def begin(self) -> None:
         """Start the threads, parked."""
         for thread in self._threads:
             thread.start()
             thread.park()
+
+    def add(self, inboxes: Sequence[Inbox]) -> None:
+        """Have a thread for each of these inboxes, of which the first ones are known, from the next hand-over on."""
+        self._added.extend(inboxes[self._num_inboxes :])
+        self._num_inboxes = len(inboxes)
 
     def take(self) -> Inbox:
         """Park the threads. Return the inbox from which the caller receives until it calls `leave`."""
@@ -91,13 +104,25 @@ class Receivers:
 
     def hand_over(self) -> None:
         """Let the threads lead."""
+        if self._added:
+            self._start_added()
         if self._leader is _Leader.LOOP:
             self._leader = _Leader.THREADS
             for thread in self._threads:
                 thread.resume()
 
+    def _start_added(self) -> None:
+        """Start the threads that aren't started yet. They do as the others do."""
+        while self._added and self._leader is not _Leader.NOBODY:
+            thread = _ReceiverThread(self._added.popleft(), self._receive, self._on_failure)
+            self._threads.append(thread)
+            thread.start()
+            if self._leader is _Leader.LOOP:
+                thread.park()
+
     def stop(self) -> None:
         """Stop the threads. Returns when they have ended, or after `JOIN_LIMIT_S`. Idempotent."""
+        self._leader = _Leader.NOBODY
         deadline_s = time.monotonic() + JOIN_LIMIT_S
         for thread in self._threads:
             thread.stop()

@@ -14,12 +14,24 @@ from typing import Any, Protocol
 
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Kill, Reap, Replace, ReplaceTemplate, Send, Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.actions import (
+    Dismiss,
+    Kill,
+    Reap,
+    Release,
+    Replace,
+    ReplaceTemplate,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
 from swift_loader.scheduler.events import Event
 
 __all__ = ["Executor", "Inbox", "Lease", "LeaseState", "Outcome", "ToDo"]
 
-ToDo = Send | Kill | Reap | Replace | ReplaceTemplate
+ToDo = Send | Kill | Reap | Replace | Release | Start | Dismiss | ReplaceTemplate
 """The actions that an executor carries out."""
 
 
@@ -140,8 +152,16 @@ class Executor(Protocol):
         """
         ...
 
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers from now on. Actions start and dismiss them. There may be more inboxes then.
+
+        Raises:
+            RuntimeError: Their number can't change. Nothing has changed.
+        """
+        ...
+
     def carry_out(self, action: ToDo) -> list[Any]:
-        """Do what the scheduler decided: send, kill, reap or replace.
+        """Do what the scheduler decided: send, kill, reap, replace, start or dismiss.
 
         Returns:
             What the caller must drop outside its locks, because freeing it takes a while.

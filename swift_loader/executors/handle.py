@@ -148,9 +148,9 @@ class Handle(Generic[AChannel, AProcess]):
         self._counters = CounterReader(page, partial(self.process.num_fetched, ready.length_address))
         return ready.report
 
-    def tell_identity(self) -> None:
-        """Tell it which worker it is. In torch mode, it waits for that."""
-        self._send(Identity(self.worker_id).pack())
+    def tell_identity(self, num_workers: int) -> None:
+        """Tell it which of how many workers it is. In torch mode, it waits for that."""
+        self._send(Identity(self.worker_id, num_workers).pack())
 
     def ask_to_recheck(self, suspected: Sequence[int]) -> None:
         """Ask it why these samples differ from those of another build."""

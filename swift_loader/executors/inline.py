@@ -95,6 +95,10 @@ class InlineExecutor:
             self._builder.use_plan(plan.settings, (resume or {}).get(_WORKER))
         self._current = (generation, plan)
 
+    def resize(self, num_workers: int) -> None:
+        """Raise: there are no workers."""
+        raise RuntimeError(f"batches are built in the calling thread, so there can't be {num_workers} workers")
+
     def carry_out(self, action: ToDo) -> list[Any]:
         """Keep a task for `wait`."""
         assert isinstance(action, Send), f"the calling thread can't be stopped or replaced: {action}"

@@ -53,6 +53,10 @@ class Starter(Protocol):
         """Return whether another start would build the same. The dataset or the environment may have changed."""
         ...
 
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers. Starts and ends none."""
+        ...
+
     def processes(self) -> Sequence[HandledProcess]:
         """Return the processes of the workers, by id. One that is just being replaced is left out. Any thread.
 

@@ -97,8 +97,9 @@ class LoaderWording:
     terms: Terms = LOADER_TERMS
 
     def who(self, worker_id: int, num_workers: int, rank: int, place: str) -> str:
-        """Return id, rank and place of a worker."""
-        return f"worker {worker_id} of {num_workers} (rank {rank}, {place})"
+        """Return id, rank and place of a worker. After a resize, one with an id beyond the number leaves."""
+        left = "" if worker_id < num_workers else ", one of those that leave"
+        return f"worker {worker_id} of {max(worker_id + 1, num_workers)} (rank {rank}, {place}{left})"
 
     def work(self, work: Work, plan: Plan) -> str:
         """Return the number of a batch, its epoch and its dataset indices."""

@@ -78,9 +78,11 @@ class Identity(FixedBody):
     """The first message to a worker that has to tell the dataset which one it is."""
 
     KIND = Kind.IDENTITY
-    LAYOUT = struct.Struct("<I")
+    LAYOUT = struct.Struct("<II")
 
     worker_id: int
+    num_workers: int
+    """How many there are when it starts."""
 
 
 @dataclass(slots=True)

@@ -189,7 +189,9 @@ class DatasetBuilder:
         if received is None:
             raise BrokenPipeError
         identity = Identity.unpack(unpack_frame(received.data))
-        torch_worker = TorchWorker(options.torch, options.rng, identity.worker_id, self._dataset)
+        torch_worker = TorchWorker(
+            replace(options.torch, num_workers=identity.num_workers), options.rng, identity.worker_id, self._dataset
+        )
         torch_worker.begin(plan.order.seed)
         return torch_worker
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_loader.executors.process.executor import MAX_RECEIVERS
+from swift_loader.executors.num_receivers import MAX_RECEIVERS
 from swift_loader.executors.process.workers import FIRST_WORKERS
 from swift_loader.failpoints import VARIABLE
 from tests.support import datasets

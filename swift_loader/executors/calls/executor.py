@@ -67,6 +67,10 @@ class CallExecutor:
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Do nothing: a function depends on no plan."""
 
+    def resize(self, num_workers: int) -> None:
+        """Raise: the crew is fixed."""
+        raise RuntimeError(f"stage {self._name!r} has {self._num_workers} workers, and can't have {num_workers}")
+
     def carry_out(self, action: ToDo) -> list[Any]:
         """Send a task. Instead of killing a worker, give up: no call can be killed."""
         if isinstance(action, Send):

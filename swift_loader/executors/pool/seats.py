@@ -178,13 +178,33 @@ class SeatSupervisor:
         Returns:
             The worker's memory, see `Handle.close`.
         """
+        given_up = self.release(worker)
+        self.start_worker(worker.worker_id)
+        return given_up
+
+    def release(self, worker: SeatHandle) -> list[Segment]:
+        """Close a seat that was reaped.
+
+        Returns:
+            The worker's memory, see `Handle.close`.
+        """
         with self._lock:
             if not self._is_open:
                 return []
             self.all = {serial: other for serial, other in self.all.items() if other is not worker}
-        given_up = worker.close()
-        self._submit(partial(self._take_seat, worker.worker_id))
-        return given_up
+        return worker.close()
+
+    def start_worker(self, worker_id: int) -> None:
+        """Get a seat. Returns at once."""
+        if self._is_open:
+            self._submit(partial(self._take_seat, worker_id))
+
+    def resize(self, num_workers: int) -> None:
+        """Raise: there is one seat on each of the pool's processes."""
+        raise RuntimeError(
+            f"the loader's workers are the {self.options.num_workers} processes of its WorkerPool, so there can't be "
+            f"{num_workers}. Make a WorkerPool of so many, or leave workers= out"
+        )
 
     def replace_template(self) -> None:
         """Do nothing: the pool replaces its template itself."""
@@ -231,7 +251,7 @@ class SeatSupervisor:
             keep = self.options.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
             worker = SeatHandle(worker_id, number, ours, process, WorkerMemory(keep))
             self.all = {**self.all, number: worker}
-            worker.tell_identity()
+            worker.tell_identity(self.options.num_workers)
             assert self._inboxes is not None
             self._inboxes.watch(worker)
 

@@ -16,6 +16,7 @@ from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import Hang
+from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.portable.inbox import Inbox, Inboxes, PortableWorker
 from swift_loader.executors.portable.supervisor import PortableSupervisor
 from swift_loader.executors.process.deaths import attached
@@ -26,13 +27,21 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.actions import Kill, Reap, Replace, Send, Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.actions import (
+    Dismiss,
+    Kill,
+    Reap,
+    Release,
+    Replace,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
 from swift_loader.transport.segments import Segment
 
-__all__ = ["MAX_RECEIVERS", "PortableExecutor"]
-
-MAX_RECEIVERS = 16
-"""Threads that listen to workers while the loop doesn't; with more, they only wait for each other's GIL."""
+__all__ = ["PortableExecutor"]
 
 _NOTICE = (
     "each worker is a fresh interpreter that builds its own dataset (start_method='portable'), so starting takes "
@@ -95,7 +104,7 @@ class PortableExecutor:
         explainer = Explainer(options, plan, supervisor.definitions, built.build_s, supervisor.wording)
         batches = BatchReader(supervisor.definitions, options.batch_decoder)
         reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, self._on_segment, self._resumes)
-        inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)
+        inboxes = Inboxes(num_receivers(options), reader)
         self._running = _Running(plan, explainer, reader, inboxes)
         with suppress(FileNotFoundError):  # it has ended since then, which is an event
             event = reader.read(supervisor.workers[0], built.message, inboxes.all[0])
@@ -153,12 +162,22 @@ class PortableExecutor:
         if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
             self._plan = (generation, plan.settings)
 
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers from now on."""
+        self._supervisor.resize(num_workers)
+        options = self._supervisor.options
+        self.running.explainer.options = options
+        self.running.inboxes.grow(num_receivers(options))
+
     def carry_out(self, action: ToDo) -> list[Segment]:
         """Do what the scheduler decided. The caller holds the dispatch lock.
 
         Returns:
             Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
         """
+        if isinstance(action, Start):
+            self._supervisor.start_worker(action.worker_id)
+            return []
         worker = self._supervisor.workers.get(getattr(action, "worker", -1))
         if worker is None:  # the loader is being closed
             return []
@@ -171,8 +190,12 @@ class PortableExecutor:
         elif isinstance(action, Reap):
             self.running.inboxes.forget(worker)
             self._supervisor.reap(worker)
+        elif isinstance(action, Dismiss):
+            worker.process.request_exit()
         elif isinstance(action, Replace):
             return self._supervisor.replace(worker)
+        elif isinstance(action, Release):
+            return self._supervisor.release(worker)
         return []
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:

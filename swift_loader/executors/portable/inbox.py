@@ -207,28 +207,33 @@ class Inboxes:
 
     def __init__(self, num_threads: int, reader: MessageReader) -> None:
         """Make the loop's inbox, and one for each of `num_threads` other threads."""
+        self._reader = reader
         self.posted = Posted()
-        self.all = [Inbox(reader, None if number > 1 else self.posted) for number in range(1 + num_threads)]
+        self.all = [Inbox(reader, self.posted)]
         """The loop's inbox, then those of the threads."""
+        self.grow(num_threads)
+
+    def grow(self, num_threads: int) -> None:
+        """Have an inbox for each of so many threads, or more. Those that are there stay."""
+        for number in range(len(self.all), 1 + num_threads):
+            self.all.append(Inbox(self._reader, None if number > 1 else self.posted))
 
     def watch(self, worker: PortableWorker) -> None:
-        """Listen to a new worker. Any thread."""
-        for inbox in self._inboxes_of(worker):
-            inbox.watch(worker)
+        """Listen to a new worker: the loop's inbox, and that of a thread. Any thread."""
+        of_loop, *of_threads = self.all
+        of_loop.watch(worker)
+        if of_threads:
+            of_threads[worker.worker_id % len(of_threads)].watch(worker)
 
     def forget(self, worker: PortableWorker) -> None:
         """Stop listening to a worker. Any thread. Idempotent."""
-        for inbox in self._inboxes_of(worker):
+        for inbox in self.all:  # there may be more threads now than when it began to be listened to
             inbox.forget(worker)
 
     def note_end(self, worker: PortableWorker) -> None:
         """Note that the process of a worker has ended. Any thread."""
-        for inbox in self._inboxes_of(worker):
+        for inbox in self.all:
             inbox.note_end(worker)
-
-    def _inboxes_of(self, worker: PortableWorker) -> list[Inbox]:
-        of_loop, *of_threads = self.all
-        return [of_loop, *([of_threads[worker.worker_id % len(of_threads)]] if of_threads else [])]
 
     def close(self) -> None:
         """Close all inboxes."""

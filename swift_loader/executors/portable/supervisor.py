@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from multiprocessing.connection import wait
 
@@ -185,18 +185,21 @@ class PortableSupervisor:
         if self._state is _State.CLOSED:
             raise LoaderClosed("the loader was closed; make a new one")
 
+    @property
+    def _max_segments(self) -> int:
+        return self.options.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
+
     def _start(self, worker_id: int) -> None:
         """Start a worker with this id."""
-        keep = self.options.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
         with self._lock:
             self._check_open()
             assert self._launch is not None
             assert self._payload is not None
             serial = self._num_started
-            identity = None if self.spec.options.torch is None else Identity(worker_id)
+            identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             process = Interpreter(self._launch, serial, self._payload, self._note_end, identity)
             self._num_started += 1
-            worker = Handle(worker_id, serial, process.channel, process, WorkerMemory(keep))
+            worker = Handle(worker_id, serial, process.channel, process, WorkerMemory(self._max_segments))
             self.workers = {**self.workers, serial: worker}
             if self._inboxes is not None:
                 self._inboxes.watch(worker)
@@ -210,6 +213,31 @@ class PortableSupervisor:
     def processes(self) -> list[Interpreter]:
         """Return the processes of the workers, by id; without those that are just being replaced."""
         return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
+
+    # Another number of workers ----------------------------------------------------------------------------------------
+
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers. Starts and ends none."""
+        self.options = replace(self.options, num_workers=num_workers)
+        for worker in self.workers.values():
+            worker.memory.max_segments = self._max_segments
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start another worker. Returns while it builds the dataset."""
+        with suppress(LoaderClosed):
+            self._start(worker_id)
+
+    def release(self, worker: PortableWorker) -> list[Segment]:
+        """Close a worker that was reaped. Nobody takes its place.
+
+        Returns:
+            The worker's memory, see `Handle.close`.
+        """
+        with self._lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
+            if self._state is _State.CLOSED:
+                return []
+            self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
+        return worker.close()
 
     # Replacing --------------------------------------------------------------------------------------------------------
 
@@ -230,13 +258,8 @@ class PortableSupervisor:
         Returns:
             The worker's memory, see `Handle.close`.
         """
-        with self._lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
-            if self._state is _State.CLOSED:
-                return []
-            self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
-        given_up = worker.close()
-        with suppress(LoaderClosed):
-            self._start(worker.worker_id)
+        given_up = self.release(worker)
+        self.start_worker(worker.worker_id)
         return given_up
 
     # Stopping ---------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle, Hang
+from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
@@ -27,21 +28,21 @@ from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import (
+    Dismiss,
     Kill,
     Reap,
+    Release,
     Replace,
     ReplaceTemplate,
     Send,
     Stall,
+    Start,
     TemplateLost,
     WorkerLost,
 )
 from swift_loader.transport.segments import Segment
 
-__all__ = ["MAX_RECEIVERS", "ProcessExecutor"]
-
-MAX_RECEIVERS = 16
-"""Threads that listen to workers while the loop doesn't; with more, they only wait for each other's GIL."""
+__all__ = ["ProcessExecutor"]
 
 
 class _Running(NamedTuple):
@@ -101,7 +102,7 @@ class ProcessExecutor:
         explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)
         reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment, self._resumes)
-        inboxes = Inboxes(min(options.num_workers, MAX_RECEIVERS) if options.thread_per_worker else 1, reader)
+        inboxes = Inboxes(num_receivers(options), reader)
         self._running = _Running(plan, explainer, reader, inboxes)
         try:
             supervisor.start_workers(inboxes)
@@ -158,20 +159,35 @@ class ProcessExecutor:
         if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
             self._plan = (generation, plan.settings)
 
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers from now on.
+
+        Raises:
+            RuntimeError: They are those of a pool.
+        """
+        self._supervisor.resize(num_workers)
+        options = self._supervisor.options
+        self.running.explainer.options = options
+        self.running.inboxes.grow(num_receivers(options))
+
     def carry_out(self, action: ToDo) -> list[Segment]:
         """Do what the scheduler decided. The caller holds the dispatch lock.
 
         Returns:
             Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
         """
+        if isinstance(action, Send):
+            worker = self._supervisor.workers.all.get(action.worker)  # None: the loader is being closed
+            return [] if worker is None else worker.send(action, *self._plan, self._resumes)
+        if isinstance(action, Start):
+            self._supervisor.start_worker(action.worker_id)
+            return []
         if isinstance(action, ReplaceTemplate):
             self._supervisor.replace_template()
             return []
         worker = self._supervisor.workers.all.get(action.worker)
-        if worker is None:  # the loader is being closed
+        if worker is None:
             return []
-        if isinstance(action, Send):
-            return worker.send(action, *self._plan, self._resumes)
         if isinstance(action, Kill):
             text = self.running.explainer.hang(action.stall, worker)
             worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
@@ -179,8 +195,12 @@ class ProcessExecutor:
         elif isinstance(action, Reap):
             self.running.inboxes.forget(worker)
             self._supervisor.reap(worker)
+        elif isinstance(action, Dismiss):
+            worker.channel.shutdown()
         elif isinstance(action, Replace):
             return self._supervisor.replace(worker)
+        elif isinstance(action, Release):
+            return self._supervisor.release(worker)
         return []
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:

@@ -60,7 +60,8 @@ class Explainer:
         """The generation whose batches are needed, and its plan. Replaced as a whole: several threads read it."""
         self.build_s = build_s
         """Seconds that the first build of the dataset took."""
-        self._options = options
+        self.options = options
+        """The executor replaces them when the number of workers changes."""
         self._rank = plan.settings.rank
         self._definitions = definitions
         self._wording = wording
@@ -68,7 +69,7 @@ class Explainer:
 
     def who(self, worker: Spoken) -> str:
         """Return which worker it is, and where it runs."""
-        return self._wording.who(worker.worker_id, self._options.num_workers, self._rank, worker.place)
+        return self._wording.who(worker.worker_id, self.options.num_workers, self._rank, worker.place)
 
     def batch(self, work: Work, *, is_trial: bool = False) -> str:
         """Return which batch a work is."""
@@ -108,12 +109,12 @@ class Explainer:
 
     def hang(self, stall: Stall, worker: AnyHandle) -> str:
         """Return why a worker is being killed."""
-        return f"{self.stall(stall, worker)}, longer than timeout={self._options.timeout_s:g} s, and was killed"
+        return f"{self.stall(stall, worker)}, longer than timeout={self.options.timeout_s:g} s, and was killed"
 
     def stall_error(self, stall: Stall, worker: Spoken, stacks: str) -> WorkerStalled:
         """Return the error for a worker that takes too long and isn't replaced."""
         return WorkerStalled(
-            f"{self.who(worker)} {self.stall(stall, worker)}, longer than timeout={self._options.timeout_s:g} s{stacks}"
+            f"{self.who(worker)} {self.stall(stall, worker)}, longer than timeout={self.options.timeout_s:g} s{stacks}"
         )
 
     def no_worker(self, stall: Stall) -> str:
@@ -126,7 +127,7 @@ class Explainer:
         """Return the error for a batch that no worker has taken for too long."""
         terms = self._terms
         return WorkerStalled(
-            f"{self.no_worker(stall)}, for longer than timeout={self._options.timeout_s:g} s plus {GRACE_BUILDS} "
+            f"{self.no_worker(stall)}, for longer than timeout={self.options.timeout_s:g} s plus {GRACE_BUILDS} "
             f"times the {self.build_s:.1f} s that {terms.first_start} took. If {terms.workers} need longer to start, "
             f"raise timeout; else find out what {terms.starting} waits for"
         )
@@ -139,7 +140,9 @@ class Explainer:
         how = how_it_ended(death.exit_code) if hang is None else hang.text
         left = attached(traces=death.traces if hang is None else hang.traces, stderr=death.stderr)
         at_work = self._at_work(case) if hang is None else ""
-        return f"{self.who(worker)} {how}{at_work}. It is replaced ({self._count(case)}), and nothing is lost{left}"
+        is_replaced = case.decision is Decision.REPLACE
+        what = f"It is replaced ({self._count(case)}), and" if is_replaced else "It was to leave anyway, and"
+        return f"{self.who(worker)} {how}{at_work}. {what} nothing is lost{left}"
 
     def death(self, case: WorkerLost, worker: AnyHandle) -> SwiftLoaderError:
         """Return the error for a worker that died and isn't replaced."""
@@ -165,14 +168,14 @@ class Explainer:
         return f"; it was {self._terms.doing} {self.batch(case.work, is_trial=case.is_trial)}"
 
     def _count(self, case: WorkerLost | TemplateLost) -> str:
-        return f"{case.num_in_a_row} of {self._wording.restarts(self._options.max_restarts)} in a row"
+        return f"{case.num_in_a_row} of {self._wording.restarts(self.options.max_restarts)} in a row"
 
     def _reason(self, case: WorkerLost) -> str:
         terms = self._terms
         if case.decision is Decision.BATCH_IS_TO_BLAME:
             blamed = f"The {terms.unit} has ended two {terms.workers}"
             return f"{blamed}, so it isn't tried a third time: look at {terms.suspect}"
-        max_restarts = self._options.max_restarts
+        max_restarts = self.options.max_restarts
         if not max_restarts:
             return f"With {self._wording.restarts(0)}, no {terms.worker} is replaced"
         limit = f"({self._wording.restarts(max_restarts)})"

@@ -47,7 +47,8 @@ class WorkerMemory:
         Args:
             max_segments: How many a worker needs if the user keeps no batch. Free ones beyond this number are retired.
         """
-        self._max_segments = max_segments
+        self.max_segments = max_segments
+        """As above. Any thread may change it."""
         self._segments: dict[int, Segment] = {}
         """By slot."""
         self._leases = LeaseBook()
@@ -93,7 +94,7 @@ class WorkerMemory:
         retired = self._leases.take_shared(MAX_SLOTS_PER_TASK)
         segments = [self._segments.pop(slot) for slot in retired]
         ended = self._leases.take_ended(MAX_SLOTS_PER_TASK - len(retired))
-        for slot in self._surplus_of(ended) if len(self._segments) > self._max_segments else ():
+        for slot in self._surplus_of(ended) if len(self._segments) > self.max_segments else ():
             ended.remove(slot)
             retired.append(slot)
             segments.append(self._segments.pop(slot))
@@ -106,7 +107,7 @@ class WorkerMemory:
         together, often one. Slots that the loop holds don't count: in their place, the worker needs others.
         """
         taken = self._leases.taken
-        num_surplus = len(self._segments) - len(taken) - self._max_segments
+        num_surplus = len(self._segments) - len(taken) - self.max_segments
         if num_surplus <= 0:
             return []
         sizes = sorted(segment.nbytes for slot, segment in self._segments.copy().items() if slot not in taken)

@@ -99,6 +99,18 @@ class Supervision(Protocol):
         """Find out how a worker ended. Returns at once; an event tells."""
         ...
 
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers. Starts and ends none. Raises RuntimeError if their number can't change."""
+        ...
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start another worker. Returns at once."""
+        ...
+
+    def release(self, worker: AnyHandle) -> list[Segment]:
+        """Close a worker that was reaped. Nobody takes its place. Returns at once."""
+        ...
+
     def replace(self, worker: AnyHandle) -> list[Segment]:
         """Close a worker that was reaped, and start another one with its id. Returns at once."""
         ...

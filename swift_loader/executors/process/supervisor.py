@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -138,13 +139,37 @@ class Supervisor:
         Returns:
             The worker's memory, see `WorkerHandle.close`.
         """
+        return self._close(worker, lambda: self._start_replacement(worker))
+
+    def _close(self, worker: WorkerHandle, then: Callable[[], None]) -> list[Segment]:
+        """Close a worker, and have a function called on the supervisor's thread."""
         with self._thread.lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
             if not self._thread.is_open:
                 return []
             self.workers.remove(worker)
         given_up = worker.close()  # before its template, which may be the same process, is closed on the other thread
-        self._thread.submit(lambda: self._start_replacement(worker))
+        self._thread.submit(then)
         return given_up
+
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers. Starts and ends none."""
+        self.options = self.workers.options = replace(self.options, num_workers=num_workers)
+        for worker in self.workers.all.values():
+            worker.memory.max_segments = self.workers.max_segments
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start another worker. Returns at once."""
+        self._thread.submit(partial(self.workers.start_late, worker_id))
+
+    def release(self, worker: WorkerHandle) -> list[Segment]:
+        """Close a worker that was reaped. Nobody takes its place. Returns at once.
+
+        Returns:
+            The worker's memory, see `WorkerHandle.close`.
+        """
+        if not worker.process.has_ended:  # it was told to end, and has had `EXIT_LIMIT_S`
+            worker.process.kill()
+        return self._close(worker, lambda: self._forget(worker))
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""
@@ -218,12 +243,14 @@ class Supervisor:
         inboxes.posted.post(Ended(worker.serial, worker.worker_id, death))
 
     def _start_replacement(self, worker: WorkerHandle) -> None:
+        self._forget(worker)
+        self.workers.start_late(worker.worker_id)
+
+    def _forget(self, worker: WorkerHandle) -> None:
         template = worker.process.template
         template.forget(worker.serial)
         if template.pid == worker.process.pid:
             self.templates.remove(template)
-        if self._thread.is_open:
-            self.workers.start(worker.worker_id)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._thread!r}, {len(self.templates.all)} templates, {len(self.workers.all)} workers>"

@@ -36,7 +36,8 @@ class Workers:
     """Starts the workers, and knows those that exist."""
 
     def __init__(self, options: DeliveryOptions, thread: EventLoopThread, templates: Templates) -> None:
-        self._options = options
+        self.options = options
+        """`Supervisor.resize` replaces them."""
         self._thread = thread
         self._templates = templates
         self._inboxes: Inboxes | None = None
@@ -49,10 +50,15 @@ class Workers:
     def _num_first(self) -> int:
         return FIRST_WORKERS if self._templates.spec.options.torch is None else FIRST_TORCH_WORKERS
 
+    @property
+    def max_segments(self) -> int:
+        """How many segments a worker needs if the user keeps no batch."""
+        return self.options.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
+
     def start_first(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""
         if self._templates.are_forkable:
-            for worker_id in range(min(self._num_first, self._options.num_workers)):
+            for worker_id in range(min(self._num_first, self.options.num_workers)):
                 self.start(worker_id)
         else:
             self._turn_all_into_workers()
@@ -63,12 +69,17 @@ class Workers:
     def start_others(self) -> None:
         """Have the workers started that `start_first` left. Returns at once. Any thread."""
         if self._templates.are_forkable:
-            self._thread.submit(partial(self._start_other, self._num_first))
+            self._thread.submit(partial(self._start_other, self._num_first, self.options.num_workers))
 
-    def _start_other(self, worker_id: int) -> None:
-        if worker_id < self._options.num_workers and self._thread.is_open:
+    def _start_other(self, worker_id: int, stop: int) -> None:
+        if worker_id < stop and self._thread.is_open:
             self.start(worker_id)
-            self._thread.submit(partial(self._start_other, worker_id + 1))  # after the deaths that came meanwhile
+            self._thread.submit(partial(self._start_other, worker_id + 1, stop))  # after deaths that came meanwhile
+
+    def start_late(self, worker_id: int) -> None:
+        """Start a worker with this id, unless nothing is started any more."""
+        if self._thread.is_open:
+            self.start(worker_id)
 
     def start(self, worker_id: int) -> None:
         """Start a worker with this id."""
@@ -82,7 +93,7 @@ class Workers:
         self.all = {serial: other for serial, other in self.all.items() if other is not worker}
 
     def _turn_all_into_workers(self) -> None:
-        worker_ids = range(self._options.num_workers)
+        worker_ids = range(self.options.num_workers)
         while len(self._templates.all) < len(worker_ids):  # start all interpreters before waiting for the first one
             self._templates.add()
         for worker_id, template in zip(worker_ids, self._templates.all, strict=True):
@@ -136,11 +147,10 @@ class Workers:
         self._add_worker(worker_id, ours, process)
 
     def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
-        keep = self._options.limits.max_of_worker(self._options.num_workers) + SPARE_SEGMENTS
-        worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(keep))
+        worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(self.max_segments))
         self._num_started += 1
         if self._templates.spec.options.torch is not None:
-            worker.tell_identity()
+            worker.tell_identity(self.options.num_workers)
         if process.pid != process.template.pid:
             self._templates.watch(process.diagnostics)
         with self._thread.lock:

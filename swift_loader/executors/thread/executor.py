@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, WorkerStalled
@@ -31,8 +32,19 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Kill, Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import ExecutorFailed, Ready
+from swift_loader.scheduler.actions import (
+    Dismiss,
+    Kill,
+    Reap,
+    Replace,
+    ReplaceTemplate,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
+from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import Rng
@@ -83,13 +95,20 @@ class ThreadExecutor:
         self._note = note
         self._explainer: Explainer | None = None
         self._first_plan: Plan | None = None
-        self._plans = [NewPlan(0, spec.plan)] * options.num_workers
-        """By worker: the plan of the tasks that are sent now, from which generation on, and where its dataset continues
-        then. The thread that holds the dispatch lock uses it."""
+        self._plan = NewPlan(0, spec.plan)
+        """The plan of the tasks that are sent now, and from which generation on. The thread that holds the dispatch
+        lock uses this and the next one."""
+        self._plans: dict[int, NewPlan] = {}
+        """The same with where a worker's dataset continues then, by the worker's id, where that isn't its beginning."""
+        self._surroundings: Surroundings | None = None
+        self._heaps: dict[int, RecycledHeap] = {}
+        """By the worker's serial number."""
         self._lock = threading.RLock()
         """Guards the next two. Reentrant: a signal handler may close the loader on the thread that starts it."""
         self._state = _State.NEW
-        self._workers: list[ThreadWorker] = []
+        self._workers: dict[int, ThreadWorker] = {}
+        """By serial number."""
+        self._num_started = 0
 
     # Starting
 
@@ -103,19 +122,28 @@ class ThreadExecutor:
         num_samples = length_of(self._dataset, self._spec.options.torch)
         self._first_plan = plan = Plan.of(num_samples, self._spec.plan)
         self._explainer = explainer = Explainer(self._options, plan, Definitions(), 0.0)
-        surroundings = Surroundings(self._mailbox.post, explainer.is_needed, self._watching(), self._describe_end)
+        watching = self._watching()
+        self._surroundings = Surroundings(self._mailbox.post, explainer.is_needed, watching, self._describe_end)
         datasets = [self._dataset, *(self._another_dataset() for _ in range(1, self._options.num_workers))]
-        workers = [
-            ThreadWorker(number, self._builder(number, dataset, num_samples), surroundings)
-            for number, dataset in enumerate(datasets)
-        ]
         with self._lock:
             if self._state is _State.STOPPED:
                 raise LoaderClosed("the loader was closed while it started")
-            self._state, self._workers = _State.RUNNING, workers
-            for worker in workers:
-                worker.start()
-        self._mailbox.post(Ready(worker.worker_id, worker.worker_id) for worker in workers)
+            self._state = _State.RUNNING
+            for number, dataset in enumerate(datasets):
+                self._start_worker(number, lambda dataset=dataset: dataset)  # type: ignore[misc]
+
+    def _start_worker(self, worker_id: int, make_dataset: Callable[[], Any]) -> None:
+        """Start a worker, whose thread makes the dataset. Does nothing once the executor is stopped."""
+        with self._lock:
+            if self._state is not _State.RUNNING:
+                return
+            assert self._surroundings is not None
+            serial, self._num_started = self._num_started, self._num_started + 1
+            heap = self._heaps[serial] = RecycledHeap(self._options.limits.max_ready_per_worker)
+            make = partial(self._builder, serial, worker_id, make_dataset, heap)
+            worker = ThreadWorker(serial, worker_id, make, self._surroundings)
+            self._workers = {**self._workers, serial: worker}
+            worker.start()
 
     def _another_dataset(self) -> Any:
         options = self._spec.options
@@ -123,20 +151,30 @@ class ThreadExecutor:
             return self._dataset
         return copy.deepcopy(self._dataset) if options.dataset_class is None else dataset_of(options)
 
-    def _builder(self, worker: int, dataset: Any, num_samples: int) -> LocalBuilder:
+    def _late_dataset(self) -> Any:
+        """Return the dataset of a worker that starts while others run. On its thread, so the loop doesn't wait.
+
+        If it builds one, the user's generators aren't put back: the loop may be drawing from them at the same time.
+        """
+        options = self._spec.options
+        return options.make_dataset() if options.dataset_per_worker else self._dataset
+
+    def _builder(
+        self, serial: int, worker_id: int, make_dataset: Callable[[], Any], heap: RecycledHeap
+    ) -> LocalBuilder:
         """Return a builder that leaves the random generators alone."""
         spec = replace(self._spec, options=replace(self._spec.options, rng=Rng.NONE))
-        who = f"worker {worker} of {self._options.num_workers} (rank {spec.plan.rank}, a thread)"
+        who = f"worker {worker_id} of {self._options.num_workers} (rank {spec.plan.rank}, a thread)"
         return LocalBuilder(
-            worker,
-            dataset,
-            num_samples,
+            serial,
+            make_dataset(),
+            self.plan.order.num_samples,
             spec,
             batch_decoder=self._options.batch_decoder,
             metrics=self._metrics,
             speaker=Speaker(who, self._describe),
-            store=RecycledHeap(self._options.limits.max_ready_per_worker),
-            identity=TorchThread(worker),
+            store=heap,
+            identity=TorchThread(worker_id),
         )
 
     def _watching(self) -> Callable[[], AbstractContextManager[None]]:
@@ -161,28 +199,62 @@ class ThreadExecutor:
     @property
     def largest_batch_nbytes(self) -> int:
         """Bytes of the largest batch so far; 0 before the first."""
-        return max((worker.largest_nbytes for worker in self._workers), default=0)
+        return max((worker.largest_nbytes for worker in self._workers.values()), default=0)
 
     # Acting
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.explainer.current = (generation, plan)
-        points = resume or {}
-        if plan.settings != self._plans[0].settings or self._spec.options.torch is not None:
-            self._plans = [NewPlan(generation, plan.settings, points.get(number)) for number in range(len(self._plans))]
+        if plan.settings != self._plan.settings or self._spec.options.torch is not None:
+            self._plan = NewPlan(generation, plan.settings)
+            self._plans = {number: NewPlan(generation, plan.settings, at) for number, at in (resume or {}).items()}
+
+    def resize(self, num_workers: int) -> None:
+        """Be ready for so many workers from now on.
+
+        Raises:
+            RuntimeError: Another worker would need a copy of the dataset, which others use.
+        """
+        options = self._spec.options
+        if num_workers > self._options.num_workers and options.dataset_per_worker and options.dataset_class is None:
+            raise RuntimeError(
+                "worker threads can't be added with dataset_per_worker=True and a dataset instance, because it can't "
+                "be copied while others use it. Give dataset_class, or leave dataset_per_worker out"
+            )
+        self._options = replace(self._options, num_workers=num_workers)
+        self.explainer.options = self._options
+        for heap in self._heaps.values():
+            heap.max_free = self._options.limits.max_ready_per_worker
 
     def carry_out(self, action: ToDo) -> list[Any]:
-        """Send a task. Instead of killing a worker, give up: no thread can be killed."""
-        workers = self._workers
-        if not workers:  # the loader is being closed
+        """Send a task, start a thread or let one end. Instead of killing a worker, give up: no thread can be killed."""
+        if isinstance(action, Start):
+            self._start_worker(action.worker_id, self._late_dataset)
+            return []
+        worker = None if isinstance(action, ReplaceTemplate) else self._workers.get(action.worker)
+        if worker is None:  # the loader is being closed
             return []
         if isinstance(action, Send):
-            workers[action.worker].send(action, self._plans[action.worker])
+            worker.send(action, self._plans.get(worker.worker_id, self._plan))
+        elif isinstance(action, Kill):
+            self._mailbox.post([ExecutorFailed(self._stalled(action.stall, worker))])
+        elif isinstance(action, Dismiss):
+            worker.dismiss()
+        elif isinstance(action, Reap):
+            self._mailbox.post([Ended(worker.serial, worker.worker_id, Death(is_at_work=False))])
         else:
-            assert isinstance(action, Kill), f"a worker thread never ends by itself: {action}"
-            self._mailbox.post([ExecutorFailed(self._stalled(action.stall, workers[action.worker]))])
+            self._release(worker)
+            if isinstance(action, Replace):
+                self._start_worker(action.worker_id, self._late_dataset)
         return []
+
+    def _release(self, worker: ThreadWorker) -> None:
+        """Forget a worker that was dismissed, and whose thread has said so last."""
+        worker.join(JOIN_LIMIT_S)
+        with self._lock:
+            self._workers = {serial: other for serial, other in self._workers.items() if other is not worker}
+            del self._heaps[worker.serial]
 
     def _stalled(self, stall: Stall, worker: ThreadWorker) -> WorkerStalled:
         explainer = self.explainer
@@ -224,15 +296,15 @@ class ThreadExecutor:
         with self._lock:
             self._state = _State.STOPPED
             workers = self._workers
-        for worker in workers:
+        for worker in workers.values():
             worker.stop()
         self._mailbox.of_loop.wake()
 
     def close(self) -> list[Any]:
         """Wait for the threads to end, at most `JOIN_LIMIT_S`, and release the dataset. Idempotent."""
         deadline_s = time.monotonic() + JOIN_LIMIT_S
-        workers, self._workers = self._workers, []
-        for worker in workers:
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
             worker.join(max(0.0, deadline_s - time.monotonic()))
         self._dataset = None
         return []

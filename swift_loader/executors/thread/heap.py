@@ -47,7 +47,8 @@ class RecycledHeap:
 
     def __init__(self, max_free: int) -> None:
         """Begin without slots. Free ones beyond `max_free` are given up."""
-        self._max_free = max_free
+        self.max_free = max_free
+        """As above. Any thread may change it."""
         self._free = FreeSlots()
         self._memories: dict[int, mmap.mmap] = {}
         """By slot."""
@@ -73,7 +74,7 @@ class RecycledHeap:
 
     def release(self, slot: int) -> None:
         """Take back a slot."""
-        if len(self._memories) - self._num_used >= self._max_free:
+        if len(self._memories) - self._num_used >= self.max_free:
             self._free.remove(slot)
             del self._memories[slot]
         else:

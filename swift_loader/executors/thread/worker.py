@@ -14,7 +14,7 @@ from swift_loader.errors import WorkerDied
 from swift_loader.executors.local_builder import LocalBuilder
 from swift_loader.executors.thread.task_thread import TaskThread
 from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Event, ExecutorFailed, Skipped, StreamEnded
+from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed, Ready, Skipped, StreamEnded
 from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import keep_to_this_thread
 from swift_loader.worker.stream import StreamEnd
@@ -39,10 +39,22 @@ class Surroundings:
 class ThreadWorker:
     """A worker thread, and what it does. The executor uses it; `_serve` and what it calls are on the thread itself."""
 
-    def __init__(self, worker_id: int, builder: LocalBuilder, surroundings: Surroundings) -> None:
+    def __init__(
+        self, serial: int, worker_id: int, make_builder: Callable[[], LocalBuilder], surroundings: Surroundings
+    ) -> None:
+        """Make a worker that isn't started.
+
+        Args:
+            serial: Unique among all workers of the loader.
+            worker_id: Which of the n workers it is, from 0.
+            make_builder: Called on the thread, before it is ready. May build a dataset.
+            surroundings: What it shares with the others.
+        """
+        self.serial = serial
         self.worker_id = worker_id
-        """Which of the n workers it is, from 0. Also its serial number, because it is never replaced."""
-        self._builder = builder
+        self._make_builder = make_builder
+        self._builder: LocalBuilder | None = None
+        """None until it is ready."""
         self._plan_generation = 0
         """The first generation of the builder's plan; 0: the plan that it was made with."""
         self._around = surroundings
@@ -56,11 +68,11 @@ class ThreadWorker:
     @property
     def largest_nbytes(self) -> int:
         """Bytes of its largest batch so far."""
-        return self._builder.largest_nbytes
+        return 0 if self._builder is None else self._builder.largest_nbytes
 
     def position_in_batch(self) -> int | None:
         """Return the position of the sample that it is fetching; None if unknown."""
-        return self._builder.counters.position_in_batch()
+        return None if self._builder is None else self._builder.counters.position_in_batch()
 
     def stack(self) -> str:
         """Return its Python stack; empty if it has ended."""
@@ -78,6 +90,10 @@ class ThreadWorker:
         """Make the thread end after its current batch. Any thread. Idempotent."""
         self._thread.stop()
 
+    def dismiss(self) -> None:
+        """Make the thread end. It has no task."""
+        self._thread.stop()
+
     def join(self, limit_s: float) -> None:
         """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
         self._thread.join(limit_s)
@@ -86,29 +102,32 @@ class ThreadWorker:
         keep_to_this_thread()
         task: Send | None = None
         try:
+            self._builder = builder = self._make_builder()
+            self._around.post([Ready(self.serial, self.worker_id)])
             for order in orders:
                 task, plan = order
-                self._around.post(self._answer(task, plan))
+                self._around.post(self._answer(builder, task, plan))
                 task = None
-        except Exception as error:  # not of the dataset: those are answers
+            self._around.post([Disconnected(self.serial, self.worker_id)])
+        except Exception as error:  # of building a dataset, or ours: those of samples are answers
             self._around.post([ExecutorFailed(error)])
         except BaseException as error:  # SystemExit of the dataset, above all: the loop must hear of it
             self._around.post([ExecutorFailed(self._died(task, error))])
 
-    def _answer(self, task: Send, plan: NewPlan) -> list[Event]:
+    def _answer(self, builder: LocalBuilder, task: Send, plan: NewPlan) -> list[Event]:
         if not self._around.is_needed(task.generation):
-            return [Skipped(self.worker_id, task.generation)]
+            return [Skipped(self.serial, task.generation)]
         try:
             if plan.generation != self._plan_generation:
                 self._plan_generation = plan.generation
-                self._builder.use_plan(plan.settings, plan.resume)
+                builder.use_plan(plan.settings, plan.resume)
             with self._around.watching():
-                encoded = self._builder.encode(task)
-            return self._builder.decode(task, encoded)
+                encoded = builder.encode(task)
+            return builder.decode(task, encoded)
         except StreamEnd:
-            return [StreamEnded(self.worker_id, task.generation, task.sequence)]
+            return [StreamEnded(self.serial, task.generation, task.sequence)]
         except Exception as error:
-            return self._builder.failed(task, error)
+            return builder.failed(task, error)
 
     def _died(self, task: Send | None, error: BaseException) -> WorkerDied:
         died = WorkerDied(

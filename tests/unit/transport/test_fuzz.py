@@ -61,7 +61,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.FAILURE: FAILURE,
     Kind.SAMPLE_FAILED: SampleFailed(4, None, FAILURE),
     Kind.PLAN: NewPlan(1, A_PLAN),
-    Kind.IDENTITY: Identity(2),
+    Kind.IDENTITY: Identity(2, 3),
     Kind.STATE: State(b"snapshot"),
     Kind.STREAM_ENDED: StreamEnded(1, 2),
     Kind.POOL: Pool(Environment(["train.py"])),

@@ -115,7 +115,7 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
         (Exited(1, -9), Kind.EXITED),
         (Ready(1, BuildReport(1, 7)), Kind.READY),
         (Recheck(), Kind.RECHECK),
-        (Identity(1), Kind.IDENTITY),
+        (Identity(1, 2), Kind.IDENTITY),
         (State(b""), Kind.STATE),
         (StreamEnded(1, 2), Kind.STREAM_ENDED),
         (Verdicts({3: Verdict.RANDOM}), Kind.RECHECKED),
