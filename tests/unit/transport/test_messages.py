@@ -60,7 +60,7 @@ reports = st.builds(BuildReport, bits_64, bits_63, st.lists(st.tuples(bits_63, b
 messages = st.one_of(
     st.builds(Task, bits_32, bits_64, bits_63, bits_63, st.none() | indices, slots, slots),
     st.builds(Task, bits_32, bits_64, bits_63, bits_63, st.none(), slots, slots, bits_63),
-    st.builds(Identity, bits_32),
+    st.builds(Identity, bits_32, bits_32),
     st.builds(State, st.binary()),
     st.builds(StreamEnded, bits_32, bits_64),
     st.builds(SegmentMade, bits_32, bits_64),

@@ -1,0 +1,64 @@
+"""What tests of `resize` need: datasets that wait, and the workers that a loader has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from swift_loader import SwiftLoader
+from swift_loader.executors.portable.executor import PortableExecutor
+from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.thread.executor import ThreadExecutor
+from swift_loader.scheduler.workers import WorkerState
+from tests.support.datasets import Counting
+from tests.support.helpers import wait_until
+
+__all__ = ["NeedsAnother", "WaitsToBuild", "await_workers", "num_ready", "workers_of"]
+
+
+class NeedsAnother(Counting):
+    """The first sample comes once another worker has built the last one of the third batch of four."""
+
+    def __init__(self, num_samples: int = 40, *, marker: str) -> None:
+        super().__init__(num_samples)
+        self.marker = Path(marker)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 0:
+            wait_until(self.marker.exists, "a batch of another worker", 40)
+        if index == 11:
+            self.marker.touch()
+        return super().__getitem__(index)
+
+
+class WaitsToBuild(Counting):
+    """Building it takes as long as there is a file."""
+
+    def __init__(self, num_samples: int = 100, *, marker: str) -> None:
+        super().__init__(num_samples)
+        wait_until(lambda: not Path(marker).exists(), "the end of the file", 40)
+
+
+def workers_of(loader: SwiftLoader) -> list[Any]:
+    """Return the executor's handles on all workers that exist."""
+    assert loader._session is not None
+    executor = loader._session.dispatcher._executor
+    if isinstance(executor, PortableExecutor):
+        return list(executor._supervisor.workers.values())
+    if isinstance(executor, ThreadExecutor):
+        return list(executor._workers.values())
+    assert isinstance(executor, ProcessExecutor)
+    return list(executor._supervisor.workers.all.values())
+
+
+def num_ready(loader: SwiftLoader) -> int:
+    """Return how many workers take tasks."""
+    assert loader._session is not None
+    workers = list(loader._session.dispatcher._scheduler._workers.values())
+    return sum(worker.state is WorkerState.READY for worker in workers)
+
+
+def await_workers(loader: SwiftLoader, number: int) -> None:
+    """Wait until so many workers take tasks, and no others exist."""
+    wait_until(lambda: num_ready(loader) == len(workers_of(loader)) == number, f"{number} workers")
+    assert sorted(worker.worker_id for worker in workers_of(loader)) == list(range(number))
