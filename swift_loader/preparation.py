@@ -34,7 +34,7 @@ class Preparation:
         """Prepare a loader with another number of workers, at least 1."""
         self._options = options
         if self._supervisor is not None:
-            self._supervisor.resize(options.delivery.num_workers)
+            self._supervisor.resize(options.delivery.num_workers, options.delivery.limits)
 
     def built_dataset(self) -> Any:
         """Return the dataset in this process. Build it if it isn't built here yet."""

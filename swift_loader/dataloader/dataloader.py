@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -13,7 +14,9 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from swift_loader.checks import check_integer
 from swift_loader.dataloader import batching
+from swift_loader.dataloader.binding import fitting, refuse_resize, shows_its_worker
 from swift_loader.dataloader.callers import is_called_by_lightning
 from swift_loader.dataloader.datapipes import seed_pipe
 from swift_loader.dataloader.draws import Draws
@@ -29,6 +32,7 @@ from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_o
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
+from swift_loader.options import MAX_WORKERS
 from swift_loader.worker.stream_shard import StreamShard
 
 __all__ = ["DataLoader"]
@@ -183,13 +187,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         weakref.finalize(self, self._shelf.close)
+        self._changing = threading.RLock()
+        """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
+        may."""
         if self.workers is not None:
             self.workers.add(self)
         warm_root(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
-        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute", "_votes")
+        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute", "_votes", "_changing")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -230,7 +237,33 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._iterator.restart(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
         return self._iterator
 
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers. Any thread. Returns at once.
+
+        The batches of a map-style dataset stay the same. It takes effect at once, unless a batch shows which worker
+        builds it: because of a `state_dict` or a generator of the dataset's own, `rng=None`, or a `worker_init_fn` of
+        yours. Then, and for an `IterableDataset`, it takes effect with the next epoch.
+
+        Args:
+            num_workers: From now on, 1 to 4096.
+
+        Raises:
+            RuntimeError: There are no workers (`num_workers=0`), or they are those of a `WorkerPool`.
+            TypeError: It isn't an integer.
+            ValueError: It is out of its range.
+        """
+        number = check_integer("num_workers", num_workers, 1, MAX_WORKERS)
+        refuse_resize(self, number)
+        with self._changing:
+            self.num_workers = number
+            if isinstance(self._latest, IndexEpoch) and not shows_its_worker(self):
+                self._latest.resize(number)
+
     def _begin_epoch(self, resume: LoaderPosition | None) -> Epoch:
+        with self._changing:
+            return self._begin_number(resume)
+
+    def _begin_number(self, resume: LoaderPosition | None) -> Epoch:
         number = 0
         if self._latest is not None:
             number = self._latest.number + 1
@@ -271,6 +304,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             workers.close()  # their generators and datasets have gone on since the state was saved
             workers = None
         kept_seed = workers.base_seed if workers is not None else None
+        workers = fitting(workers, self)
         if resume is not None and resume.num_workers and resume.draws.is_over:
             kept_seed = resume.draws.base_seed
         state = None if resume is None else resume.draws

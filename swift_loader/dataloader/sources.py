@@ -27,6 +27,10 @@ class IndexQueue:
         self._num_workers = num_workers if in_order else 0
         self._drawn: deque[IndexWork] = deque()
 
+    def unbind(self) -> None:
+        """Let any worker build any batch that isn't handed out yet. Any thread."""
+        self._num_workers = 0
+
     def put(self, step: int, indices: Any) -> None:
         """Add the next batch."""
         worker_id = step % self._num_workers if self._num_workers else None
@@ -34,7 +38,10 @@ class IndexQueue:
 
     def next(self) -> IndexWork | None:
         """Return the next work; None if nothing more is drawn yet."""
-        return self._drawn.popleft() if self._drawn else None
+        if not self._drawn:
+            return None
+        work = self._drawn.popleft()
+        return work if self._num_workers or work.worker_id is None else work._replace(worker_id=None)
 
     def end_shard(self, work: StreamWork) -> None:
         """Do nothing: a sampler has no shards."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -17,6 +18,7 @@ from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
 from swift_loader.delivery.delivery import Delivery
+from swift_loader.errors import LoaderClosed
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
 __all__ = ["IndexEpoch", "StreamEpoch"]
@@ -31,6 +33,15 @@ class _WorkersInUse:
         self.processes = workers.processes
         self._end_processes = workers.close
         self._give_back = weakref.finalize(epoch, shelf.put, workers)
+
+    def resize(self, num_workers: int) -> int | None:
+        """Return how many batches may be in flight then. None: the epoch is over."""
+        workers = self._workers  # the loop's thread may give them back meanwhile
+        if workers is None:
+            return None
+        with suppress(LoaderClosed):
+            workers.resize(num_workers)
+        return workers.max_in_flight
 
     def next(self) -> Delivery:
         if self._workers is None:  # of a loader with persistent workers, and the next epoch has begun
@@ -78,7 +89,9 @@ class IndexEpoch:
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.max_in_flight
-        self._torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
+        torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
+        self._max_noticed = min(workers.max_in_flight, torch_ahead)
+        """The same for draws that a program notices, see `num_early_draws`. The same in the whole epoch."""
         self._num_early = num_early_draws(loader)
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
@@ -113,13 +126,23 @@ class IndexEpoch:
     def _num_ahead(self) -> int:
         """How far ahead of the loop the next batch may be drawn."""
         is_early = self._draws.num_drawn < self._num_early
-        return self._max_ahead if is_early else min(self._max_ahead, self._torch_ahead)
+        return self._max_ahead if is_early else self._max_noticed
 
     def _put(self, drawn: Drawn) -> None:
         self._states[drawn.step] = drawn.sampler_state
         if drawn.step not in self._done_ahead:
             self._queue.put(drawn.step, drawn.indices)
             self._num_in_flight += 1
+
+    def resize(self, num_workers: int) -> None:
+        """Let another number of workers build what the loop hasn't got yet. Any of them builds any batch from now on.
+
+        Only for an epoch of which nothing shows who builds a batch, see `binding`. Any thread, one at a time.
+        """
+        self._queue.unbind()
+        max_ahead = self._in_use.resize(num_workers)
+        if max_ahead is not None:
+            self._max_ahead = max_ahead
 
     def next(self) -> Any:
         """Return the next batch.

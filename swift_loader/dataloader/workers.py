@@ -72,8 +72,9 @@ class LoaderWorkers:
         self.marks = marks
         self.serial = next(_SERIALS)
         """Later ones have a larger number."""
-        self.max_in_flight = delivery.limits.max_in_flight
-        """How many batches may be built ahead of the loop."""
+        self._delivery = delivery
+        """`resize` replaces it and the limits."""
+        self._limits = replace(delivery.limits, num_expected=delivery.num_workers)
         self.base_seed = base_seed
         """What the workers' generators were seeded with when they started."""
         self.failure: Delivery | None = None
@@ -92,11 +93,12 @@ class LoaderWorkers:
         """None: the workers are threads."""
         executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
         settings = SchedulerSettings(
-            replace(delivery.limits, num_expected=delivery.num_workers),
+            self._limits,
             delivery.max_restarts,
             delivery.stall_warning_s,
             delivery.timeout_s,
             replaces_stalled=False,  # as torch: the user said how long he waits
+            num_workers=delivery.num_workers,
         )
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
         self.close = weakref.finalize(self, self._dispatcher.close)
@@ -106,6 +108,31 @@ class LoaderWorkers:
         if pool is not None:
             pool.note(self)
         self._dispatcher.start(tries_out=False, keeps_trial=False)
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are, or will be once those that start or leave have done so."""
+        return self._delivery.num_workers
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many batches may be built ahead of the loop."""
+        return self._limits.max_in_flight
+
+    def resize(self, num_workers: int) -> None:
+        """Have so many workers from now on. Not for a stream. Returns at once. Any thread, one at a time.
+
+        Raises:
+            RuntimeError: They are threads that each have a copy of the dataset, so there can't be more.
+        """
+        before = self._delivery
+        given = before.max_in_flight
+        chosen = None if given is None else given // before.num_workers * num_workers
+        delivery = replace(before, num_workers=num_workers, max_in_flight=chosen)
+        # Datasets that wait for each other when they begin have done so. Those of later workers can't.
+        limits = replace(delivery.limits, num_expected=min(num_workers, self._limits.num_expected))
+        self._dispatcher.resize(num_workers, limits)
+        self._delivery, self._limits = delivery, limits
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
         """Begin an epoch. What is left of an earlier one is dropped."""

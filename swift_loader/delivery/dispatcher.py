@@ -284,7 +284,7 @@ class Dispatcher:
         with self._driver.dispatch_lock:
             with self._driver.lock:
                 self._driver.check_open()
-            self._executor.resize(num_workers)
+            self._executor.resize(num_workers, limits)
             if self._receivers is not None:
                 self._receivers.add(self._executor.inboxes)
             self._act_on_resize(num_workers, limits)

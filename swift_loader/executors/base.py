@@ -28,6 +28,7 @@ from swift_loader.scheduler.actions import (
     WorkerLost,
 )
 from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.queues import Limits
 
 __all__ = ["Executor", "Inbox", "Lease", "LeaseState", "Outcome", "ToDo"]
 
@@ -152,8 +153,12 @@ class Executor(Protocol):
         """
         ...
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on. Actions start and dismiss them. There may be more inboxes then.
+
+        Args:
+            num_workers: How many, at least 1.
+            limits: How far ahead of the loop they may work.
 
         Raises:
             RuntimeError: Their number can't change. Nothing has changed.

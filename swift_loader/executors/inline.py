@@ -20,6 +20,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import Event, Ready, Skipped, StreamEnded
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.failure import BuildError
@@ -95,7 +96,7 @@ class InlineExecutor:
             self._builder.use_plan(plan.settings, (resume or {}).get(_WORKER))
         self._current = (generation, plan)
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002
         """Raise: there are no workers."""
         raise RuntimeError(f"batches are built in the calling thread, so there can't be {num_workers} workers")
 

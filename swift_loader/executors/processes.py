@@ -15,6 +15,7 @@ from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
@@ -53,7 +54,7 @@ class Starter(Protocol):
         """Return whether another start would build the same. The dataset or the environment may have changed."""
         ...
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers. Starts and ends none."""
         ...
 

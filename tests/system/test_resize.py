@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -38,7 +38,9 @@ RESIZES = {7: 4, 25: 2, 40: 1, NUM_BATCHES - 1: 3, NUM_BATCHES + 20: 1}
 reference = Reference(lambda: make_loader(Checked, workers=0, **OPTIONS))
 
 
-def resizing(loader: SwiftLoader, sizes: Mapping[int, int], epochs: int = 2, *, waits: bool = True) -> Iterator[Any]:
+def resizing(
+    loader: SwiftLoader, sizes: Mapping[int, int], epochs: int = 2, *, waits: bool = True
+) -> Generator[Any, None, None]:
     """Yield each batch, and resize after some. `waits`: until the new number is there."""
     number = 0
     for _ in range(epochs):

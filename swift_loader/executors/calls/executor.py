@@ -20,6 +20,7 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import Kill, Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.events import ExecutorFailed, Ready
+from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
 
 __all__ = ["JOIN_LIMIT_S", "CallExecutor"]
@@ -67,7 +68,7 @@ class CallExecutor:
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Do nothing: a function depends on no plan."""
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002
         """Raise: the crew is fixed."""
         raise RuntimeError(f"stage {self._name!r} has {self._num_workers} workers, and can't have {num_workers}")
 

@@ -33,6 +33,7 @@ from swift_loader.executors.process.workers import FIRST_TORCH_WORKERS, SPARE_SE
 from swift_loader.executors.wording import LOADER_WORDING
 from swift_loader.options import DeliveryOptions
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import new_pipe
@@ -199,7 +200,7 @@ class SeatSupervisor:
         if self._is_open:
             self._submit(partial(self._take_seat, worker_id))
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002
         """Raise: there is one seat on each of the pool's processes."""
         raise RuntimeError(
             f"the loader's workers are the {self.options.num_workers} processes of its WorkerPool, so there can't be "

@@ -28,6 +28,7 @@ from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Failure, Identity, Ready, Stage
@@ -70,6 +71,7 @@ class PortableSupervisor:
         self.options = options
         self.wording = wording
         """For errors and warnings."""
+        self._limits = options.limits
         self.owner = ProcessOwner()
         self.definitions = Definitions()
         """The definitions that travel by value, under the numbers that the workers use. Known after `start_first`."""
@@ -187,7 +189,7 @@ class PortableSupervisor:
 
     @property
     def _max_segments(self) -> int:
-        return self.options.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
+        return self._limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
 
     def _start(self, worker_id: int) -> None:
         """Start a worker with this id."""
@@ -216,8 +218,9 @@ class PortableSupervisor:
 
     # Another number of workers ----------------------------------------------------------------------------------------
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers. Starts and ends none."""
+        self._limits = limits
         self.options = replace(self.options, num_workers=num_workers)
         for worker in self.workers.values():
             worker.memory.max_segments = self._max_segments

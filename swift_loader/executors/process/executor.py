@@ -40,6 +40,7 @@ from swift_loader.scheduler.actions import (
     TemplateLost,
     WorkerLost,
 )
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
 __all__ = ["ProcessExecutor"]
@@ -159,13 +160,13 @@ class ProcessExecutor:
         if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
             self._plan = (generation, plan.settings)
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on.
 
         Raises:
             RuntimeError: They are those of a pool.
         """
-        self._supervisor.resize(num_workers)
+        self._supervisor.resize(num_workers, limits)
         options = self._supervisor.options
         self.running.explainer.options = options
         self.running.inboxes.grow(num_receivers(options))

@@ -11,6 +11,7 @@ from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.wording import Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
@@ -99,7 +100,7 @@ class Supervision(Protocol):
         """Find out how a worker ended. Returns at once; an event tells."""
         ...
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers. Starts and ends none. Raises RuntimeError if their number can't change."""
         ...
 

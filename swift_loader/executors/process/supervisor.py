@@ -29,6 +29,7 @@ from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
 from swift_loader.worker.import_guard import refuse_nesting
@@ -151,8 +152,9 @@ class Supervisor:
         self._thread.submit(then)
         return given_up
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers. Starts and ends none."""
+        self.workers.limits = limits
         self.options = self.workers.options = replace(self.options, num_workers=num_workers)
         for worker in self.workers.all.values():
             worker.memory.max_segments = self.workers.max_segments

@@ -37,7 +37,8 @@ class Workers:
 
     def __init__(self, options: DeliveryOptions, thread: EventLoopThread, templates: Templates) -> None:
         self.options = options
-        """`Supervisor.resize` replaces them."""
+        """`Supervisor.resize` replaces these and the limits."""
+        self.limits = options.limits
         self._thread = thread
         self._templates = templates
         self._inboxes: Inboxes | None = None
@@ -53,7 +54,7 @@ class Workers:
     @property
     def max_segments(self) -> int:
         """How many segments a worker needs if the user keeps no batch."""
-        return self.options.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
+        return self.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
 
     def start_first(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""

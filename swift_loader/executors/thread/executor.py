@@ -45,6 +45,7 @@ from swift_loader.scheduler.actions import (
     WorkerLost,
 )
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import Rng
@@ -90,6 +91,8 @@ class ThreadExecutor:
         """One thread takes over while the loop is busy, and sends the next tasks."""
         self._spec = spec
         self._options = options
+        self._max_free = options.limits.max_ready_per_worker
+        """Slots that a worker keeps while no batch is in them."""
         self._metrics = metrics
         self._dataset = dataset
         self._note = note
@@ -139,7 +142,7 @@ class ThreadExecutor:
                 return
             assert self._surroundings is not None
             serial, self._num_started = self._num_started, self._num_started + 1
-            heap = self._heaps[serial] = RecycledHeap(self._options.limits.max_ready_per_worker)
+            heap = self._heaps[serial] = RecycledHeap(self._max_free)
             make = partial(self._builder, serial, worker_id, make_dataset, heap)
             worker = ThreadWorker(serial, worker_id, make, self._surroundings)
             self._workers = {**self._workers, serial: worker}
@@ -210,7 +213,7 @@ class ThreadExecutor:
             self._plan = NewPlan(generation, plan.settings)
             self._plans = {number: NewPlan(generation, plan.settings, at) for number, at in (resume or {}).items()}
 
-    def resize(self, num_workers: int) -> None:
+    def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on.
 
         Raises:
@@ -224,8 +227,9 @@ class ThreadExecutor:
             )
         self._options = replace(self._options, num_workers=num_workers)
         self.explainer.options = self._options
+        self._max_free = limits.max_ready_per_worker
         for heap in self._heaps.values():
-            heap.max_free = self._options.limits.max_ready_per_worker
+            heap.max_free = self._max_free
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Send a task, start a thread or let one end. Instead of killing a worker, give up: no thread can be killed."""

@@ -1,0 +1,66 @@
+"""Says when the number of a DataLoader's workers may change.
+
+If no batch shows which worker has built it, any worker may build it, and their number may change in an epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from swift_loader.batch.torch_collate import registered_functions
+from swift_loader.dataloader.changes import look_at
+from swift_loader.dataloader.draws import is_stateful
+from swift_loader.dataloader.own_options import OwnOptions
+from swift_loader.dataloader.randomness import rng_of
+from swift_loader.dataloader.threads import needs_copies
+from swift_loader.dataloader.workers import LoaderWorkers
+from swift_loader.worker.seeding import Rng
+
+__all__ = ["fitting", "refuse_resize", "shows_its_worker"]
+
+
+def shows_its_worker(loader: DataLoader[Any]) -> bool:
+    """Return whether the batches of an epoch depend on who builds which.
+
+    They do if they come from a worker's own shard, state or generator. Out of order, generators give other draws in
+    each run anyway.
+    """
+    if isinstance(loader.dataset, IterableDataset) or is_stateful(loader.dataset):
+        return True
+    if not loader.in_order:
+        return False
+    if not OwnOptions.of(loader).uses_threads(loader.num_workers) and rng_of(loader) is not Rng.SAMPLE:
+        return True
+    return look_at(loader.dataset, loader.collate_fn, registered_functions()).has_generator
+
+
+def refuse_resize(loader: DataLoader[Any], num_workers: int) -> None:
+    """Check that the loader's number of workers may change at all.
+
+    Raises:
+        RuntimeError: It mayn't. The message says what to do.
+    """
+    if not loader.num_workers:
+        raise RuntimeError(
+            f"resize({num_workers}) needs a loader with workers, and num_workers=0 builds batches in the calling "
+            f"thread. Make the loader with num_workers=1 or more"
+        )
+    if getattr(loader, "workers", None) is not None:
+        raise RuntimeError(
+            f"resize({num_workers}) doesn't work with workers=, because the {loader.num_workers} processes of a "
+            f"WorkerPool serve other loaders, too. Make a WorkerPool of {num_workers}, or leave workers= out"
+        )
+
+
+def fitting(workers: LoaderWorkers | None, loader: DataLoader[Any]) -> LoaderWorkers | None:
+    """Return workers of an earlier epoch in the number that the loader has now. None: new ones are needed."""
+    if workers is None or workers.num_workers == loader.num_workers:
+        return workers
+    dataset, own = loader.dataset, OwnOptions.of(loader)
+    if isinstance(dataset, IterableDataset) or (own.uses_threads(loader.num_workers) and needs_copies(dataset)):
+        workers.close()
+        return None
+    workers.resize(loader.num_workers)
+    return workers
