@@ -176,14 +176,15 @@ class PortableExecutor:
         Returns:
             Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
         """
+        if isinstance(action, Send):
+            worker = self._supervisor.workers.get(action.worker)  # None: the loader is being closed
+            return [] if worker is None else worker.send(action, *self._plan, self._resumes)
         if isinstance(action, Start):
             self._supervisor.start_worker(action.worker_id)
             return []
         worker = self._supervisor.workers.get(getattr(action, "worker", -1))
-        if worker is None:  # the loader is being closed
+        if worker is None:
             return []
-        if isinstance(action, Send):
-            return worker.send(action, *self._plan, self._resumes)
         if isinstance(action, Kill):
             text = self.running.explainer.hang(action.stall, worker)
             worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))

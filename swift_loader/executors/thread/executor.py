@@ -233,15 +233,19 @@ class ThreadExecutor:
 
     def carry_out(self, action: ToDo) -> list[Any]:
         """Send a task, start a thread or let one end. Instead of killing a worker, give up: no thread can be killed."""
+        if isinstance(action, Send):
+            worker = self._workers.get(action.worker)
+            if worker is not None:  # else the loader is being closed
+                worker.send(action, self._plans.get(worker.worker_id, self._plan))
+            return []
         if isinstance(action, Start):
             self._start_worker(action.worker_id, self._late_dataset)
             return []
-        worker = None if isinstance(action, ReplaceTemplate) else self._workers.get(action.worker)
-        if worker is None:  # the loader is being closed
+        assert not isinstance(action, ReplaceTemplate), "there is no template"
+        worker = self._workers.get(action.worker)
+        if worker is None:
             return []
-        if isinstance(action, Send):
-            worker.send(action, self._plans.get(worker.worker_id, self._plan))
-        elif isinstance(action, Kill):
+        if isinstance(action, Kill):
             self._mailbox.post([ExecutorFailed(self._stalled(action.stall, worker))])
         elif isinstance(action, Dismiss):
             worker.dismiss()

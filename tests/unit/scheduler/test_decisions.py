@@ -6,14 +6,17 @@ import pytest
 
 from swift_loader.errors import ProtocolError, WorkerDied
 from swift_loader.scheduler.actions import (
+    Dismiss,
     Fail,
     GiveUp,
     Kill,
     Reap,
+    Release,
     Replace,
     ReplaceTemplate,
     Send,
     Stall,
+    Start,
     TemplateLost,
     Warn,
     WorkerLost,
@@ -45,6 +48,14 @@ def scheduler_with(
 ) -> Scheduler:
     limits = Limits(4, 4, 10, in_order)
     scheduler = Scheduler(SchedulerSettings(limits, max_restarts, warning_s, timeout_s=10.0))
+    for worker in range(num_workers):
+        scheduler.handle(Ready(worker, worker), 0.0)
+    return scheduler
+
+
+def resizable(num_workers: int) -> Scheduler:
+    settings = SchedulerSettings(LIMITS, 3, None, timeout_s=10.0, num_workers=num_workers)
+    scheduler = Scheduler(settings)
     for worker in range(num_workers):
         scheduler.handle(Ready(worker, worker), 0.0)
     return scheduler
@@ -420,3 +431,84 @@ def test_a_failure_says_nothing_about_how_long_a_batch_takes() -> None:
     build(scheduler, sent[1])  # takes 0.1 s
     scheduler.take()
     assert len(scheduler.decide(0.0)) == len(sent) == 2, "tasks wait at a worker as if its batches took no time"
+
+
+# Another number of workers
+
+
+def test_more_workers_get_the_lowest_free_ids() -> None:
+    scheduler = resizable(1)
+    scheduler.resize(3, LIMITS)
+    assert scheduler.decide(0.0) == [Start(1), Start(2)]
+    scheduler.resize(4, LIMITS)
+    assert scheduler.decide(0.0) == [Start(3)]
+
+
+def test_a_worker_without_tasks_is_dismissed_at_once_and_its_end_is_no_death() -> None:
+    scheduler = resizable(2)
+    scheduler.resize(1, LIMITS)
+    assert scheduler.decide(0.0) == [Dismiss(1)]
+    scheduler.handle(Disconnected(1, 1), 0.0)
+    assert scheduler.decide(0.0) == [Reap(1)]
+    scheduler.handle(Ended(1, 1, DEATH), 0.0)
+    assert scheduler.decide(0.0) == [Release(1)]
+
+
+def test_a_worker_that_leaves_finishes_what_it_has_first() -> None:
+    scheduler = resizable(2)
+    tasks = [task for task in begin(scheduler) if task.worker == 1]
+    scheduler.resize(1, LIMITS)
+    for task in tasks:
+        assert scheduler.decide(0.0) == []
+        scheduler.handle(Built(1, task.generation, task.sequence, "batch"), 0.0)
+    assert scheduler.decide(0.0) == [Dismiss(1)]
+
+
+def test_a_worker_that_is_leaving_stays_if_it_is_wanted_again() -> None:
+    scheduler = resizable(2)
+    begin(scheduler)
+    scheduler.resize(1, LIMITS)
+    scheduler.resize(2, LIMITS)
+    assert scheduler.decide(0.0) == []
+    assert {task.worker for task in begin(scheduler, 1)} == {0, 1}
+
+
+def test_the_place_of_one_that_was_dismissed_is_taken_if_it_is_wanted_again() -> None:
+    scheduler = resizable(2)
+    scheduler.resize(1, LIMITS)
+    scheduler.resize(2, LIMITS)
+    assert scheduler.decide(0.0) == [Dismiss(1)]
+    scheduler.handle(Disconnected(1, 1), 0.0)
+    scheduler.handle(Ended(1, 1, DEATH), 0.0)
+    assert scheduler.decide(0.0) == [Reap(1), Replace(1, 1)]
+
+
+def test_a_worker_that_hangs_while_it_leaves_is_killed_and_not_replaced() -> None:
+    scheduler = resizable(2)
+    tasks = begin(scheduler)
+    for task in tasks:
+        if task.worker == 0:
+            scheduler.handle(Built(0, task.generation, task.sequence, "batch"), 0.0)
+            scheduler.take()
+    scheduler.resize(1, LIMITS)
+    scheduler.decide(0.0)
+    scheduler.watchdog.begin(0.0, 0.0)
+    scheduler.tick(11.0)
+    assert [type(action) for action in scheduler.decide(11.0)] == [Kill]
+    scheduler.handle(Disconnected(1, 1), 11.0)
+    scheduler.handle(Ended(1, 1, DEATH), 11.0)
+    reap, warn, release, *sends = scheduler.decide(11.0)
+    assert (reap, release) == (Reap(1), Release(1))
+    assert isinstance(warn, Warn)
+    assert isinstance(warn.about, WorkerLost)
+    assert warn.about.decision is Decision.LET_GO
+    assert {send.worker for send in sends if isinstance(send, Send)} == {0}
+
+
+def test_after_a_failure_nobody_is_started_or_dismissed() -> None:
+    scheduler = resizable(2)
+    scheduler.fail(ValueError("no more"))
+    scheduler.decide(0.0)
+    scheduler.resize(1, LIMITS)
+    scheduler.resize(3, LIMITS)
+    assert scheduler.decide(0.0) == []
