@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from swift_loader import LoaderClosed
 from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline.closing import close_together
 from tests.support.helpers import wait_until
@@ -57,12 +58,22 @@ def hanging_at(position: int, released: threading.Event, begun: list[int]) -> Ca
 
 def close_once(pipeline: Pipeline, hang_all: Callable[[], bool]) -> float:
     """Close a pipeline once all its stages hang. Return how many seconds that took."""
-    iterator = iter(pipeline)
-    wait_until(hang_all, "all stages hang")
+    iterator, errors = iter(pipeline), []
+
+    def pull() -> None:
+        try:
+            next(iterator)
+        except BaseException as error:
+            errors.append(error)
+
+    loop = threading.Thread(target=pull)
+    loop.start()
+    wait_until(hang_all, "all stages hang", timeout_s=45)  # processes have to start
     began_s = time.monotonic()
     pipeline.close()
     took_s = time.monotonic() - began_s
-    del iterator
+    loop.join()
+    assert [type(error) for error in errors] == [LoaderClosed]
     return took_s
 
 
