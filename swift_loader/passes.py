@@ -80,6 +80,8 @@ class Passes:
     def end(self) -> None:
         """Record that the loop reached the end of the epoch. Issue the warnings of the pass."""
         self._run.progress.end()
+        if self._lifecycle.session is not None:
+            self._lifecycle.session.end_pass()
         self._lifecycle.issue_warnings()
         self.warn_of_failures()
 

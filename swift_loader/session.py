@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,9 +25,11 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.processes import Starter, make_executor
+from swift_loader.executors.setup import setup_of
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
+from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner
@@ -206,6 +209,24 @@ class Session:
             self.issue_warnings()  # the warnings that led to the error
         return delivery
 
+    def end_pass(self) -> None:
+        """Record that the loop met the end of its pass. Loop's thread."""
+        self.dispatcher.end_pass()
+
+    def observations(self) -> Observations:
+        """Return what was measured up to now. Any thread."""
+        return self.metrics.observations(self._setup())
+
+    def _setup(self) -> Setup:
+        """Return what there is now."""
+        delivery = self._options.delivery
+        return setup_of(
+            delivery,
+            num_workers=delivery.num_workers,
+            batch_size=self._options.sampling.batch_size,
+            has_device=self._target is not None,
+        )
+
     def is_ready(self) -> bool:
         """Return whether `pull` would return without blocking. Loop's thread."""
         return self.dispatcher.is_ready()
@@ -213,8 +234,11 @@ class Session:
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return a batch on the device. Loop's thread."""
         assert self._target is not None
+        began_ns = time.perf_counter_ns()
         with keyed_by(partial(self._key, delivery.epoch, delivery.step)):
-            return self._target.move(delivery.batch, transfer)
+            moved = self._target.move(delivery.batch, transfer)
+        self.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
+        return moved
 
     def _key(self, epoch: int, step: int) -> int:
         settings, position = self.plan.settings, self.plan.position_after(epoch, step)

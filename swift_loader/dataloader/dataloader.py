@@ -25,6 +25,7 @@ from swift_loader.dataloader.even import EvenEpoch, Votes
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderIterator
+from swift_loader.dataloader.observing import observations_of
 from swift_loader.dataloader.pinning import pin_device_of
 from swift_loader.dataloader.pool import WorkerPool, check_pool, usable
 from swift_loader.dataloader.randomness import rng_of
@@ -32,6 +33,8 @@ from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_o
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
+from swift_loader.metrics.metrics import Metrics
+from swift_loader.metrics.observations import Observations
 from swift_loader.options import MAX_WORKERS
 from swift_loader.worker.stream_shard import StreamShard
 
@@ -186,6 +189,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With persistent workers the only iterator, once there is one."""
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
+        self._metrics = Metrics(enabled=True)
         weakref.finalize(self, self._shelf.close)
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
@@ -196,7 +200,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
-        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute", "_votes", "_changing")
+        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute", "_votes", "_metrics", "_changing")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -274,7 +278,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
-            epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._shard())
+            epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._metrics, self._shard())
         else:
             self.check_worker_number_rationality()
             if self.workers is not None:
@@ -325,8 +329,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return what starts workers with a base seed, as the loader is now."""
         every = self.snapshot_every_n_steps or 0
         start = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every)
-        pool = usable(self.workers)
-        return lambda base_seed: start.start(base_seed, pool)
+        pool, metrics = usable(self.workers), self._metrics
+        return lambda base_seed: start.start(base_seed, metrics, pool)
+
+    def _observations(self) -> Observations:
+        """Return what was measured of all epochs up to now. Any thread."""
+        return observations_of(self, self._metrics)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.metrics.metrics import Metrics
 from swift_loader.worker.stream_parts import PartsIterator, parts_in
 from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
@@ -31,6 +33,7 @@ class InlineEpoch:
         epoch: int,
         resume: LoaderPosition | None,
         substitute: Substitute,
+        metrics: Metrics,
         shard: StreamShard | None = None,
     ) -> None:
         """Begin.
@@ -40,12 +43,15 @@ class InlineEpoch:
             epoch: Which epoch of this loader it is, if it resumes nothing.
             resume: Where to continue.
             substitute: As for `Draws`.
+            metrics: Measures the loader.
             shard: This rank's part of a stream that the loader shares out.
         """
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._num_yielded = self._num_fetched = 0
         self._shard = shard
+        self._metrics = metrics
+        metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
         self._is_over = False
         saved = WorkerSnapshot() if resume is None else _saved(resume)
@@ -58,11 +64,13 @@ class InlineEpoch:
         self._draws = Draws(loader, epoch, None if resume is None else resume.draws, substitute)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
-        kind, batches = loader._dataset_kind, loader._auto_collation  # noqa: SLF001
+        kind = loader._dataset_kind  # noqa: SLF001
+        self._batches: bool = loader._auto_collation  # noqa: SLF001
+        """False: each sample is a batch of its own."""
         seed_pipe(given, self._draws.pipe_seed)
         shard_pipe(given)
         fetch: Any = _DatasetKind.create_fetcher
-        self._fetcher = fetch(kind, given, batches, loader.collate_fn, loader.drop_last)
+        self._fetcher = fetch(kind, given, self._batches, loader.collate_fn, loader.drop_last)
         self._stream: Any = getattr(self._fetcher, "dataset_iter", iter(()))
         """The iterator over all ranks' samples."""
         if shard is not None:
@@ -123,19 +131,25 @@ class InlineEpoch:
             StopIteration: There is none.
             Exception: Whatever the dataset, the sampler or `collate_fn` raised.
         """
+        asked_ns = time.perf_counter_ns()
+        self._metrics.note_asked(asked_ns)
         drawn = self._draws.next()
         if drawn is None:
-            self._is_over = True
+            self.end()
             raise StopIteration
         self._unused = None
+        began_ns = time.perf_counter_ns()
         try:
             batch = self._fetcher.fetch(drawn.keys)
         except StopIteration:
-            self._is_over = True
+            self.end()
             raise
         except Exception:
             self._num_fetched += 1
             raise
+        self._metrics.note_built_here(
+            self.number, self._num_fetched, len(drawn.keys) if self._batches else 1, asked_ns, began_ns
+        )
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
@@ -144,6 +158,7 @@ class InlineEpoch:
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
         self._is_over = True
+        self._metrics.end_pass(time.perf_counter_ns())
 
     @property
     def is_over(self) -> bool:

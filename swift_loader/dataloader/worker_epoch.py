@@ -51,6 +51,11 @@ class _WorkersInUse:
             self._give_back()  # the error's traceback refers to the loop, so nothing global may refer to the error
         return delivery
 
+    def end_pass(self) -> None:
+        """Record that the loop met the end. Idempotent."""
+        if self._workers is not None:
+            self._workers.end_pass()
+
     def give_back(self) -> None:
         """Idempotent."""
         self._workers = None
@@ -168,6 +173,7 @@ class IndexEpoch:
             error, self._sampler_error = self._sampler_error, None
             raise error
         self._is_over = True
+        self._in_use.end_pass()
         self.close()
         raise StopIteration
 
@@ -302,6 +308,7 @@ class StreamEpoch:
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
         self._is_over = True
+        self._in_use.end_pass()
         self.close()
 
     @property

@@ -49,7 +49,7 @@ from swift_loader.worker.torch_mode import TorchMode
 if TYPE_CHECKING:
     from swift_loader.dataloader.pool import WorkerPool
 
-__all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart"]
+__all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart", "delivery_of"]
 
 _SERIALS = count()
 
@@ -66,6 +66,7 @@ class LoaderWorkers:
         delivery: DeliveryOptions,
         base_seed: int,
         marks: Marks,
+        metrics: Metrics,
         pool: WorkerPool | None = None,
     ) -> None:
         """Start the workers, or have the pool's serve, and wait until there is a dataset for them."""
@@ -86,7 +87,8 @@ class LoaderWorkers:
         self.has_stalled = False
         """Whether one of them has hung, so that they don't stay for another epoch."""
         self._notices: deque[str] = deque()
-        metrics = Metrics(enabled=False)
+        self._metrics = metrics
+        """Of the loader: it has other workers in other epochs."""
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
         make = make_starter if pool is None else pool.make_starter
         self._starter = None if delivery.uses_threads else make(spec, delivery)
@@ -100,7 +102,7 @@ class LoaderWorkers:
             replaces_stalled=False,  # as torch: the user said how long he waits
             num_workers=delivery.num_workers,
         )
-        self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
+        self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._note_restart)
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
         self._pool = pool
@@ -134,6 +136,11 @@ class LoaderWorkers:
         self._dispatcher.resize(num_workers, limits)
         self._delivery, self._limits = delivery, limits
 
+    def _note_restart(self, notice: str) -> None:
+        """Record that a process is replaced. Any thread."""
+        self._notices.append(notice)
+        self._metrics.note_restart()
+
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
         """Begin an epoch. What is left of an earlier one is dropped."""
         self._dispatcher.begin(source, PlanSettings.of_seed(base_seed), resume)
@@ -157,6 +164,10 @@ class LoaderWorkers:
             self.close()
         delivery.keep()
         return delivery
+
+    def end_pass(self) -> None:
+        """Record that the loop met the end of its epoch. Loop's thread."""
+        self._dispatcher.end_pass()
 
     @property
     def is_closed(self) -> bool:
@@ -239,6 +250,28 @@ def _surroundings() -> Iterator[Any]:
     yield frozenset((name, value) for name, value in os.environ.items() if name not in SET_BY_LIBRARIES)
 
 
+def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
+    """Return how batches come to the loop, as the loader is now."""
+    own = OwnOptions.of(loader)
+    prefetch: int | None = loader.prefetch_factor
+    chosen = None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers)
+    return DeliveryOptions(
+        num_workers=loader.num_workers,
+        in_order=loader.in_order,
+        max_in_flight=chosen,
+        max_ready_per_worker=None,
+        max_tasks=10,
+        thread_per_worker=True,
+        worker_type=own.worker_type,
+        batch_decoder=None,
+        timeout_s=loader.timeout or None,
+        stall_warning_s=own.stall_warning_s,
+        max_restarts=own.max_restarts,
+        max_on_device=1,
+        pin_memory=False,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
     """What workers are started with."""
@@ -277,24 +310,7 @@ class WorkerStart:
             dataset_per_worker=uses_threads and needs_copies(loader.dataset),
             torch=mode,
         )
-        prefetch: int | None = loader.prefetch_factor
-        chosen = None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers)
-        delivery = DeliveryOptions(
-            num_workers=loader.num_workers,
-            in_order=loader.in_order,
-            max_in_flight=chosen,
-            max_ready_per_worker=None,
-            max_tasks=10,
-            thread_per_worker=True,
-            worker_type=own.worker_type,
-            batch_decoder=None,
-            timeout_s=loader.timeout or None,
-            stall_warning_s=own.stall_warning_s,
-            max_restarts=own.max_restarts,
-            max_on_device=1,
-            pin_memory=False,
-        )
-        return cls(workers, delivery, marks)
+        return cls(workers, delivery_of(loader), marks)
 
     def spec(self, base_seed: int) -> WorkerSpec:
         """Return what is sent to the processes."""
@@ -309,21 +325,22 @@ class WorkerStart:
         uses_template = self.delivery.uses_processes and self.worker_options.start_method is StartMethod.TEMPLATE
         return uses_template and can_fork()
 
-    def start(self, base_seed: int, pool: WorkerPool | None = None) -> LoaderWorkers:
-        """Start them, or get them from a pool. A dataset that can't be sent is shared by forking this process, as torch
-        does.
+    def start(self, base_seed: int, metrics: Metrics, pool: WorkerPool | None = None) -> LoaderWorkers:
+        """Start them, or get them from a pool. `metrics` measures them.
+
+        A dataset that can't be sent is shared by forking this process, as torch does.
         """
         options, reason = self.worker_options, self.why_forked()
         if not reason:
             try:
-                return LoaderWorkers(options, self.delivery, base_seed, self.marks, pool)
+                return LoaderWorkers(options, self.delivery, base_seed, self.marks, metrics, pool)
             except EncodeError as error:
                 if not self._may_fork:
                     raise
                 reason = str(error)
         _tell_of_fork(reason)
         forked = replace(options, start_method=StartMethod.FORK)
-        return LoaderWorkers(forked, self.delivery, base_seed, self.marks)
+        return LoaderWorkers(forked, self.delivery, base_seed, self.marks, metrics)
 
 
 @cache

@@ -100,6 +100,7 @@ class Deliveries:
             outcome.lease,
             work,
             outcome.state,
+            arrival=outcome.arrival,
         )
 
     def refuse(self, error: BaseException | None) -> Delivery:

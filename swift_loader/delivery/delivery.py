@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from swift_loader.executors.base import Lease
+from swift_loader.metrics.metrics import NOT_NOTED
+from swift_loader.metrics.timeline import Arrival
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import Work
 
 __all__ = ["Delivery"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
-    """A batch on its way to the loop, or the error in its place."""
+    """A batch on its way to the loop, or the error in its place. Not frozen, because it is made for each batch."""
 
     batch: Any
     epoch: int
@@ -33,6 +35,10 @@ class Delivery:
     """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
     is_end: bool = False
     """Whether the source of work has ended, so that there is no batch. It may hand out more later."""
+    arrival: Arrival | None = field(default=None, compare=False)
+    """What was measured of the batch; None if there is no batch, or if it wasn't measured."""
+    number: int = NOT_NOTED
+    """The batch's number in the metrics."""
 
     def with_batch(self, batch: Any) -> Delivery:
         """Return the delivery with another batch. Takes half as long as `dataclasses.replace`."""
@@ -47,6 +53,8 @@ class Delivery:
             self.work,
             self.state,
             self.is_end,
+            self.arrival,
+            self.number,
         )
 
     def keep(self) -> None:

@@ -54,7 +54,7 @@ class Dispatcher:
         Args:
             executor: The dispatcher owns it.
             scheduler: The dispatcher owns it.
-            metrics: Counts the waits.
+            metrics: Measures the waits and the passes.
             on_restart: Gets the warning about a process that is replaced. Any thread calls it.
         """
         self._driver = Driver(executor, scheduler, on_restart)
@@ -124,6 +124,7 @@ class Dispatcher:
         """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already."""
         if self._executor.owner is not None:
             self._executor.owner.check()
+        self._metrics.end_pass()
         self._phase = Phase.TAKING
         try:
             dropped = self._deliveries.seek(epoch, step, plan)
@@ -145,6 +146,7 @@ class Dispatcher:
         """
         if self._executor.owner is not None:
             self._executor.owner.check()
+        self._metrics.end_pass()
         self._phase = Phase.TAKING
         try:
             dropped = self._deliveries.begin(source, settings, resume)
@@ -154,6 +156,10 @@ class Dispatcher:
             raise
         self._phase = Phase.IDLE
         del dropped  # outside the locks, as in `seek`
+
+    def end_pass(self) -> None:
+        """Record that the loop met the end of its pass. Loop's thread."""
+        self._metrics.end_pass(time.perf_counter_ns())
 
     def hand_out(self) -> None:
         """Hand out what the source of work has got since. Any thread."""
@@ -178,6 +184,7 @@ class Dispatcher:
                     self._driver.act()
                     if self._phase is Phase.BROKEN and self._driver.error is not None:
                         return self._deliveries.refuse(self._driver.error)
+                self._metrics.note_asked(entered_ns)
                 self._phase = Phase.TAKING
                 num_ready = self._scheduler.ledger.num_ready
                 delivery = self._deliveries.take() or self._wait()
@@ -186,13 +193,13 @@ class Dispatcher:
                 self._receivers.leave(
                     entered_ns, left_ns, is_epoch_over=self._deliveries.is_between_epochs or delivery.is_end
                 )
+                delivery.number = self._metrics.note_delivery(delivery.arrival, entered_ns, left_ns, num_ready)
                 self._phase = Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
                 return self._deliveries.refuse(error)
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
-        self._metrics.note_wait(left_ns - entered_ns, num_ready)
         return delivery
 
     def _wait(self) -> Delivery:

@@ -8,10 +8,11 @@ An executor decides nothing and calls nobody back: each event comes out of `wait
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from swift_loader.metrics.timeline import Arrival
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (
@@ -65,15 +66,17 @@ class Lease:
         self.state = LeaseState.KEPT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """A batch as an executor hands it over."""
+    """A batch as an executor hands it over. Not frozen, because making a frozen object takes four times as long."""
 
     batch: Any
     lease: Lease | None = None
     """The lease of the slot that the batch lies in. None if it lies in no slot."""
     state: bytes | None = None
     """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
+    arrival: Arrival | None = field(default=None, compare=False)
+    """What was measured of the batch; None if it wasn't measured."""
 
 
 class Inbox(Protocol):

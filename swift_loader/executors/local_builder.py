@@ -86,7 +86,7 @@ class LocalBuilder:
         """Prepare to build batches.
 
         Args:
-            worker: Serial number of the worker, for the events.
+            worker: Serial number of the worker, for the events. Also its id, because it is never replaced.
             dataset: A map-style dataset; in torch mode, what torch accepts.
             num_samples: The dataset's length; 0 in torch mode.
             spec: How batches are made.
@@ -135,7 +135,8 @@ class LocalBuilder:
         """
         batch, started_ns = encoded.batch, time.perf_counter_ns()
         outcome = Outcome(self._reader.read(batch, encoded.memory), state=self._builder.state)
-        self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
+        decode_ns = time.perf_counter_ns() - started_ns
+        outcome.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)
         events = self._sample_failures(task, self._builder.failures)

@@ -1,88 +1,44 @@
-"""Measures how long each stage of a batch takes: counts, means and quantiles, in O(1) memory.
+"""Measures the batches of a loader, in O(1) memory: each stage of a batch, the slowest samples, the waits of the loop.
 
-The loop's thread and the receivers report to it. This costs less than a microsecond per batch.
+    a receiver's thread     note_arrival ──► Arrival, which travels with its batch
+    the loop's thread       note_asked, note_delivery, note_copy
+
+So no look-up matches what a batch was measured in the workers with when the loop got it, and a batch that is dropped on
+the way leaves nothing behind. All of it takes about a microsecond per batch.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+import time
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from swift_loader.metrics.histogram import Histogram
+from swift_loader.metrics.observations import Observations, Setup
+from swift_loader.metrics.pass_clock import PassClock
+from swift_loader.metrics.slowest import Slowest
+from swift_loader.metrics.timeline import Arrival, Timeline
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.actions import Send
 from swift_loader.transport.messages import Batch
 
-__all__ = ["Histogram", "Metrics"]
+__all__ = ["NOT_NOTED", "Metrics"]
 
-_SUBDIVISIONS = 4
-"""Buckets per power of two. Quantiles are accurate to 20 %."""
-
-_NUM_BUCKETS = 64 * _SUBDIVISIONS
-
-_NS_PER_MS = 1e6
+NOT_NOTED = -1
+"""Stands for the number of a batch that isn't in the timeline."""
 
 _MAX_PUT_ASIDE = 1024
+"""Rows that aren't counted in the histograms yet. Counting one by one would cost 3 % of a small batch."""
 
 
-@dataclass(slots=True)
-class Histogram:
-    """A histogram of durations in nanoseconds. Its buckets grow with the duration."""
-
-    count: int = 0
-    total_ns: int = 0
-    max_ns: int = 0
-    _buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_NUM_BUCKETS, np.int64))
-
-    def note_all(self, durations_ns: NDArray[np.int64]) -> None:
-        """Count `(n,)` durations. Far cheaper than counting them one by one."""
-        if not durations_ns.size:
-            return
-        self.count += durations_ns.size
-        self.total_ns += sum(durations_ns.tolist())
-        self.max_ns = max(self.max_ns, int(durations_ns.max()))
-        self._buckets += np.bincount(_buckets_of(durations_ns), minlength=_NUM_BUCKETS)
-
-    def quantile_ns(self, share: float) -> float:
-        """Return the quantile of the durations at `share`, from 0 to 1. Return 0 if there are none."""
-        wanted, seen = share * self.count, 0
-        for bucket, number in enumerate(self._buckets.tolist()):
-            seen += number
-            if number and seen >= wanted:
-                return min(_upper_edge_ns(bucket), self.max_ns)
-        return 0.0
-
-    def summary(self) -> dict[str, float]:
-        """Return mean, p50, p99 and max in milliseconds, and the total in seconds."""
-        return {
-            "mean_ms": self.total_ns / max(1, self.count) / _NS_PER_MS,
-            "p50_ms": self.quantile_ns(0.5) / _NS_PER_MS,
-            "p99_ms": self.quantile_ns(0.99) / _NS_PER_MS,
-            "max_ms": self.max_ns / _NS_PER_MS,
-            "total_s": self.total_ns / 1e9,
-        }
-
-
-def _buckets_of(durations_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    durations_ns = np.maximum(durations_ns, 0)
-    exponents = np.frexp(durations_ns.astype(np.float64))[1].astype(np.int64) - 1
-    exponents -= durations_ns < np.left_shift(1, np.maximum(exponents, 0))  # rounded up to the next power of two
-    parts = np.right_shift(durations_ns, np.maximum(exponents - 2, 0)) % _SUBDIVISIONS
-    buckets = np.where(durations_ns < _SUBDIVISIONS, durations_ns, (exponents - 1) * _SUBDIVISIONS + parts)
-    return np.minimum(buckets, _NUM_BUCKETS - 1)
-
-
-def _upper_edge_ns(bucket: int) -> float:
-    if bucket < _SUBDIVISIONS:
-        return float(bucket)
-    exponent, part = divmod(bucket, _SUBDIVISIONS)
-    return 2.0 ** (exponent + 1) * (1 + (part + 1) / _SUBDIVISIONS)
+def _clock_offset_ns() -> int:
+    """Return what `time.perf_counter_ns` is ahead of `time.monotonic`, which the scheduler uses. 0 on Linux."""
+    clocks = [time.get_clock_info(name).implementation for name in ("perf_counter", "monotonic")]
+    return 0 if clocks[0] == clocks[1] else time.perf_counter_ns() - time.monotonic_ns()
 
 
 class Metrics:
-    """The times of all batches of a loader. Thread-safe."""
+    """What is measured of a loader. Thread-safe, apart from what the loop's thread calls."""
 
     STAGES = ("fetch", "collate", "encode", "decode", "wait")
     """In the worker: fetch the samples, collate them, copy what isn't in the slot yet. In the trainer: make views of
@@ -91,66 +47,180 @@ class Metrics:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._lock = threading.RLock()
+        """Guards the histograms, the sums and the slowest samples."""
         self._process = ProcessOwner()
+        self._clock_offset_ns = _clock_offset_ns()
+        self._timeline = Timeline()
+        self._passes = PassClock()
+        self._slowest = Slowest()
         self._stages = {name: Histogram() for name in self.STAGES}
+        self._num_counted = 0
+        """Rows of the timeline that are in the histograms and in the next two sums."""
         self._num_samples = 0
         self._num_ready = 0
+        self._built: list[int] = []
+        """How many samples each batch has that has arrived and isn't in the next two sums. Appending is atomic."""
+        self._num_built = 0
+        self._num_samples_built = 0
         self._num_restarts = 0
-        # Counting one by one would cost 3 % of a small batch. So figures are collected here and counted many at a time.
-        self._arrivals: list[tuple[int, int, int, int, int]] = []
-        self._waits: list[tuple[int, int]] = []
+        self._waited_in_vain_ns = 0
+        """In each `next` that gave no batch."""
 
-    def note_batch(self, batch: Batch, decode_ns: int) -> None:
-        """Count a batch that arrived in the trainer."""
+    # Receivers' threads
+
+    def note_arrival(
+        self, batch: Batch, task: Send | None, worker_id: int, received_ns: int, decode_ns: int
+    ) -> Arrival | None:
+        """Record a batch that has arrived in the trainer. Any thread.
+
+        Args:
+            batch: Its announcement.
+            task: What it was built for; None if that is unknown.
+            worker_id: Which of the n workers has built it.
+            received_ns: When its announcement was there.
+            decode_ns: How long it took to make views of the slot.
+
+        Returns:
+            What `note_delivery` needs; None if measuring is off.
+        """
+        if not self._enabled or task is None:
+            return None
+        self._built.append(batch.num_samples)
+        epoch = task.work.epoch
+        if batch.slow_ns > self._slowest.floor_ns:
+            with self._lock:
+                self._slowest.note(batch.slow_index, batch.slow_ns, epoch)
+        return (
+            epoch,
+            task.work.step,
+            worker_id,
+            batch.num_samples,
+            batch.used_nbytes,
+            int(task.sent_s * 1e9) + self._clock_offset_ns,
+            batch.began_ns,
+            batch.fetch_ns,
+            batch.collate_ns,
+            batch.encode_ns,
+            batch.cpu_ns,
+            batch.run_delay_ns,
+            received_ns,
+            decode_ns,
+        )
+
+    # The loop's thread
+
+    def note_asked(self, asked_ns: int) -> None:
+        """Record that the loop asks for a batch. The first time, a pass begins."""
+        if self._enabled and not self._passes.is_running:
+            self._passes.begin(asked_ns)
+
+    def note_delivery(self, arrival: Arrival | None, asked_ns: int, delivered_ns: int, num_ready: int) -> int:
+        """Record what the loop got.
+
+        Args:
+            arrival: What was measured of the batch; None if there is no batch.
+            asked_ns: When the loop asked.
+            delivered_ns: When it got the batch.
+            num_ready: How many batches were ready when it asked.
+
+        Returns:
+            The batch's number, for `note_copy`.
+        """
+        if not self._enabled:
+            return NOT_NOTED
+        self._passes.note_next(delivered_ns)
+        if arrival is None:
+            self._waited_in_vain_ns += delivered_ns - asked_ns
+            return NOT_NOTED
+        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready)
+        if number - self._num_counted >= _MAX_PUT_ASIDE:
+            self._count()
+        return number
+
+    def note_built_here(self, epoch: int, step: int, num_samples: int, asked_ns: int, began_ns: int) -> None:
+        """Record a batch that the loop's thread has just built, in one go: all counts as fetching."""
         if not self._enabled:
             return
-        with self._lock:
-            self._arrivals.append((batch.fetch_ns, batch.collate_ns, batch.encode_ns, decode_ns, batch.num_samples))
-            if len(self._arrivals) >= _MAX_PUT_ASIDE:
-                self._count()
+        self._built.append(num_samples)
+        now_ns = time.perf_counter_ns()
+        built = (asked_ns, began_ns, now_ns - began_ns, 0, 0, 0, -1, now_ns, 0)
+        self.note_delivery((epoch, step, 0, num_samples, 0, *built), asked_ns, now_ns, 0)
 
-    def note_wait(self, wait_ns: int, num_ready: int) -> None:
-        """Count a batch that the loop got: how long the loop waited, and how many batches were ready."""
-        if not self._enabled:
-            return
-        with self._lock:
-            self._waits.append((wait_ns, num_ready))
-            if len(self._waits) >= _MAX_PUT_ASIDE:
-                self._count()
+    def note_copy(self, number: int, copy_ns: int) -> None:
+        """Record how long the loop's thread took to start the copy of a batch to the device."""
+        if number != NOT_NOTED:
+            self._timeline.set_copy(number, copy_ns)
+
+    def end_pass(self, now_ns: int | None = None) -> None:
+        """Record that the loop met the end of its pass. None: it has left it, some time after its last `next`."""
+        self._passes.end(now_ns)
+        if len(self._built) >= _MAX_PUT_ASIDE:  # most of them were dropped
+            self._count()
+
+    # Any thread
 
     def note_restart(self) -> None:
         """Count a process that was replaced."""
         with self._lock:
             self._num_restarts += 1
 
-    def _count(self) -> None:
-        """Count the collected figures. The caller holds the lock."""
-        if self._arrivals:
-            *columns, samples = np.array(self._arrivals).T
-            for name, column in zip(self.STAGES, columns, strict=False):
-                self._stages[name].note_all(column)
-            self._num_samples += int(samples.sum())
-        if self._waits:
-            durations, ready = np.array(self._waits).T
-            self._stages["wait"].note_all(durations)
-            self._num_ready += int(ready.sum())
-        self._arrivals.clear()
-        self._waits.clear()
-
     def report(self) -> dict[str, Any]:
-        """Return all figures, as plain JSON types. Return an empty dict if measuring is off."""
+        """Return counts and times, as plain JSON types. Return an empty dict if measuring is off."""
         if not self._enabled:
             return {}
-        if not self._process.is_here():  # a fork: the thread that may hold the lock doesn't exist here
-            self._lock, self._process = threading.RLock(), ProcessOwner()
+        self._renew_lock_in_fork()
         with self._lock:
             self._count()
             num_delivered = self._stages["wait"].count
             return {
-                "batches_built": self._stages["fetch"].count,
+                "batches_built": self._num_built,
                 "batches_delivered": num_delivered,
-                "samples_built": self._num_samples,
+                "samples_built": self._num_samples_built,
                 "worker_restarts": self._num_restarts,
                 "mean_batches_ready": self._num_ready / max(1, num_delivered),
-                "stages": {name: histogram.summary() for name, histogram in self._stages.items()},
+                "stages": self._totals(),
             }
+
+    def observations(self, setup: Setup) -> Observations:
+        """Return what was measured up to now. Without batches if measuring is off."""
+        self._renew_lock_in_fork()
+        with self._lock:
+            self._count()
+            waits = self._stages["wait"]
+            return Observations(
+                setup=setup,
+                batches=self._timeline.since(0),
+                slowest=self._slowest.samples(),
+                num_delivered=waits.count,
+                num_samples=self._num_samples,
+                elapsed_s=self._passes.elapsed_s,
+                waited_s=(waits.total_ns + self._waited_in_vain_ns) / 1e9,
+                trainer_cpu_s=self._passes.cpu_s,
+                num_restarts=self._num_restarts,
+                totals=self._totals(),
+            )
+
+    def _renew_lock_in_fork(self) -> None:
+        if not self._process.is_here():  # the thread that may hold the lock doesn't exist here
+            self._lock, self._process = threading.RLock(), ProcessOwner()
+
+    def _totals(self) -> dict[str, dict[str, float]]:
+        return {name: histogram.summary() for name, histogram in self._stages.items()}
+
+    def _count(self) -> None:
+        """Count the rows and batches that aren't in the histograms and sums yet."""
+        with self._lock:
+            rows = self._timeline.since(self._num_counted)
+            self._num_counted += len(rows)
+            for name in self.STAGES[:-1]:
+                self._stages[name].note_all(rows[f"{name}_ns"])
+            self._stages["wait"].note_all(rows["delivered_ns"] - rows["asked_ns"])
+            self._num_samples += int(rows["num_samples"].sum())
+            self._num_ready += int(rows["num_ready"].sum())
+            num_built = len(self._built)
+            self._num_built += num_built
+            self._num_samples_built += sum(self._built[:num_built])
+            del self._built[:num_built]
+
+    def __repr__(self) -> str:
+        return f"<Metrics {'on' if self._enabled else 'off'}, {self._timeline!r}>"

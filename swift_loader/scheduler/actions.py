@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swift_loader.errors import WorkerDied
 from swift_loader.scheduler.events import Death
@@ -78,6 +78,8 @@ class Send:
     """0: the trial batch."""
     sequence: int
     work: Work
+    sent_s: float = field(default=0.0, compare=False)
+    """When it was decided."""
 
 
 @dataclass(slots=True)

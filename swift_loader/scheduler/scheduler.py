@@ -238,6 +238,7 @@ class Scheduler:
         if self.state is SchedulerState.RUNNING or self.state is SchedulerState.NEW:
             while (send := self.ledger.assign()) is not None:
                 self._workers[send.worker].sent_s.append(now_s)
+                send.sent_s = now_s
                 actions.append(send)
         if not actions:
             return []

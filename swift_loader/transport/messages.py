@@ -44,7 +44,7 @@ NO_SLOT = 0xFFFFFFFF
 MAX_INLINE_BYTES = 16 * 1024
 """A batch's structure up to this size travels in the message; a larger one travels in the slot."""
 
-_BATCH = struct.Struct("<QIIQIIQQQQ")
+_BATCH = struct.Struct("<QIIQIIQQQQQqqqQ")
 
 
 class Stage(str, Enum):
@@ -124,6 +124,16 @@ class Batch:
     encode_ns: int
     used_nbytes: int = 0
     """The batch is in the slot's first `used_nbytes` bytes; 0: it may use all of them."""
+    began_ns: int = 0
+    """When the worker began it, by `time.perf_counter_ns`."""
+    cpu_ns: int = 0
+    """CPU time of the worker since its batch before."""
+    run_delay_ns: int = -1
+    """How long it was ready to run in that time, but had no core; -1: not measured."""
+    slow_index: int = 0
+    """Dataset index of the sample that took longest to fetch."""
+    slow_ns: int = 0
+    """How long that took; 0: not measured."""
 
     def pack(self) -> bytes:
         """Return the frame."""
@@ -138,6 +148,11 @@ class Batch:
             self.collate_ns,
             self.encode_ns,
             self.used_nbytes,
+            self.began_ns,
+            self.cpu_ns,
+            self.run_delay_ns,
+            self.slow_index,
+            self.slow_ns,
         )
         return pack_frame(Kind.BATCH, head + self.meta, self.generation)
 

@@ -34,6 +34,7 @@ from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
 from swift_loader.worker.torch_identity import TorchIdentity
+from swift_loader.worker.usage import ThreadUsage, Usage
 
 __all__ = ["BatchBuilder"]
 
@@ -62,6 +63,7 @@ class BatchBuilder:
         definitions: Definitions,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
         worker: TorchIdentity | None = None,
+        usage: Usage | None = None,
     ) -> None:
         """Prepare to build batches.
 
@@ -72,6 +74,7 @@ class BatchBuilder:
             definitions: Numbered as in the trainer.
             is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
             worker: In torch mode: which worker this is. None: the calling thread.
+            usage: Measures the CPU time. None: that of the calling thread.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         self._batch_encoder = options.batch_encoder
@@ -91,6 +94,8 @@ class BatchBuilder:
                 else KeyedSamples(dataset, mode, options.rng, seed, worker)
             )
         self._seeding = self._samples.seeding
+        self._timer = self._samples.timer
+        self._usage = ThreadUsage() if usage is None else usage
         self._sizes: deque[int] = deque([0], _NUM_REMEMBERED_SIZES)
         self.failures: Sequence[SampleFailed] = ()
         """The samples that failed in the last batch."""
@@ -137,10 +142,14 @@ class BatchBuilder:
     def _attempt(self, store: SlotStore, task: Task) -> Batch:
         self.failures = ()
         failpoint(Failpoint.WORKER_STARTED)
+        usage, timer = self._usage, self._timer
+        usage.begin()
+        timer.slow_ns = 0
         start = time.perf_counter_ns()
         fetched = self._samples.fetch(task)
         failpoint(Failpoint.WORKER_FETCHED)
         times = _StageTimes(start, time.perf_counter_ns(), 0)
+        timer.note_batch(times.fetched - start, fetched.num_samples)
         expected = self._expected_nbytes()
         held = _HeldSlot(store, expected)
         try:
@@ -155,6 +164,8 @@ class BatchBuilder:
         self._sizes.append(arena.used)
         self.failures = fetched.failures
         self.counters.samples.clear()  # they may be large, and the next batch may come much later
+        done = time.perf_counter_ns()
+        cpu_ns, run_delay_ns = usage.end(done - start)
         return Batch(
             task.generation,
             task.sequence,
@@ -166,8 +177,13 @@ class BatchBuilder:
             fetched.num_samples,
             times.fetched - times.start,
             times.collated - times.fetched,
-            time.perf_counter_ns() - times.collated,
+            done - times.collated,
             arena.used,
+            start,
+            cpu_ns,
+            run_delay_ns,
+            timer.slow_index,
+            timer.slow_ns,
         )
 
     def _collate_and_encode(self, samples: Any, arena: Arena, times: _StageTimes) -> Encoded:

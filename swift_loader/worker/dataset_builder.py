@@ -33,6 +33,7 @@ from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
 from swift_loader.worker.torch_worker import TorchWorker, import_torch
+from swift_loader.worker.usage import ProcessUsage
 
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
@@ -147,14 +148,15 @@ class DatasetBuilder:
 
     def run_worker(self, worker: int, channel: Channel) -> None:
         """Serve the channel as a worker. Builds the dataset first if this process has none."""
-        service = self.start_service(worker, channel)
-        if service is not None:
-            run_worker(channel, *service)
+        with ProcessUsage() as usage:
+            service = self.start_service(worker, channel, usage)
+            if service is not None:
+                run_worker(channel, *service)
 
-    def start_service(self, worker: int, channel: TaskChannel) -> Service | None:
+    def start_service(self, worker: int, channel: TaskChannel, usage: ProcessUsage) -> Service | None:
         """Build the dataset if this process has none. Return what a worker serves with; None if that failed.
 
-        The trainer was told of a failure then, unless it is gone.
+        The trainer was told of a failure then, unless it is gone. `usage` measures this process.
         """
         stage = Stage.BUILD
         try:
@@ -171,7 +173,9 @@ class DatasetBuilder:
             return None
         reported = self.report_length() if self.is_shared else self.report()
         spec = replace(self.spec, draws=self._draws)
-        builder = BatchBuilder(self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker)
+        builder = BatchBuilder(
+            self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker, usage=usage
+        )
         return Service(builder, reported, self.judge)
 
     def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:

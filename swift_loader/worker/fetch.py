@@ -18,6 +18,7 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.messages import SampleFailed, Stage
 from swift_loader.worker.failure import BuildError, describe_failure
+from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Fetching, Seeding
 
 __all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError", "harmless"]
@@ -65,6 +66,8 @@ class Fetcher:
         """Prepare to fetch. `is_interrupt` returns whether an error is an interrupt, and not the sample's."""
         self.counters = CounterWriter()
         """Show how far it is."""
+        self.timer = SampleTimer()
+        """Measures single samples."""
         self._is_interrupt = is_interrupt
         self._num_samples = num_samples
         self._on_error = on_error
@@ -117,7 +120,9 @@ class Fetcher:
         """Fetch the remaining samples one by one. At any time, the list's length tells which one is being fetched."""
         dataset, samples, seeding = self._singles, fetching.samples, self._seeding
         left = fetching.indices[len(samples) :] if samples else fetching.indices
-        if seeding.by_sample:
+        if self.timer.is_due:
+            self.timer.fetch(dataset, left, samples, seeding)
+        elif seeding.by_sample:
             for number, index in enumerate(left, len(samples)):
                 seeding.begin_sample(number)
                 samples.append(dataset[index])

@@ -16,6 +16,7 @@ from swift_loader.transport.messages import Stage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
+from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.samples import checked_keys
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.torch_identity import TorchIdentity
@@ -43,6 +44,7 @@ class KeyedSamples:
         # A batch that is built twice would change the dataset's state twice.
         self.seeding = Seeding(rng, by_sample=rng is Rng.SAMPLE and hasattr(dataset, "state_dict"))
         self.counters = CounterWriter()
+        self.timer = SampleTimer()
         self.state: bytes | None = None
         self._dataset = dataset
         self._mode = mode
@@ -113,7 +115,9 @@ class KeyedSamples:
         """Fetch all samples. At any time, the list's length tells which one is being fetched."""
         dataset, seeding = self._dataset, self.seeding
         try:
-            if seeding.by_sample:
+            if self.timer.is_due:
+                self.timer.fetch(dataset, keys, samples, seeding)
+            elif seeding.by_sample:
                 for number, key in enumerate(keys):
                     seeding.begin_sample(number)
                     samples.append(dataset[key])

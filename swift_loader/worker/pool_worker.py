@@ -27,6 +27,7 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.seat import Seat
 from swift_loader.worker.seat_context import SeatContext
+from swift_loader.worker.usage import ProcessUsage
 
 __all__ = ["PoolWorker"]
 
@@ -59,14 +60,16 @@ class PoolWorker:
         """Whose state the process has."""
         self._fresh = SeatContext.take()
         """The state that a new seat begins with."""
+        self._usage = ProcessUsage()
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
 
     def serve(self) -> None:
         """Serve until the trainer closes the control channel or dies."""
-        while self._take_in():
-            if self._turns:
-                self._work(self._turns.popleft())
+        with self._usage:
+            while self._take_in():
+                if self._turns:
+                    self._work(self._turns.popleft())
 
     def _take_in(self) -> bool:
         """Read what has come; block if there is nothing to do. Return False if the trainer has hung up."""
@@ -98,7 +101,7 @@ class PoolWorker:
             builder = _read_later(request, payload)
         else:
             os.close(payload)
-        seat.begin(self._worker, builder)
+        seat.begin(self._worker, builder, self._usage)
         self._words[SERVED] = NO_SEAT
 
     def _work(self, seat: Seat) -> None:

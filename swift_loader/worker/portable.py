@@ -41,6 +41,7 @@ from swift_loader.worker.dataset_builder import DatasetBuilder, Service
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import serve
 from swift_loader.worker.process_exit import lead_group, run_and_exit
+from swift_loader.worker.usage import ProcessUsage
 
 __all__ = ["PAGE_NBYTES", "Request", "main"]
 
@@ -116,9 +117,10 @@ def _receive_payload(link: _Link, serial: int) -> int:
     except Exception as error:
         link.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
         return 0
-    service = builder.start_service(serial, link)
-    if service is not None:
-        _serve(link, service)
+    with ProcessUsage() as usage:
+        service = builder.start_service(serial, link, usage)
+        if service is not None:
+            _serve(link, service)
     return 0
 
 

@@ -17,6 +17,7 @@ from swift_loader.transport.messages import Stage
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, Fetcher
+from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Seeding
 
 __all__ = ["PlannedSamples", "Samples", "checked_keys"]
@@ -29,6 +30,11 @@ class Samples(Protocol):
     """Seeds the batches."""
     state: bytes | None
     """A packed `Snapshot` after the last batch, if one is due."""
+
+    @property
+    def timer(self) -> SampleTimer:
+        """Measures single samples."""
+        ...
 
     @property
     def counters(self) -> CounterWriter:
@@ -60,6 +66,11 @@ class PlannedSamples:
         self._fetcher = fetcher
         self._num_samples = num_samples
         self._reader = PlanReader(Plan.of(num_samples, plan))
+
+    @property
+    def timer(self) -> SampleTimer:
+        """Measures single samples."""
+        return self._fetcher.timer
 
     @property
     def counters(self) -> CounterWriter:

@@ -12,6 +12,7 @@ from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import TaskLoop, announce
 from swift_loader.worker.seat_context import SeatContext
+from swift_loader.worker.usage import ProcessUsage
 
 __all__ = ["Seat"]
 
@@ -45,12 +46,13 @@ class Seat:
         """Return the descriptor that is readable when there are tasks, or when the trainer has left."""
         return self._channel.fileno()
 
-    def begin(self, worker: int, builder: DatasetBuilder) -> None:
+    def begin(self, worker: int, builder: DatasetBuilder, usage: ProcessUsage) -> None:
         """Read and build the dataset, unless that was done, and tell the trainer. If that fails, tell it why.
 
         Args:
             worker: Serial number of the worker.
             builder: Has the dataset, or reads it.
+            usage: Measures this process, for all its seats.
         """
         with suppress(*_GONE):
             try:
@@ -62,7 +64,7 @@ class Seat:
             except Exception as error:
                 self._channel.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
                 return
-            service = builder.start_service(worker, self._channel)
+            service = builder.start_service(worker, self._channel, usage)
             if service is not None:
                 self._loop = announce(self._channel, *service)
 

@@ -18,6 +18,7 @@ from swift_loader.transport.messages import Stage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
+from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.stream_draws import StreamDraws
 from swift_loader.worker.stream_parts import PartsIterator, parts_in
@@ -47,6 +48,8 @@ class StreamSamples:
         """Get ready. See `KeyedSamples` for the arguments."""
         self.seeding = Seeding(Rng.NONE)
         self.counters = CounterWriter()
+        self.timer = SampleTimer()
+        """Measures nothing: the samples of a stream have no index."""
         self.state: bytes | None = None
         self._dataset = dataset
         self._mode = mode

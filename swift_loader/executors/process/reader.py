@@ -104,10 +104,13 @@ class MessageReader:
         else:
             worker.memory.discard(batch)
             outcome = Outcome(None)
-        self._metrics.note_batch(batch, time.perf_counter_ns() - started_ns)
+        decode_ns = time.perf_counter_ns() - started_ns
+        task = worker.tasks[0] if worker.tasks else None
+        arrival = self._metrics.note_arrival(batch, task, worker.worker_id, started_ns, decode_ns)
         worker.note_answer()
         if isinstance(outcome, Exception):
             return Failed(worker.serial, batch.generation, batch.sequence, outcome)
+        outcome.arrival = arrival
         build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         return Built(worker.serial, batch.generation, batch.sequence, outcome, build_s)
 

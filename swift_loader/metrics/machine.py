@@ -1,0 +1,137 @@
+"""What the machine has for this process: cores and memory, within the limits of its cgroups.
+
+The functions that take text are pure: `groups_of` finds the cgroups in what the kernel says, and `quota_of` and
+`free_in` read their limits with the function that they are given. A limit of any group on the way up counts, because
+groups are nested.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+__all__ = ["Group", "available_cores", "available_memory", "free_in", "groups_of", "quota_of", "ranks_here"]
+
+Read = Callable[[str], str]
+"""Returns what a file says; empty if there is none."""
+
+_NO_LIMIT_V1 = 1 << 60
+"""cgroup v1 says "no limit" by a number of bytes that is larger than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The folder of a cgroup."""
+
+    version: int
+    """1 or 2."""
+    folder: str
+
+
+def available_cores() -> float:
+    """Return how many cores this process and its children may use: the affinity, and the quotas of its cgroups."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    groups = groups_of("cpu", _read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
+    return min([float(num_cores), *(quota_of(group, _read) for group in groups)])
+
+
+def available_memory() -> int:
+    """Return how many bytes this process and its children may still use; 0 if the system doesn't tell.
+
+    Pages of files that the kernel could drop count as free.
+    """
+    groups = groups_of("memory", _read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
+    of_system = _field(_read("/proc/meminfo"), "MemAvailable:") * 1024
+    found = [free_in(group, _read) for group in groups] + ([of_system] if of_system else [])
+    least = min(found, default=math.inf)
+    return 0 if math.isinf(least) else int(least)
+
+
+def ranks_here() -> int:
+    """Return how many ranks of this run are on this machine, as the launcher says; 1 if it doesn't."""
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        text = os.environ.get(name, "")
+        if text.isdecimal() and int(text) > 0:
+            return int(text)
+    return 1
+
+
+def groups_of(controller: str, cgroups: str, mounts: str) -> list[Group]:
+    """Return the cgroups of this process that may limit something, from its own up to the highest that it sees.
+
+    Args:
+        controller: `"cpu"` or `"memory"`.
+        cgroups: The text of /proc/self/cgroup.
+        mounts: The text of /proc/self/mountinfo.
+    """
+    groups = []
+    for line in cgroups.splitlines():
+        _, names, path = (*line.split(":", 2), "", "")[:3]
+        version = 2 if not names else 1
+        if version == 1 and controller not in names.split(","):
+            continue
+        for root, mount_point in _mounts_of(version, controller, mounts):
+            groups += [Group(version, folder) for folder in _folders(path, root, mount_point)]
+    return groups
+
+
+def _mounts_of(version: int, controller: str, mounts: str) -> list[tuple[str, str]]:
+    """Return what is mounted of a hierarchy of cgroups, and where."""
+    found = []
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = (*rest.split(" ", 2), "", "")[:3]
+        is_meant = kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options.split(",")  # noqa: PLR2004
+        if is_meant and len(parts := fields.split()) > 4:  # noqa: PLR2004 - see proc_pid_mountinfo(5)
+            found.append((parts[3], parts[4]))
+    return found
+
+
+def _folders(path: str, root: str, mount_point: str) -> list[str]:
+    """Return the folders of a group and of those above it. `root` is the group that is mounted."""
+    group, top = PurePosixPath(path), PurePosixPath(root)
+    if ".." in group.parts or not group.is_relative_to(top):  # moved out of what a container sees: its top is all
+        return [mount_point]
+    below = group.relative_to(top)
+    return [str(PurePosixPath(mount_point, part)) for part in (below, *below.parents)]
+
+
+def quota_of(group: Group, read: Read) -> float:
+    """Return how many cores a cgroup may use; infinite if it has no quota."""
+    if group.version == 2:  # noqa: PLR2004
+        quota, period = (*read(f"{group.folder}/cpu.max").split(), "", "")[:2]
+    else:
+        quota, period = (read(f"{group.folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    if not quota.isdecimal() or not period.isdecimal() or not int(period):  # "max", -1, or no file
+        return math.inf
+    return int(quota) / int(period)
+
+
+def free_in(group: Group, read: Read) -> float:
+    """Return how many bytes a cgroup may still use; infinite if it has no limit."""
+    is_v2 = group.version == 2  # noqa: PLR2004
+    names = ("memory.max", "memory.current") if is_v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, used = (read(f"{group.folder}/{name}").strip() for name in names)
+    if not limit.isdecimal() or int(limit) >= _NO_LIMIT_V1:
+        return math.inf
+    droppable = _field(read(f"{group.folder}/memory.stat"), "inactive_file" if is_v2 else "total_inactive_file")
+    return max(0, int(limit) - int(used if used.isdecimal() else 0) + droppable)
+
+
+def _field(text: str, name: str) -> int:
+    """Return the number after a name at the beginning of a line; 0 if there is none."""
+    for line in text.splitlines():
+        parts = line.split()
+        if len(parts) > 1 and parts[0] == name and parts[1].isdecimal():
+            return int(parts[1])
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
