@@ -85,6 +85,12 @@ messages = st.one_of(
         bits_64,
         bits_64,
         bits_64,
+        bits_64,
+        bits_64,
+        bits_63,
+        bits_63,
+        bits_63,
+        bits_64,
     ),
 )
 

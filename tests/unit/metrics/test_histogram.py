@@ -1,19 +1,11 @@
 from __future__ import annotations
 
-import json
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.metrics.metrics import Histogram, Metrics
-from swift_loader.transport.messages import Batch
-
-
-def batch_of(fetch_ns: int, collate_ns: int, encode_ns: int, num_samples: int = 4) -> Batch:
-    return Batch(1, 0, 0, 0, b"", 0, 0, num_samples, fetch_ns, collate_ns, encode_ns)
+from swift_loader.metrics.histogram import Histogram
 
 
 def histogram_of(durations_ns: list[int]) -> Histogram:
@@ -66,47 +58,3 @@ def test_a_summary_is_in_milliseconds() -> None:
     assert summary["max_ms"] == pytest.approx(3)
     assert summary["total_s"] == pytest.approx(0.006)
     assert summary["p50_ms"] == pytest.approx(2, rel=0.25)
-
-
-def test_a_report_counts_batches_samples_and_stages() -> None:
-    metrics = Metrics(enabled=True)
-    metrics.note_batch(batch_of(10, 20, 30), decode_ns=40)
-    metrics.note_batch(batch_of(10, 20, 30), decode_ns=40)
-    metrics.note_wait(50, num_ready=3)
-    report = metrics.report()
-    assert report["batches_built"] == 2
-    assert report["batches_delivered"] == 1
-    assert report["samples_built"] == 8
-    assert report["mean_batches_ready"] == 3
-    totals = {name: round(stage["total_s"] * 1e9) for name, stage in report["stages"].items()}
-    assert totals == {"fetch": 20, "collate": 40, "encode": 60, "decode": 80, "wait": 50}
-
-
-def test_a_report_is_plain_json_also_when_nothing_happened() -> None:
-    report = Metrics(enabled=True).report()
-    assert json.loads(json.dumps(report)) == report
-    assert report["mean_batches_ready"] == 0
-
-
-def test_metrics_that_are_off_report_nothing() -> None:
-    metrics = Metrics(enabled=False)
-    metrics.note_batch(batch_of(1, 1, 1), decode_ns=1)
-    metrics.note_wait(1, num_ready=1)
-    assert metrics.report() == {}
-
-
-def test_nothing_is_lost_between_threads() -> None:
-    metrics = Metrics(enabled=True)
-
-    def note_many() -> None:
-        for _ in range(500):
-            metrics.note_batch(batch_of(1, 1, 1), decode_ns=1)
-            metrics.note_wait(1, num_ready=1)
-
-    threads = [threading.Thread(target=note_many) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    report = metrics.report()
-    assert (report["batches_built"], report["batches_delivered"], report["samples_built"]) == (2000, 2000, 8000)
