@@ -47,6 +47,8 @@ RULES: dict[str, set[str]] = {
     "worker": {"errors", "failpoints", "checks", "sampling", "batch", "transport"},
     # Decides, and touches nothing.
     "scheduler": {"errors", "sampling"},
+    # Says what was measured, predicts and advises; touches nothing.
+    "report": {"metrics.observations", "sampling", "scheduler"},
     # Options are said once, so all that they are about is below them.
     "options": {"process_owner", "checks", "log", "ranks", "sampling", "scheduler", "worker"},
     # Act, and decide nothing; they know neither who delivers nor who asks.
@@ -138,6 +140,7 @@ PURE_LIBRARIES = (
     "dis",
     "enum",
     "functools",
+    "heapq",
     "math",
     "numpy",
     "operator",
@@ -165,6 +168,17 @@ PURE = [
     "metrics.observations",
     "metrics.slowest",
     "metrics.timeline",
+    "metrics.observations",
+    "report.advice",
+    "report.breakdown",
+    "report.cores",
+    "report.life",
+    "report.notice",
+    "report.prediction",
+    "report.simulation",
+    "report.slowdown",
+    "report.verdict",
+    "report.workload",
     "samplers.buckets",
     "samplers.epochs",
     "samplers.passes",

@@ -1,0 +1,57 @@
+"""The line at the end of an epoch in which the loop waited. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from swift_loader.metrics.observations import Observations
+from swift_loader.report.advice import SWIFT_LOADER, OptionNames, advise
+from swift_loader.report.verdict import DATA_BOUND, MIN_BATCHES, Bound, Verdict
+
+__all__ = ["EpochNotices"]
+
+_MIN_ELAPSED_S = 20.0
+"""Advice takes up to a second. So the first one comes after 20 s, and each other one after twice the time."""
+
+
+@dataclass(slots=True)
+class EpochNotices:
+    """Says after an epoch what would help. Says nothing twice. Used by the loop's thread alone."""
+
+    names: OptionNames = SWIFT_LOADER
+    next_at_s: float = _MIN_ELAPSED_S
+    """How long the loop must have run for the next look."""
+    last_action: str = ""
+
+    def is_due(self, elapsed_s: float) -> bool:
+        """Return whether the loop has run long enough for another look. O(1)."""
+        return elapsed_s >= self.next_at_s
+
+    def note(self, observations: Observations, epoch: int) -> str:
+        """Return the line for an epoch that is over. Empty: there is nothing to say, or nothing new."""
+        if not self.is_due(observations.elapsed_s):
+            return ""
+        self.next_at_s = 2 * observations.elapsed_s
+        of_epoch = _only(observations, epoch)
+        verdict = Verdict.of(of_epoch)
+        if verdict.bound is not Bound.DATA or verdict.wait_share < DATA_BOUND:
+            return ""
+        advices = advise(of_epoch, self.names)
+        if not advices or advices[0].action == self.last_action:
+            return ""
+        self.last_action = advices[0].action
+        gain = 100 * advices[0].prediction.gain
+        return (
+            f"the loop waited {100 * verdict.wait_share:.0f} % of epoch {epoch} for data: {self.last_action} would "
+            f"bring about {gain:+.0f} %"
+        )
+
+
+def _only(observations: Observations, epoch: int) -> Observations:
+    """Return the observations of one epoch, or all of them if it has too few batches."""
+    mask = observations.batches["epoch"] == epoch
+    if int(np.count_nonzero(mask)) < 2 * MIN_BATCHES:
+        return observations
+    return replace(observations, batches=observations.batches[mask])
