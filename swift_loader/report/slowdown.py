@@ -68,7 +68,8 @@ class Slowdown:
 
 def neighbours(num_running: Seconds, cores: float) -> Seconds:
     """Return how many others ran on a core beside each batch."""
-    return np.clip(np.minimum(num_running, cores) - 1, 0, None)
+    others: Seconds = np.clip(np.minimum(num_running, cores) - 1, 0, None)
+    return others
 
 
 def _line(x: Seconds, y: Seconds) -> tuple[float, float]:

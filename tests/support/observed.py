@@ -56,7 +56,7 @@ def observe(
     num_batches: int = 300,
     *,
     slowest: tuple[SlowSample, ...] = (),
-    stretch: Callable[[int], float] = lambda batch: 1.0,
+    stretch: Callable[[int], float] = lambda num_beside: 1.0,
 ) -> Observations:
     """Return what a loader with these costs gives, if no one waits for a core.
 
@@ -65,7 +65,7 @@ def observe(
         setup: The loader.
         num_batches: How many the loop got.
         slowest: The slowest samples.
-        stretch: By how much the worker's time at a batch is longer.
+        stretch: By how much the worker's time at a batch is longer if so many others are busy when it begins.
     """
     batches = np.zeros(num_batches, BATCH)
     free = [0.0] * max(1, setup.num_workers)
@@ -74,8 +74,9 @@ def observe(
     for number in range(num_batches):
         room = delivered[number - setup.max_in_flight] if number >= setup.max_in_flight else 0.0
         worker = int(np.argmin(free))
-        began = max(free[worker], room)
-        fetch, others = costs.fetch_of(number) * stretch(number), costs.collate_ms + costs.encode_ms
+        began = max(free[worker], room) if setup.num_workers else now
+        num_beside = sum(end > began for end in free)
+        fetch, others = costs.fetch_of(number) * stretch(num_beside), costs.collate_ms + costs.encode_ms
         built = began + fetch + others
         free[worker] = built
         received = built + costs.transport_ms

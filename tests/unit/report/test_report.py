@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+
+from swift_loader.metrics.observations import SlowSample
+from swift_loader.report.prediction import Data
+from swift_loader.report.report import Report
+from tests.support.observed import SETUP, Costs, observe, with_workers
+
+COUNTS = {"batches_delivered": 300, "stages": {"fetch": {"p50_ms": 10.0}}}
+SLOW = Costs(fetch_ms=10, collate_ms=1, step_ms=2, cpu_share=0.02)
+
+
+def report_of(costs: Costs = SLOW, num_workers: int = 2) -> Report:
+    slowest = tuple(SlowSample(index, 0.1, 0) for index in range(20))
+    return Report(observe(costs, with_workers(num_workers), slowest=slowest), COUNTS)
+
+
+def test_an_empty_report_is_false_and_equal_to_an_empty_dict() -> None:
+    assert not Report()
+    assert Report() == {}
+    assert Report().to_dict() == {}
+    assert Report().advice == ()
+    assert repr(Report()) == "<Report: nothing is measured>"
+
+
+@pytest.mark.parametrize("ask", [lambda: Report().verdict, lambda: Report().breakdown, lambda: Report().predict()])
+def test_an_empty_report_says_how_to_measure(ask: object) -> None:
+    with pytest.raises(ValueError, match="give benchmark=True, and start the loader"):
+        ask()  # type: ignore[operator]
+
+
+def test_a_report_is_a_mapping_of_its_counts() -> None:
+    report = report_of()
+    assert report["batches_delivered"] == 300
+    assert report.get("missing", 7) == 7
+    assert report == COUNTS
+    assert {**report} == COUNTS
+
+
+def test_a_report_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report_of().counts = {}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("num_batches", [0, 5, 300])
+def test_a_report_survives_json(num_batches: int) -> None:
+    report = Report(observe(SLOW, SETUP, num_batches), COUNTS)
+    assert json.loads(report.to_json()) == json.loads(json.dumps(report.to_dict()))
+    assert json.loads(report.to_json())["batches_delivered"] == 300
+
+
+def test_the_json_has_verdict_parts_workers_and_advice() -> None:
+    found = json.loads(report_of().to_json())
+    assert found["verdict"]["bound"] == "data-bound"
+    assert [part["name"] for part in found["breakdown"]["parts"]][:3] == ["fetch", "collate", "encode"]
+    assert len(found["breakdown"]["workers"]) == 2
+    assert found["advice"][0]["action"] == "worker_per_consumer=6"
+    assert found["slowest"][0] == {"index": 0, "seconds": 0.1, "epoch": 0}
+
+
+def test_the_repr_says_verdict_parts_and_advice() -> None:
+    text = repr(report_of())
+    lines = text.splitlines()
+    assert lines[0] == "data-bound: the loop waits for data 64 % of its time"
+    assert any(line.split() == ["fetch", "10", "ms", "10", "ms", "75", "%"] for line in lines)
+    assert "slowest samples: 0 (100 ms), 1 (100 ms)" in text
+    assert "  worker_per_consumer=6: about +1" in text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 8, 40])
+@pytest.mark.parametrize("costs", [SLOW, Costs(step_ms=30), Costs(fetch_ms=[1.0, 90.0], cpu_share=0.3, encode_ms=3)])
+def test_the_repr_is_short(costs: Costs, num_workers: int) -> None:
+    lines = repr(report_of(costs, num_workers)).splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_repr_of_a_loop_that_does_not_wait_gives_no_advice() -> None:
+    text = repr(report_of(Costs(step_ms=30)))
+    assert text.startswith("model-bound")
+    assert "would help" not in text
+
+
+@pytest.mark.parametrize(("num_batches", "start"), [(0, "<Report: no batches yet>"), (5, "starting: ")])
+def test_the_repr_of_a_start_says_so(num_batches: int, start: str) -> None:
+    assert repr(Report(observe(SLOW, SETUP, num_batches), COUNTS)).startswith(start)
+
+
+def test_a_report_predicts() -> None:
+    report = report_of()
+    assert report.predict(num_workers=6).gain == pytest.approx(1.75, abs=0.1)
+    assert report.predict(data=Data.FREE).wait_share == 0
+    assert report.predict().gain == pytest.approx(0, abs=0.02)
+
+
+def test_the_advice_is_computed_once() -> None:
+    report = report_of()
+    assert report.advice is report.advice
+
+
+def test_a_report_of_another_setup_is_another_one() -> None:
+    report = report_of()
+    assert report.observations is not None
+    other = Report(replace(report.observations, setup=SETUP), COUNTS)
+    assert other == report, "as mappings"
+    assert other.observations is not report.observations
