@@ -109,6 +109,6 @@ def _cpu_use(life: Life) -> CpuUse | None:
     if total <= 0 or not life.cpu.any():
         return None
     running = np.minimum(life.cpu, life.service)
-    delay = np.minimum(np.nan_to_num(life.run_delay), life.service - running)
+    delay = np.minimum(life.known_run_delay, life.service - running)
     shares = float(running.sum()) / total, float(delay.sum()) / total
     return CpuUse(*shares, max(0.0, 1 - sum(shares)))

@@ -58,6 +58,14 @@ class Life:
         """How long the worker was at the batch."""
         return self.fetch + self.collate + self.encode
 
+    @property
+    def known_run_delay(self) -> Seconds:
+        """The run delay; where it wasn't measured, the same share of the CPU time as elsewhere."""
+        known = np.isfinite(self.run_delay)
+        cpu = float(self.cpu[known].sum())
+        share = float(self.run_delay[known].sum()) / cpu if cpu > 0 else 0.0
+        return np.where(known, self.run_delay, share * self.cpu)
+
     @classmethod
     def of(cls, observations: Observations) -> Life:
         """Return the lives of the batches in the observations."""

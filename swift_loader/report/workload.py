@@ -71,7 +71,7 @@ class Workload:
         kept = steady(observations)
         setup, life = kept.setup, Life.of(kept)
         cores = max(1.0, setup.num_cores / max(1, setup.world_size_here))
-        delay = np.minimum(np.nan_to_num(life.run_delay), life.service)
+        delay = np.minimum(life.known_run_delay, life.service)
         cpu = np.minimum(life.cpu, life.service - delay) if life.cpu.any() else life.service - delay
         waiting = life.service - delay - cpu
         wants_core = np.divide(cpu + delay, life.service, out=np.zeros_like(cpu), where=life.service > 0)

@@ -19,7 +19,7 @@ def actions_of(costs: Costs, num_workers: int = 2, **setup: object) -> list[str]
 
 
 @given(fetch_ms=st.floats(0.5, 10), num_workers=st.integers(1, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_loop_that_does_not_wait_gets_no_advice(fetch_ms: float, num_workers: int) -> None:
     assert actions_of(Costs(fetch_ms=fetch_ms, step_ms=1.2 * fetch_ms), num_workers) == []
 
@@ -64,7 +64,7 @@ def test_options_are_called_as_the_class_calls_them() -> None:
 
 
 def test_batches_in_the_loops_thread_get_workers() -> None:
-    assert actions_of(Costs(fetch_ms=10, step_ms=10, cpu_share=IO), 0)[0] == "worker_per_consumer=1"
+    assert actions_of(Costs(fetch_ms=10, step_ms=12, cpu_share=IO), 0)[0] == "worker_per_consumer=1"
 
 
 def test_advice_reads_as_a_sentence_with_its_gain() -> None:

@@ -47,14 +47,14 @@ times = st.floats(0.001, 0.1)
 
 
 @given(service=times, step=times, num_workers=st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_rate_of_io_is_the_workers_or_the_loops(service: float, step: float, num_workers: int) -> None:
     outcome = simulate(workload_of(service, step=step), loader_of(num_workers), num_batches=200)
     assert outcome.batches_per_s == pytest.approx(min(num_workers / service, 1 / step), rel=0.06)
 
 
 @given(cpu=times, num_workers=st.integers(1, 9), cores=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_rate_of_cpu_work_is_limited_by_the_cores(cpu: float, num_workers: int, cores: int) -> None:
     outcome = simulate(workload_of(cpu=cpu, cores=cores), loader_of(num_workers), num_batches=200)
     assert outcome.batches_per_s == pytest.approx(min(num_workers, cores) / cpu, rel=0.06)
@@ -67,7 +67,7 @@ def test_the_rate_of_cpu_work_is_limited_by_the_cores(cpu: float, num_workers: i
     max_in_flight=st.integers(1, 20),
     in_order=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_each_batch_is_built_and_delivered_once(
     waiting: list[float], step: float, num_workers: int, max_in_flight: int, in_order: bool
 ) -> None:
@@ -78,7 +78,7 @@ def test_each_batch_is_built_and_delivered_once(
 
 
 @given(waiting=st.lists(times, min_size=1, max_size=30), step=times, num_workers=st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_another_worker_never_slows_io_down(waiting: list[float], step: float, num_workers: int) -> None:
     workload = workload_of(waiting, step=step)
     fewer, more = (simulate(workload, loader_of(number)).batches_per_s for number in (num_workers, num_workers + 1))
@@ -86,7 +86,7 @@ def test_another_worker_never_slows_io_down(waiting: list[float], step: float, n
 
 
 @given(waiting=st.lists(times, min_size=1, max_size=30), num_workers=st.integers(1, 12), limit=st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_in_order_is_never_faster_than_completion_order(waiting: list[float], num_workers: int, limit: int) -> None:
     workload = workload_of(waiting, step=0.002)
     in_order, completion = (
