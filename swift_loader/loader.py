@@ -16,6 +16,7 @@ from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
 from swift_loader.passes import EpochSampler, Passes
+from swift_loader.report.report import Report
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.session import Session
@@ -417,9 +418,13 @@ class SwiftLoader:
     def batch_sampler(self) -> None:
         """None: there is no batch sampler. Lightning reads this attribute."""
 
-    def report(self) -> dict[str, Any]:
-        """Return counts and the times of each stage so far, as plain JSON types. Empty with `benchmark=False`."""
-        return self._session.metrics.report() if self._session is not None else {}
+    def report(self) -> Report:
+        """Return what was measured so far: why the loop is slow, and what would help.
+
+        `print` it, or ask it: `report.verdict`, `report.advice`, `report.predict(num_workers=8)`. As a mapping, it has
+        counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
+        """
+        return self._session.report() if self._session is not None else Report()
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session

@@ -33,6 +33,9 @@ from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.report.advice import SWIFT_LOADER
+from swift_loader.report.report import Report
+from swift_loader.report.telling import Teller
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
@@ -91,6 +94,7 @@ class Session:
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
         self._log = Log(options.report.log, plan.rank)
+        self._teller = Teller(SWIFT_LOADER, self._log.write)
         self._at_close = contextlib.ExitStack()
         """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
         self._at_close.callback(self._log.close)
@@ -210,12 +214,19 @@ class Session:
         return delivery
 
     def end_pass(self) -> None:
-        """Record that the loop met the end of its pass. Loop's thread."""
+        """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
+        if self.plan.settings.rank == 0:
+            self._teller.tell(self.metrics.elapsed_s, self.observations)
 
     def observations(self) -> Observations:
         """Return what was measured up to now. Any thread."""
         return self.metrics.observations(self._setup())
+
+    def report(self) -> Report:
+        """Return what was measured up to now, and what it means. Empty if nothing is measured. Any thread."""
+        counts = self.metrics.report()
+        return Report(self.observations(), counts, SWIFT_LOADER) if counts else Report()
 
     def _setup(self) -> Setup:
         """Return what there is now."""

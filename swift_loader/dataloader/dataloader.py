@@ -36,6 +36,9 @@ from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, W
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations
 from swift_loader.options import MAX_WORKERS
+from swift_loader.report.advice import DATALOADER
+from swift_loader.report.report import Report
+from swift_loader.report.telling import Teller
 from swift_loader.worker.stream_shard import StreamShard
 
 __all__ = ["DataLoader"]
@@ -190,6 +193,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         self._metrics = Metrics(enabled=True)
+        self._teller = Teller(DATALOADER)
         weakref.finalize(self, self._shelf.close)
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
@@ -200,7 +204,17 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
-        own = ("_shelf", "_latest", "_prepared", "_iterator", "_substitute", "_votes", "_metrics", "_changing")
+        own = (
+            "_shelf",
+            "_latest",
+            "_prepared",
+            "_iterator",
+            "_substitute",
+            "_votes",
+            "_metrics",
+            "_teller",
+            "_changing",
+        )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -235,10 +249,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         passes_end = resume is not None and self._passes_end
         pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
-        begin = WeakMethod(self._begin_epoch)
+        begin, end = WeakMethod(self._begin_epoch), WeakMethod(self._end_epoch)
         if self._iterator is None:
-            return LoaderIterator(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
-        self._iterator.restart(self, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
+            return LoaderIterator(self, epoch, pin_device=pin_device, begin=begin, end=end, passes_end=passes_end)
+        self._iterator.restart(self, epoch, pin_device=pin_device, begin=begin, end=end, passes_end=passes_end)
         return self._iterator
 
     def resize(self, num_workers: int) -> None:
@@ -331,6 +345,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         start = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every)
         pool, metrics = usable(self.workers), self._metrics
         return lambda base_seed: start.start(base_seed, metrics, pool)
+
+    def _end_epoch(self) -> None:
+        """Say what would help, if the loop waited in the epoch that it has met the end of."""
+        self._teller.tell(self._metrics.elapsed_s, self._observations)
+
+    def report(self) -> Report:
+        """Return what was measured of all epochs so far: why the loop is slow, and what would help.
+
+        `print` it, or ask it: `report.verdict`, `report.advice`, `report.predict(num_workers=8)`. As a mapping, it has
+        counts and the times of each stage. Any thread may call it.
+        """
+        return Report(self._observations(), self._metrics.report(), DATALOADER)
 
     def _observations(self) -> Observations:
         """Return what was measured of all epochs up to now. Any thread."""

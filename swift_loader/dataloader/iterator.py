@@ -67,10 +67,11 @@ class LoaderIterator:
         *,
         pin_device: str | None,
         begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
+        end: Callable[[], Callable[[], None] | None],
         passes_end: bool,
     ) -> None:
         """Begin with an epoch. The arguments are those of `restart`."""
-        self.restart(loader, epoch, pin_device=pin_device, begin=begin, passes_end=passes_end)
+        self.restart(loader, epoch, pin_device=pin_device, begin=begin, end=end, passes_end=passes_end)
 
     def restart(
         self,
@@ -79,6 +80,7 @@ class LoaderIterator:
         *,
         pin_device: str | None,
         begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
+        end: Callable[[], Callable[[], None] | None],
         passes_end: bool,
     ) -> None:
         """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
@@ -88,12 +90,14 @@ class LoaderIterator:
             epoch: Gives the batches.
             pin_device: Where to pin them for; None: not at all.
             begin: A weak reference to what begins an epoch, at a position or afresh.
+            end: A weak reference to what is called when the loop has met the end of an epoch.
             passes_end: Whether the next epoch follows if the loop has had all batches of `epoch` already when it asks
                 for the first.
         """
         self._epoch = epoch
         self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = begin
         """None once a batch was asked for."""
+        self._end = end
         self._passes_end = passes_end
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
@@ -113,7 +117,12 @@ class LoaderIterator:
         return self._next()
 
     def _next(self) -> Any:
-        batch = self._epoch.next() if self._begin is None else self._first(self._begin())
+        try:
+            batch = self._epoch.next() if self._begin is None else self._first(self._begin())
+        except StopIteration:
+            if (end := self._end()) is not None:
+                end()
+            raise
         self._num_yielded += 1
         if self._length_called is not None and self._num_yielded > self._length_called:
             self._warn_of_length(self._length_called)

@@ -200,6 +200,11 @@ class Metrics:
                 totals=self._totals(),
             )
 
+    @property
+    def elapsed_s(self) -> float:
+        """How long all passes have lasted. 0 if measuring is off."""
+        return self._passes.elapsed_s
+
     def _renew_lock_in_fork(self) -> None:
         if not self._process.is_here():  # the thread that may hold the lock doesn't exist here
             self._lock, self._process = threading.RLock(), ProcessOwner()

@@ -8,24 +8,24 @@ __all__ = ["Cores"]
 
 
 class Cores:
-    """Processor sharing: n jobs on k cores run at min(1, k / n) of full speed each.
+    """Processor sharing: n jobs on k cores run at min(1, k / n) of full speed each, if no other program interferes.
 
     Virtual time counts the CPU time that each job has had since the beginning. A job ends when virtual time reaches its
     own end, so a new job changes no other one's entry.
     """
 
-    __slots__ = ("_foreign", "_jobs", "_num_cores", "_rate", "_slowdown", "_time", "_virtual")
+    __slots__ = ("_interference", "_jobs", "_num_cores", "_rate", "_slowdown", "_time", "_virtual")
 
-    def __init__(self, num_cores: float, foreign: float = 0.0, slowdown: float = 0.0) -> None:
+    def __init__(self, num_cores: float, interference: float = 1.0, slowdown: float = 0.0) -> None:
         """Make idle cores.
 
         Args:
             num_cores: How many, at least 1. May be a fraction.
-            foreign: How many jobs of other programs run all the time. May be a fraction.
+            interference: By how much a job alone takes longer because of other programs, at least 1.
             slowdown: By how much a job takes longer for each other one that runs at the same time.
         """
         self._num_cores = num_cores
-        self._foreign = foreign
+        self._interference = interference
         self._slowdown = slowdown
         self._jobs: list[tuple[float, int]] = []
         self._time = 0.0
@@ -59,6 +59,6 @@ class Cores:
 
     def _set_rate(self) -> None:
         num_jobs = len(self._jobs)
-        wanted = num_jobs + self._foreign
-        share = min(1.0, self._num_cores / wanted) if wanted else 1.0
+        # A job alone can go to the core that other programs need least; many jobs can't. So the cores lose more.
+        share = min(1.0, self._num_cores / (self._interference * max(1, num_jobs))) / self._interference
         self._rate = share / (1 + self._slowdown * max(0.0, min(num_jobs, self._num_cores) - 1))

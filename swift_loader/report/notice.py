@@ -29,10 +29,11 @@ class EpochNotices:
         """Return whether the loop has run long enough for another look. O(1)."""
         return elapsed_s >= self.next_at_s
 
-    def note(self, observations: Observations, epoch: int) -> str:
-        """Return the line for an epoch that is over. Empty: there is nothing to say, or nothing new."""
-        if not self.is_due(observations.elapsed_s):
+    def note(self, observations: Observations) -> str:
+        """Return the line for the last epoch, which is over. Empty: there is nothing to say, or nothing new."""
+        if not self.is_due(observations.elapsed_s) or not len(observations.batches):
             return ""
+        epoch = int(observations.batches["epoch"][-1])
         self.next_at_s = 2 * observations.elapsed_s
         of_epoch = _only(observations, epoch)
         verdict = Verdict.of(of_epoch)

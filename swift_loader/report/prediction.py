@@ -124,8 +124,8 @@ class Predictor:
             samples_per_s=outcome.batches_per_s * samples_per_batch,
             wait_share=outcome.wait_share,
             gain=gain,
-            low=(1 + min(gain, *gains)) * (1 - error) - 1,
-            high=(1 + max(gain, *gains)) * (1 + error) - 1,
+            low=(1 + min([gain, *gains])) * (1 - error) - 1,
+            high=(1 + max([gain, *gains])) * (1 + error) - 1,
         )
 
 
@@ -222,6 +222,7 @@ def _scaled(workload: Workload, factor: float) -> Workload:
         transport=workload.transport * factor,
         decode=workload.decode * factor,
         pickup=workload.pickup * factor,
+        pickup_ready=workload.pickup_ready * factor,
     )
 
 

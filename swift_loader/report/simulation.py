@@ -69,6 +69,7 @@ class _Draws:
     cpu: list[float]
     decode: list[float]
     pickup: list[float]
+    pickup_ready: list[float]
     step_waiting: list[float]
     step_cpu: list[float]
 
@@ -80,7 +81,7 @@ class _Draws:
         return cls(
             *(
                 values[batches].tolist()
-                for values in (workload.waiting, workload.cpu, workload.decode, workload.pickup)
+                for values in (workload.waiting, workload.cpu, workload.decode, workload.pickup, workload.pickup_ready)
             ),
             *(values[steps].tolist() for values in (workload.step_waiting, workload.step_cpu)),
         )
@@ -111,7 +112,7 @@ class _Run:
         self._workload = workload
         self._num_warm = num_warm
         self._max_ready = max(2, loader.max_in_flight // loader.num_workers + 1)
-        self._cores = Cores(workload.cores, workload.foreign, workload.slowdown)
+        self._cores = Cores(workload.cores, workload.interference, workload.slowdown)
         self._events: list[tuple[float, int, int]] = []
         self._free = list(range(loader.num_workers))
         """Workers without a task."""
@@ -206,7 +207,8 @@ class _Run:
             return
         batch = heappop(self._ready) if self._loader.in_order else self._ready.pop(0)
         assert self._asked_at is not None, "the loop has asked"
-        pickup = self._draws.pickup[batch]
+        has_waited = self.now > self._asked_at
+        pickup = self._draws.pickup[batch] if has_waited else self._draws.pickup_ready[batch]
         waited, self._asked_at = self.now + pickup - self._asked_at, None
         self.delivered_at = self.now + pickup
         if self._next < self._num_warm:

@@ -17,6 +17,9 @@ from swift_loader.report.slowdown import Slowdown
 __all__ = ["Workload"]
 
 _MOSTLY = 0.5
+_MIN_READY = 5
+_PICKUP_SHARE = 0.3
+"""Of the time from ready to delivered, if the loop waits: what isn't for waking up. Measured with small batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,9 @@ class Workload:
     decode: Seconds
     """How long the trainer decodes, by batch. One at a time."""
     pickup: Seconds
-    """How long `next` takes if the batch is there, by batch."""
+    """From when a batch is ready to when the loop has it, if it waits for it, by batch."""
+    pickup_ready: Seconds
+    """How long `next` takes if the batch was ready before, by batch."""
     step_waiting: Seconds
     """How long the loop needs no core in a step, by step."""
     step_cpu: Seconds
@@ -46,8 +51,8 @@ class Workload:
     aside_cpu: float
     """CPU time of the trainer's other threads per batch."""
     cores: float
-    foreign: float
-    """How many cores other programs would take if they could."""
+    interference: float
+    """By how much a core is slower because of other programs, at least 1."""
     slowdown: float
     """By how much the CPU time of a batch grows with each other one that runs at the same time: 0.5 is by a half.
     It isn't 0 for work that is bound by memory."""
@@ -73,9 +78,11 @@ class Workload:
         cores = max(1.0, setup.num_cores / max(1, setup.world_size_here))
         delay = np.minimum(life.known_run_delay, life.service)
         cpu = np.minimum(life.cpu, life.service - delay) if life.cpu.any() else life.service - delay
-        waiting = life.service - delay - cpu
         wants_core = np.divide(cpu + delay, life.service, out=np.zeros_like(cpu), where=life.service > 0)
         num_running = activity(life.began, life.began + life.service, wants_core)
+        latency = _latency(life.service, cpu, delay, num_running / cores)
+        delay = delay - latency
+        waiting = life.service - delay - cpu
         slowdown = Slowdown.of(cpu / np.maximum(1, kept.batches["num_samples"]), num_running, cores)
         stretch = _stretch(cpu, delay)
         step, step_cpu, aside = _steps(observations, life, stretch)
@@ -88,11 +95,12 @@ class Workload:
             round_trip=bool(setup.num_workers) and float(np.mean(life.was_queued[1:])) < _MOSTLY,
             decode=_apart(life),
             pickup=life.pickup + life.copy,
+            pickup_ready=_pickup_ready(life) + life.copy,
             step_waiting=step - step_cpu,
             step_cpu=step_cpu,
             aside_cpu=aside,
             cores=cores,
-            foreign=_foreign(stretch, num_running + step_cpu.sum() / max(1e-9, _span(life)), cores),
+            interference=_interference(stretch, num_running + step_cpu.sum() / max(1e-9, _span(life)), cores),
             slowdown=slowdown.per_neighbour,
             is_slowdown_known=slowdown.is_known,
             samples_per_batch=float(np.mean(kept.batches["num_samples"])),
@@ -132,6 +140,26 @@ class Workload:
         )
 
 
+def _pickup_ready(life: Life) -> float:
+    """Return how long `next` takes if the batch is ready. Without such batches: a part of what waking up takes."""
+    was_ready = life.queued > 0
+    if int(was_ready.sum()) >= _MIN_READY:
+        return float(np.median(life.pickup[was_ready]))
+    return _PICKUP_SHARE * float(np.median(life.pickup))
+
+
+def _latency(service: Seconds, cpu: Seconds, delay: Seconds, load: Seconds) -> Seconds:
+    """Return the part of the run delay that comes with each wait for I/O, because waking up takes some time.
+
+    It is what the competition among the workers doesn't explain. The more a batch computes, the more of that is due to
+    other programs.
+    """
+    unexplained = np.maximum(0, delay - cpu * np.maximum(0, load - 1))
+    waits = np.maximum(0, service - cpu - delay)
+    share = np.divide(waits, waits + cpu, out=np.zeros_like(cpu), where=waits + cpu > 0)
+    return unexplained * share
+
+
 def _stretch(cpu: Seconds, delay: Seconds) -> float:
     """Return how much longer the workers' CPU time took because they waited for a core."""
     return 1 + float(delay.sum()) / float(cpu.sum()) if cpu.sum() > 0 else 1.0
@@ -154,18 +182,9 @@ def _steps(observations: Observations, life: Life, stretch: float) -> tuple[Seco
     return np.maximum(step * share, step - delay * step / max(mean, 1e-12)), step * share, aside
 
 
-def _foreign(stretch: float, num_running: Seconds, cores: float) -> float:
-    """Return how many cores other programs want, if the workers' own competition doesn't explain their delay."""
-    low, high = 0.0, 4.0 * cores
-    if float(np.mean(np.maximum(1, num_running / cores))) >= stretch - 0.02:
-        return 0.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        if float(np.mean(np.maximum(1, (num_running + middle) / cores))) < stretch:
-            low = middle
-        else:
-            high = middle
-    return high
+def _interference(stretch: float, num_running: Seconds, cores: float) -> float:
+    """Return the part of the stretch that the competition among workers and trainer doesn't explain, at least 1."""
+    return max(1.0, stretch / float(np.mean(np.maximum(1, num_running / cores))))
 
 
 def _apart(life: Life) -> Seconds:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift_loader.dataloader.dataloader import DataLoader as SwiftDataLoader
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.device.prefetcher import DevicePrefetcher
 from swift_loader.device.target import default_device, device_of
 from swift_loader.loader import SwiftLoader
 from swift_loader.notices import warn
+from swift_loader.report.report import Report
 from swift_loader.vision.erasing import RandomErasing
 from swift_loader.vision.stage import IMAGENET_MEAN, IMAGENET_STD, ImageStage
 
@@ -185,9 +187,9 @@ class PrefetchLoader:
         """The loader's collate function; None for a SwiftLoader's default."""
         return getattr(self.loader, "collate_fn", None)
 
-    def report(self) -> dict[str, Any]:
-        """Return the times of a SwiftLoader's stages so far; an empty dict for any other loader."""
-        return self.loader.report() if isinstance(self.loader, SwiftLoader) else {}
+    def report(self) -> Report:
+        """Return what was measured of the loader so far, see `SwiftLoader.report`; empty for torch's DataLoader."""
+        return self.loader.report() if isinstance(self.loader, (SwiftLoader, SwiftDataLoader)) else Report()
 
     def __repr__(self) -> str:
         return f"<PrefetchLoader to {self.device} as {self.stage.img_dtype} of {self.loader!r}>"

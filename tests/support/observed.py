@@ -72,7 +72,13 @@ def observe(
     delivered: list[float] = []
     now = 0.0
     for number in range(num_batches):
-        room = now if not setup.num_workers else delivered[number - setup.max_in_flight] if number >= setup.max_in_flight else 0.0
+        room = (
+            now
+            if not setup.num_workers
+            else delivered[number - setup.max_in_flight]
+            if number >= setup.max_in_flight
+            else 0.0
+        )
         worker = int(np.argmin(free))
         began = max(free[worker], room) if setup.num_workers else now
         num_beside = sum(end > began for end in free)

@@ -58,7 +58,7 @@ RULES: dict[str, set[str]] = {
     # Moves batches, from wherever they come.
     "device": {*FOUNDATION, "checks", "ranks", "sampling", "batch", "transport.segments"},
     # One rank, from start to close.
-    "session": {*FOUNDATION, "options", "sampling", "worker", "scheduler", "executors", "delivery", "device"},
+    "session": {*FOUNDATION, "report", "options", "sampling", "worker", "scheduler", "executors", "delivery", "device"},
     "preparation": {*FOUNDATION, "options", "sampling", "worker", "executors"},
     "lifecycle": {*FOUNDATION, "checks", "options", "ranks", "sampling", "device", "preparation", "session"},
     # The loader: a signature and its passes, no machinery.
@@ -76,6 +76,7 @@ RULES: dict[str, set[str]] = {
         "lifecycle",
         "passes",
         "iterator",
+        "report",
     },
     # The drop-in class: torch's signature, on the same scheduler and executors.
     "dataloader": {
@@ -90,6 +91,7 @@ RULES: dict[str, set[str]] = {
         "executors",
         "delivery",
         "transport.index_array",
+        "report",
     },
     # Stages over any source, on the same scheduler and executors.
     "pipeline": {
@@ -120,6 +122,7 @@ RULES: dict[str, set[str]] = {
         "device",
         "dataloader",
         "loader",
+        "report",
     },
     "integrations": {"dataloader"},
 }
