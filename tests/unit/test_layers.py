@@ -172,6 +172,8 @@ PURE = [
     "metrics.slowest",
     "metrics.timeline",
     "metrics.observations",
+    "metrics.slowest",
+    "metrics.timeline",
     "report.advice",
     "report.breakdown",
     "report.cores",
