@@ -16,7 +16,9 @@ from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
 from swift_loader.passes import EpochSampler, Passes
+from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
+from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.session import Session
@@ -425,6 +427,35 @@ class SwiftLoader:
         counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
         """
         return self._session.report() if self._session is not None else Report()
+
+    def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
+        """Return figures for dashboards: of the last 512 batches, and counts since the loader started.
+
+        Takes about 0.1 ms, so it may be called at every step. The keys are always the same: see docs/dashboards.md. All
+        are 0 before `start()`. Any thread may call it.
+
+        Args:
+            prefix: What each key begins with. Give each of several loaders its own.
+        """
+        session = self._session
+        return flat_metrics(None if session is None else session.recent_observations(WINDOW), prefix)
+
+    def trace(self, path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> None:
+        """Write the last 4,096 batches as a trace, which Perfetto and chrome://tracing show.
+
+        The file is in Chrome's trace event format, with a row for the loop, the receiver and each worker.
+
+        Args:
+            path: The file. If it ends in `.gz`, it is compressed.
+            profile: A trace that `torch.profiler` exported in this process. It goes into the same file.
+
+        Raises:
+            RuntimeError: The loader hasn't started.
+        """
+        session = self._session
+        if session is None:
+            raise RuntimeError("there is nothing to trace before the loader starts; call trace after a few batches")
+        write_trace(session.observations(), path, profile=profile, indices_of=session.indices_of)
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session

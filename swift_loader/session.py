@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.in_flight import CopiesInFlight
@@ -90,6 +93,8 @@ class Session:
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.report.benchmark)
+        self._first_setup: Setup | None = None
+        """What the machine had when it was asked for recent observations for the first time."""
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
@@ -227,6 +232,18 @@ class Session:
         """Return what was measured up to now, and what it means. Empty if nothing is measured. Any thread."""
         counts = self.metrics.report()
         return Report(self.observations(), counts, SWIFT_LOADER) if counts else Report()
+
+    def recent_observations(self, num_batches: int) -> Observations:
+        """Return the same of the last batches only: takes some 50 µs. Any thread."""
+        self._first_setup = self._first_setup or self._setup()  # asking the machine for its cores takes longer
+        num_workers = self._options.delivery.num_workers
+        return self.metrics.recent(replace(self._first_setup, num_workers=num_workers), num_batches)
+
+    def indices_of(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """Return the dataset indices of a batch as planned; none if the present plan has no such batch."""
+        if step >= self.plan.num_batches(epoch):  # it was delivered before another state was loaded
+            return np.empty(0, np.int64)
+        return self.plan.batch(epoch, step).indices
 
     def _setup(self) -> Setup:
         """Return what there is now."""

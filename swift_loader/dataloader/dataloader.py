@@ -7,6 +7,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from os import PathLike
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
@@ -34,11 +36,13 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.metrics.observations import Observations
+from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.options import MAX_WORKERS
 from swift_loader.report.advice import DATALOADER
+from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
 from swift_loader.report.telling import Teller
+from swift_loader.report.trace import write_trace
 from swift_loader.worker.stream_shard import StreamShard
 
 __all__ = ["DataLoader"]
@@ -194,6 +198,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Made by the first epoch of which the ranks must agree on the end."""
         self._metrics = Metrics(enabled=True)
         self._teller = Teller(DATALOADER)
+        self._first_setup: Setup | None = None
+        """What the machine had when metrics were asked for the first time."""
         weakref.finalize(self, self._shelf.close)
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
@@ -214,6 +220,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             "_metrics",
             "_teller",
             "_changing",
+            "_first_setup",
         )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -361,6 +368,30 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _observations(self) -> Observations:
         """Return what was measured of all epochs up to now. Any thread."""
         return observations_of(self, self._metrics)
+
+    def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
+        """Return figures for dashboards: of the last 512 batches, and counts since the first epoch.
+
+        Takes about 0.1 ms, so it may be called at every step. The keys are always the same: see docs/dashboards.md. Any
+        thread may call it.
+
+        Args:
+            prefix: What each key begins with. Give each of several loaders its own.
+        """
+        self._first_setup = self._first_setup or self._observations().setup  # asking the machine for its cores is slow
+        setup = replace(self._first_setup, num_workers=self.num_workers)
+        return flat_metrics(self._metrics.recent(setup, WINDOW), prefix)
+
+    def trace(self, path: str | PathLike[str], *, profile: str | PathLike[str] | None = None) -> None:
+        """Write the last 4,096 batches as a trace, which Perfetto and chrome://tracing show.
+
+        The file is in Chrome's trace event format, with a row for the loop, the receiver and each worker.
+
+        Args:
+            path: The file. If it ends in `.gz`, it is compressed.
+            profile: A trace that `torch.profiler` exported in this process. It goes into the same file.
+        """
+        write_trace(self._observations(), path, profile=profile)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 

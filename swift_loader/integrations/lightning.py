@@ -1,4 +1,4 @@
-"""Lightning: a callback that makes a Trainer resume a loader in every configuration.
+"""Lightning: callbacks that make a Trainer resume a loader in every configuration, and log its metrics.
 
 The Trainer itself saves the state of its train loader. It doesn't load the state in two cases:
 - The loader was set up before the checkpoint is restored, as `trainer.estimated_stepping_batches` does, which
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.utilities import rank_zero_info
 except ModuleNotFoundError:
     try:
         from pytorch_lightning.callbacks import Callback
+        from pytorch_lightning.utilities import rank_zero_info
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "swift_loader.integrations.lightning needs Lightning: pip install lightning", name="lightning"
@@ -26,9 +28,10 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+    from swift_loader.integrations.figures import HasReport
     from swift_loader.loader import SwiftLoader
 
-__all__ = ["LoaderStateCallback"]
+__all__ = ["LoaderMetrics", "LoaderStateCallback"]
 
 
 class LoaderStateCallback(Callback):
@@ -77,10 +80,77 @@ class LoaderStateCallback(Callback):
             iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - replaces that iterator
 
     def _trainers_loader(self) -> Any:
-        loader = None if self._trainer is None else self._trainer.train_dataloader
-        if not hasattr(loader, "load_state_dict"):
-            raise TypeError(
-                f"the Trainer's train loader is a {type(loader).__name__}, which has no load_state_dict; make it a "
-                f"swift_loader.DataLoader, or pass a SwiftLoader to this callback"
-            )
-        return loader
+        return _with_method("load_state_dict", None if self._trainer is None else self._trainer.train_dataloader)
+
+
+class LoaderMetrics(Callback):
+    """Logs a loader's metrics with the Trainer's loggers, and after each epoch whether the loop waited for data."""
+
+    def __init__(
+        self, loader: HasReport | None = None, every_n_steps: int | None = None, prefix: str = "swift_loader/"
+    ) -> None:
+        """Attach a loader. Starts nothing.
+
+        Args:
+            loader: The loader that the Trainer iterates over. None: the Trainer's train loader, which has to be a
+                SwiftLoader or a `swift_loader.DataLoader`.
+            every_n_steps: How often. Default: the Trainer's `log_every_n_steps`.
+            prefix: What each key begins with.
+        """
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps={every_n_steps} must be at least 1")
+        self._loader = loader
+        self._every_n_steps = every_n_steps
+        self._prefix = prefix
+        self._before: dict[str, float] = {}
+        """The metrics when the epoch began."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
+        """Remember the totals. Called on all ranks."""
+        self._before = self._loader_of(trainer).metrics(prefix="")
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002 - Lightning's
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Log the metrics. Called on all ranks; loggers write those of rank 0."""
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the axis of Lightning's own logs
+        if step % (self._every_n_steps or max(1, trainer.log_every_n_steps)) == 0:
+            self._log(trainer, self._loader_of(trainer).metrics(prefix=self._prefix), step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
+        """Log the share of the epoch that the loop waited, and print what that means."""
+        loader = self._loader_of(trainer)
+        waited, ran = (loader.metrics(prefix="")[name] - self._before[name] for name in _WAITED_AND_RAN)
+        if ran <= 0:
+            return
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
+        self._log(trainer, {f"{self._prefix}epoch_wait_share": waited / ran}, step)
+        rank_zero_info(
+            f"epoch {trainer.current_epoch}: {loader.report().verdict.bound.value}, the loop waited for data "
+            f"{100 * waited / ran:.0f} % of {ran:.3g} s"
+        )
+
+    def _log(self, trainer: Trainer, metrics: dict[str, float], step: int) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=step)
+
+    def _loader_of(self, trainer: Trainer) -> Any:
+        return self._loader if self._loader is not None else _with_method("metrics", trainer.train_dataloader)
+
+
+_WAITED_AND_RAN = ("waited_s_total", "elapsed_s_total")
+
+
+def _with_method(name: str, loader: Any) -> Any:
+    """Return the Trainer's loader, if it has a method."""
+    if not hasattr(loader, name):
+        raise TypeError(
+            f"the Trainer's train loader is a {type(loader).__name__}, which has no {name}; make it a "
+            f"swift_loader.DataLoader, or pass a SwiftLoader to this callback"
+        )
+    return loader

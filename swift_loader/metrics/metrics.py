@@ -205,6 +205,25 @@ class Metrics:
         """How long all passes have lasted. 0 if measuring is off."""
         return self._passes.elapsed_s
 
+    def recent(self, setup: Setup, num_batches: int) -> Observations:
+        """Return the same of the last batches only, without totals and slowest samples: takes some 50 µs."""
+        self._renew_lock_in_fork()
+        with self._lock:
+            waits, uncounted = self._stages["wait"], self._timeline.since(self._num_counted)
+            waited_ns = waits.total_ns + int((uncounted["delivered_ns"] - uncounted["asked_ns"]).sum())
+            return Observations(
+                setup=setup,
+                batches=self._timeline.since(self._timeline.num_added - num_batches),
+                slowest=(),
+                num_delivered=waits.count + len(uncounted),
+                num_samples=self._num_samples + int(uncounted["num_samples"].sum()),
+                elapsed_s=self._passes.elapsed_s,
+                waited_s=(waited_ns + self._waited_in_vain_ns) / 1e9,
+                trainer_cpu_s=self._passes.cpu_s,
+                num_restarts=self._num_restarts,
+                totals={},
+            )
+
     def _renew_lock_in_fork(self) -> None:
         if not self._process.is_here():  # the thread that may hold the lock doesn't exist here
             self._lock, self._process = threading.RLock(), ProcessOwner()

@@ -67,6 +67,7 @@ RULES: dict[str, set[str]] = {
     "iterator": {*FOUNDATION, "delivery", "session", "passes"},
     "loader": {
         *FOUNDATION,
+        "report",
         "checks",
         "options",
         "unknown_options",
@@ -76,11 +77,11 @@ RULES: dict[str, set[str]] = {
         "lifecycle",
         "passes",
         "iterator",
-        "report",
     },
     # The drop-in class: torch's signature, on the same scheduler and executors.
     "dataloader": {
         *FOUNDATION,
+        "report",
         "checks",
         "options",
         "ranks",
@@ -91,7 +92,6 @@ RULES: dict[str, set[str]] = {
         "executors",
         "delivery",
         "transport.index_array",
-        "report",
     },
     # Stages over any source, on the same scheduler and executors.
     "pipeline": {
@@ -124,7 +124,7 @@ RULES: dict[str, set[str]] = {
         "loader",
         "report",
     },
-    "integrations": {"dataloader"},
+    "integrations": {"dataloader", "report"},
 }
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 
@@ -171,15 +171,14 @@ PURE = [
     "metrics.observations",
     "metrics.slowest",
     "metrics.timeline",
-    "metrics.observations",
-    "metrics.slowest",
-    "metrics.timeline",
     "report.advice",
     "report.breakdown",
     "report.cores",
+    "report.flat",
     "report.life",
     "report.notice",
     "report.prediction",
+    "report.series",
     "report.simulation",
     "report.slowdown",
     "report.verdict",

@@ -7,7 +7,16 @@ import pytest
 
 from tests.support.imports import PACKAGE, imports_of, is_within
 
-FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
+FRAMEWORKS = (
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "prometheus_client",
+    "opentelemetry",
+    "tensorboard",
+    "wandb",
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +26,8 @@ FRAMEWORKS = ("lightning", "pytorch_lightning", "accelerate", "transformers")
         ("huggingface", ("transformers",), "pip install 'transformers"),
         ("accelerate", ("accelerate",), "pip install accelerate"),
         ("timm", ("timm",), "pip install timm"),
+        ("prometheus", ("prometheus_client.core",), "pip install prometheus-client"),
+        ("opentelemetry", ("opentelemetry.metrics",), "pip install opentelemetry-api"),
     ],
 )
 def test_a_missing_framework_is_an_import_error_that_says_what_to_install(

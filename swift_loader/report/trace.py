@@ -1,0 +1,283 @@
+"""Writes a loader's batches as a trace: Chrome's trace event format, for Perfetto, chrome://tracing and speedscope.
+
+    process "swift_loader"
+        loop          wait │ step │ wait │ step …            the counter "ready batches" beside it
+        receiver      decode …
+        worker 0      batch 12 (fetch │ collate │ encode) …  with an arrow from there, over decode, to the step
+        worker 1
+
+The clock is that of `torch.profiler`: microseconds after `baseTimeNanoseconds`, a Unix time, which is the same in both
+files. So the two can be merged: see `write_trace`.
+
+Events: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.metrics.observations import BATCH, Observations
+
+__all__ = ["Clock", "IndicesOf", "write_trace"]
+
+Event = dict[str, Any]
+IndicesOf = Callable[[int, int], "Sequence[int] | NDArray[np.int64]"]
+"""`(epoch, step) -> dataset indices` of a batch."""
+
+_CATEGORY = "swift_loader"
+_QUARTER_NS = 7_889_238 * 1_000_000_000
+"""Kineto, torch.profiler's recorder, counts from a multiple of a quarter of a year after 1970. So do we."""
+
+_FIRST_FREE_PID = 1 << 22
+"""Linux has no process of this id or above. The rows get a process of their own: among the spans that
+torch.profiler has of a thread, those of the loop would overlap with others."""
+
+_US = 1000
+_LOOP_ROW = 1
+_FIRST_RECEIVER_ROW = 10
+_FIRST_WORKER_ROW = 100
+_MAX_RECEIVER_ROWS = _FIRST_WORKER_ROW - _FIRST_RECEIVER_ROW
+_MAX_INDICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Turns readings of `time.perf_counter_ns` into a trace's microseconds."""
+
+    unix_minus_perf_ns: int
+    base_ns: int
+    """The Unix time that is 0 in the trace."""
+
+    @classmethod
+    def now(cls, base_ns: int | None = None) -> Clock:
+        """Return the clock of this machine, as it is now. By default, with torch.profiler's base."""
+        readings = [(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()) for _ in range(5)]
+        before, unix, after = min(readings, key=lambda reading: reading[2] - reading[0])
+        return cls(unix - (before + after) // 2, unix - unix % _QUARTER_NS if base_ns is None else base_ns)
+
+    def us(self, perf_ns: int) -> float:
+        """Return a time of the trace. Exact to the nanosecond."""
+        return round((perf_ns + self.unix_minus_perf_ns - self.base_ns) / 1000, 3)
+
+
+def write_trace(
+    observations: Observations,
+    path: str | os.PathLike[str],
+    *,
+    profile: str | os.PathLike[str] | None = None,
+    indices_of: IndicesOf | None = None,
+) -> None:
+    """Write the batches of the observations as a trace. Runs in the trainer, on the machine that measured them.
+
+    Args:
+        observations: What was measured.
+        path: The file. If it ends in `.gz`, it is compressed.
+        profile: A trace that `torch.profiler` exported, `.json` or `.json.gz`, of the same machine since it
+            booted. Its events and properties go into the file, too. `path` may be the same file.
+        indices_of: Gives a batch's dataset indices. Default: the trace has none.
+    """
+    properties: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+    theirs: list[Event] = []
+    base_ns = None
+    if profile is not None:
+        properties = _read(profile)
+        theirs = properties.pop("traceEvents")
+        base_ns = properties.get("baseTimeNanoseconds", 0)
+    clock = Clock.now(base_ns)
+    properties["baseTimeNanoseconds"] = clock.base_ns
+    with _opened(path, "w") as file:
+        _write(file, properties, chain(theirs, _Trace(observations, clock, indices_of).events()))
+
+
+def _opened(path: str | os.PathLike[str], mode: str) -> IO[str]:
+    if os.fspath(path).endswith(".gz"):
+        return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
+    return Path(path).open(mode, encoding="utf-8")
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    with _opened(path, "r") as file:
+        profile = json.load(file)
+    if isinstance(profile, list):  # the format's other form: events only
+        profile = {"traceEvents": profile}
+    if not isinstance(profile, dict) or "traceEvents" not in profile:
+        raise ValueError(f"profile={os.fspath(path)!r} has no traceEvents; give a file of export_chrome_trace")
+    return profile
+
+
+def _write(file: IO[str], properties: dict[str, Any], events: Iterator[Event]) -> None:
+    """Write event by event, so that the trace is never held as a text."""
+    file.write(json.dumps(properties)[:-1] + ', "traceEvents": [')
+    separator = "\n"
+    for event in events:
+        file.write(separator + json.dumps(event, separators=(",", ":")))
+        separator = ",\n"
+    file.write("\n]}\n")
+
+
+class _Row:
+    """A row of spans that don't overlap."""
+
+    def __init__(self, tid: int, pid: int, clock: Clock) -> None:
+        self.tid = tid
+        self._pid = pid
+        self._clock = clock
+        self.begin_ns = 0
+        """When its last span begins."""
+        self.free_ns = 0
+        """When its last span ends."""
+
+    def event(self, phase: str, name: str, at_ns: int, **more: Any) -> Event:
+        """Return an event at a time."""
+        ids = {"ph": phase, "cat": _CATEGORY, "name": name, "pid": self._pid, "tid": self.tid}
+        return {**ids, "ts": self._clock.us(at_ns), **more}
+
+    def span(self, name: str, begin_ns: int, end_ns: int, args: Event) -> Event:
+        """Return a span. Where it would overlap with the one before, because clocks differ, it begins later."""
+        self.begin_ns = max(begin_ns, self.free_ns)
+        self.free_ns = max(self.begin_ns, end_ns)
+        return self.inner(name, self.begin_ns, self.free_ns, args)
+
+    def arrow(self, phase: str, number: int) -> Event:
+        """Return a point of an arrow: its end where the last span begins, another one where that ends."""
+        before_end_ns = min(_US, (self.free_ns - self.begin_ns) // 2)  # clearly within the span
+        at_ns = self.begin_ns if phase == "f" else self.free_ns - before_end_ns
+        return self.event(phase, "batch", at_ns, id=number, bp="e")
+
+    def inner(self, name: str, begin_ns: int, end_ns: int, args: Event) -> Event:
+        """Return a span within the last one."""
+        begin_ns, end_ns = (min(max(at_ns, self.begin_ns), self.free_ns) for at_ns in (begin_ns, end_ns))
+        return self.event("X", name, begin_ns, dur=(end_ns - begin_ns) / 1000, args=args)
+
+
+class _Trace:
+    """The events of one loader."""
+
+    def __init__(self, observations: Observations, clock: Clock, indices_of: IndicesOf | None) -> None:
+        self._observations = observations
+        self._clock = clock
+        self._indices_of = indices_of
+        self._pid = _FIRST_FREE_PID + os.getpid()
+        self._loop = self._row(_LOOP_ROW)
+        self._receivers: list[_Row] = []
+        """As many as decoded at a time."""
+        self._workers: dict[int, _Row] = {}
+
+    def _row(self, tid: int) -> _Row:
+        return _Row(tid, self._pid, self._clock)
+
+    def events(self) -> Iterator[Event]:
+        """Yield all events, row by row."""
+        batches = [dict(zip(BATCH.names or (), batch, strict=True)) for batch in self._observations.batches.tolist()]
+        for place, batch in enumerate(batches):
+            batch["arrow"] = self._pid * 1_000_000 + place  # unique among the ranks of a machine
+            batch["args"] = self._args(batch)
+        for batch in sorted((batch for batch in batches if _is_built(batch)), key=itemgetter("began_ns")):
+            yield from self._build(batch)
+        for batch in sorted((batch for batch in batches if batch["received_ns"] > 0), key=itemgetter("received_ns")):
+            yield from self._decode(batch)
+        for batch, follower in zip_longest(batches, batches[1:]):
+            yield from self._wait(batch)
+            yield from self._step(batch, follower)
+        yield from self._names()
+
+    def _build(self, batch: Event) -> Iterator[Event]:
+        """Yield what a worker did for a batch: one span, and in it one for each stage."""
+        number, at_ns = batch["worker_id"], batch["began_ns"]
+        worker = self._workers.setdefault(number, self._row(_FIRST_WORKER_ROW + number))
+        name = f"batch {batch['epoch']}:{batch['step']}"
+        yield worker.span(name, at_ns, at_ns + _build_ns(batch), batch["args"])
+        for stage in ("fetch", "collate", "encode"):
+            yield worker.inner(stage, at_ns, at_ns + batch[f"{stage}_ns"], batch["args"])
+            at_ns += batch[f"{stage}_ns"]
+        yield worker.arrow("s", batch["arrow"])
+
+    def _decode(self, batch: Event) -> Iterator[Event]:
+        """Yield what a receiver did: on the first row that is free, because several threads may decode at a time."""
+        at_ns = batch["received_ns"]
+        free = [row for row in self._receivers if row.free_ns <= at_ns]
+        if not free and len(self._receivers) < _MAX_RECEIVER_ROWS:
+            free = [self._row(_FIRST_RECEIVER_ROW + len(self._receivers))]
+            self._receivers += free
+        receiver = free[0] if free else self._receivers[-1]
+        yield receiver.span("decode", at_ns, at_ns + batch["decode_ns"], batch["args"])
+        if _is_built(batch):
+            yield receiver.arrow("t", batch["arrow"])
+
+    def _wait(self, batch: Event) -> Iterator[Event]:
+        yield self._loop.event("C", "ready", batch["asked_ns"], args={"batches": batch["num_ready"]})
+        yield self._loop.span("wait", batch["asked_ns"], batch["delivered_ns"], batch["args"])
+
+    def _step(self, batch: Event, follower: Event | None) -> Iterator[Event]:
+        """Yield what the loop did with a batch. How long the last step took isn't known."""
+        name, end_ns = "delivered", batch["delivered_ns"] + _US
+        if follower is not None:
+            is_last = follower["epoch"] != batch["epoch"]
+            name, end_ns = "step, then the next epoch" if is_last else "step", follower["asked_ns"]
+        yield self._loop.span(name, batch["delivered_ns"], end_ns, batch["args"])
+        if _is_built(batch):  # Perfetto turns an arrow round that ends in a span begun before: a wait won't do
+            yield self._loop.arrow("f", batch["arrow"])
+        if batch["copy_ns"]:
+            end_ns = batch["delivered_ns"] + batch["copy_ns"]
+            yield self._loop.inner("copy", batch["delivered_ns"], end_ns, batch["args"])
+
+    def _args(self, batch: Event) -> Event:
+        args = {
+            "epoch": batch["epoch"],
+            "step": batch["step"],
+            "samples": batch["num_samples"],
+            "nbytes": batch["nbytes"],
+        }
+        if self._indices_of is not None:
+            args["indices"] = _shortened(self._indices_of(batch["epoch"], batch["step"]))
+        return args
+
+    def _names(self) -> Iterator[Event]:
+        """Yield the names of the rows, which stand in the order of their ids."""
+        in_the_loop = not self._observations.setup.num_workers
+        names = {self._loop.tid: "loop"}
+        names |= {row.tid: f"receiver {place}" if place else "receiver" for place, row in enumerate(self._receivers)}
+        workers = sorted(self._workers.items())
+        names |= {row.tid: "built in the loop" if in_the_loop else f"worker {number}" for number, row in workers}
+        yield self._metadata("process_name", 0, name=f"swift_loader {os.getpid()}")
+        yield self._metadata("process_sort_index", 0, sort_index=-1)
+        for tid, name in names.items():
+            yield self._metadata("thread_name", tid, name=name)
+            yield self._metadata("thread_sort_index", tid, sort_index=tid)
+
+    def _metadata(self, kind: str, tid: int, **args: Any) -> Event:
+        return {"ph": "M", "name": kind, "pid": self._pid, "tid": tid, "args": args}
+
+
+def _build_ns(batch: Event) -> int:
+    return int(batch["fetch_ns"] + batch["collate_ns"] + batch["encode_ns"])
+
+
+def _is_built(batch: Event) -> bool:
+    """Return whether the worker's times were measured."""
+    return bool(batch["began_ns"] > 0 and _build_ns(batch) > 0)
+
+
+def _shortened(indices: Sequence[int] | NDArray[np.int64]) -> str:
+    """Return indices as text: a range where they are one, else the first ones and the extent."""
+    numbers = [int(index) for index in indices]
+    if not numbers:
+        return ""
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{numbers[0]} to {numbers[-1]}"
+    if len(numbers) <= _MAX_INDICES:
+        return ", ".join(map(str, numbers))
+    first = ", ".join(map(str, numbers[:_MAX_INDICES]))
+    return f"{first}, … ({len(numbers)} from {min(numbers)} to {max(numbers)})"

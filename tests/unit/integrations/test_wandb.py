@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_loader.integrations.wandb import log_metrics, log_report
+from tests.support.measured import MeasuredLoader
+
+
+class Run:
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[dict[str, Any], int | None, bool]] = []
+
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        assert commit is not None
+        self.logged.append((data, step, commit))
+
+
+def test_metrics_join_the_step_that_the_loop_commits() -> None:
+    loader, run = MeasuredLoader(), Run()
+    log_metrics(run, loader, 4)
+    assert run.logged == [(loader.metrics(), 4, False)]
+
+
+def test_a_report_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
+        log_report(Run(), MeasuredLoader())
+
+
+@pytest.mark.slow
+def test_an_offline_run_takes_metrics_and_report(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    loader = MeasuredLoader()
+    run = wandb.init(mode="offline", dir=str(tmp_path), project="test")
+    log_metrics(run, loader)
+    log_report(run, loader)
+    run.log({"loss": 1.0})
+    assert json.loads(json.dumps(dict(run.summary)["swift_loader/batches_total"])) == 100
+    run.finish()
