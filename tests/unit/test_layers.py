@@ -125,6 +125,10 @@ RULES: dict[str, set[str]] = {
         "report",
     },
     "integrations": {"dataloader", "report"},
+    "integrations": {"dataloader"},
+    # The command line. It names the modules of its subcommands, and imports them when they are run.
+    "cli": set(),
+    "__main__": {"cli"},
 }
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 

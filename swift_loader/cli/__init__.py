@@ -1,0 +1,1 @@
+"""The command line: `swift-loader SUBCOMMAND`, also `python -m swift_loader SUBCOMMAND`."""
