@@ -136,6 +136,15 @@ class EpochIterator:
         total = self._passes.num_batches() if self._open is None else self._open.num_batches
         return total - self._num_steps
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the pass has begun and may give more batches."""
+        return self._state is IteratorState.ACTIVE
+
+    def reopen(self, opened: OpenEpoch) -> None:
+        """Continue with another rest of the same epoch, because some of its steps are skipped now."""
+        self._open, self._taken = opened, None
+
     def supersede(self) -> None:
         """End this pass because a newer one has begun."""
         if self._state is IteratorState.ACTIVE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ class Lifecycle:
     def _start_session(self, ranks: Ranks, target: Target | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
         options, delivery = self.options, self.options.delivery
-        plan = options.sampling.plan_settings(self._run.order, ranks)
+        plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
         try:
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
@@ -169,10 +170,12 @@ class Lifecycle:
 
     def plan_settings(self) -> PlanSettings:
         """Return the settings of this rank's plan; before `start`, as far as they are known."""
-        if self.session is not None:
-            return self.session.plan.settings
         sampling = self.options.sampling
-        return sampling.plan_settings(self._run.order, expected_ranks(sampling.world_size))
+        if self.session is not None:
+            settings = self.session.plan.settings
+        else:
+            settings = sampling.plan_settings(self._run.order, expected_ranks(sampling.world_size))
+        return replace(settings, skips=self._run.skips)
 
     def issue_warnings(self) -> None:
         """Issue the session's warnings. Runs on the loop's thread."""

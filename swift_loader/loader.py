@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -330,8 +330,30 @@ class SwiftLoader:
         """
         self._passes.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the loop's position, as a dict of a few integers.
+    def skip(self, steps: int | Iterable[int], epoch: int | None = None) -> None:
+        """Leave out steps of an epoch: the loop doesn't get their batches, and they aren't built.
+
+        Call it with the same steps on all ranks, before the loop gets there. All other batches stay as they are, and
+        `len()` gets smaller. The state has the skipped samples, so a resumed run skips them, too, also with another
+        batch size or number of ranks. In the middle of a pass, the batches that were prefetched are built again.
+
+        Args:
+            steps: One step or several, counted from the epoch's first batch: what `enumerate(loader)` counts in an
+                epoch that begins at its start and skips nothing. Steps that are skipped already count too.
+            epoch: The epoch. Default: the one that `len()` is about, so the current one, or the next between epochs.
+
+        Before `start()` this may build the dataset.
+
+        Raises:
+            LoaderClosed: The loader was closed.
+            TypeError: A step isn't an integer.
+            ValueError: The epoch has no such step, or the loop is beyond it. Nothing is skipped then.
+            RuntimeError: With `in_order=False`, in the middle of this epoch.
+        """
+        self._passes.skip(steps, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loop's position, as a dict of a few integers, and of ranges of samples if any were skipped.
 
         It is the same on every rank, and its size doesn't depend on the dataset. It counts the batches that the loop
         got, not those that are prefetched. Call it at any time: before `start()`, between two batches, after `break`,

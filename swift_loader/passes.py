@@ -7,16 +7,18 @@ this object, not to the loader, so the loader's public class needs no methods fo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
+from swift_loader.integers import as_integer, shown
 from swift_loader.lifecycle import Lifecycle
 from swift_loader.next_lock import NextLock
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
 from swift_loader.sampling.run import Run
+from swift_loader.sampling.skips import SkippedRange
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch
 
@@ -106,7 +108,30 @@ class Passes:
         """Choose the epoch of the next pass, see `SwiftLoader.set_epoch`."""
         self._run.progress.choose_epoch(check_integer("epoch", epoch, 0, MAX_EPOCH))
 
-    def state_dict(self) -> dict[str, int]:
+    def skip(self, steps: int | Iterable[int], epoch: int | None) -> None:
+        """Leave steps out, see `SwiftLoader.skip`."""
+        self._lifecycle.check_open()
+        progress, num_samples = self._run.progress, self._lifecycle.num_samples()
+        current = self._current() if self._current is not None else None
+        is_running = current is not None and current.is_active
+        if epoch is None:
+            epoch = progress.position.epoch if progress.is_in_pass else progress.next_begin(num_samples).epoch
+        epoch = check_integer("epoch", epoch, 0, MAX_EPOCH)
+        if not self._in_order and is_running and epoch == progress.pass_position.epoch:
+            raise RuntimeError(
+                f"steps of epoch {epoch} can't be skipped in the middle of it with in_order=False: batches arrive as "
+                f"they get ready, so no position says which ones are left. Skip them before the pass begins"
+            )
+        plan = Plan.of(num_samples, self._lifecycle.plan_settings())
+        self._run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], num_samples)
+        session = self._lifecycle.session
+        if current is not None and current.is_active and session is not None:
+            if self._in_order:  # else it continues as it is: the skips are of later epochs
+                current.reopen(session.reopen_epoch(self._run))
+        elif session is not None:
+            session.seek(self._run)
+
+    def state_dict(self) -> dict[str, Any]:
         """Return the loop's position, see `SwiftLoader.state_dict`."""
         if not self._in_order and self._run.progress.is_partly_delivered:
             raise RuntimeError(
@@ -142,6 +167,22 @@ class Passes:
         """Return the indices and the padding of the batch that the loop got last; None before the first."""
         step, failures = self._last
         return None if step is None else delivered_batch(self._run.progress.batch(step), failures)
+
+
+def _each_step(steps: Any) -> Iterable[Any]:
+    if as_integer(steps) is not None:
+        return [steps]
+    if not isinstance(steps, Iterable):
+        raise TypeError(f"steps={steps!r} is a {type(steps).__name__}; it must be an integer, or several of them")
+    return steps
+
+
+def _range_of(plan: Plan, epoch: int, step: Any) -> SkippedRange:
+    number = check_integer("step", step, 0)
+    try:
+        return plan.range_of(epoch, number)
+    except IndexError as error:
+        raise ValueError(f"step {shown(number)} can't be skipped: {error}; steps count from 0") from error
 
 
 class EpochSampler:

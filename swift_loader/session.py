@@ -56,7 +56,7 @@ class OpenEpoch:
 
     epoch: int
     first_step: int
-    """The step at which the pass begins: 0, unless it resumes a stopped epoch."""
+    """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
     num_batches: int
     """Batches of the whole epoch, including those before the first step."""
     source: Source
@@ -146,6 +146,7 @@ class Session:
             tries_out=workers.validate and delivery.num_workers > 0,
             # Out of order, the trial batch would always be delivered first.
             keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
+            skips=plan.skips,
         )
         self.plan = Plan.of(self.dispatcher.num_samples, plan)
         seed = plan.order.seed
@@ -158,23 +159,42 @@ class Session:
     def seek(self, run: Run) -> tuple[Position, int]:
         """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there."""
         begin = run.progress.next_begin(self.dispatcher.num_samples)
-        settings, step = replace(self.plan.settings, order=run.order).resumed_at(begin)
+        return begin, self._seek_position(run, begin)
+
+    def _seek_position(self, run: Run, position: Position) -> int:
+        """Make the dispatcher continue at a position. Return the step that begins there."""
+        settings = replace(self.plan.settings, order=run.order, skips=run.skips)
+        settings, step = settings.resumed_at(position)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
-        self.dispatcher.seek(begin.epoch, step, settings)
-        return begin, step
+        self.dispatcher.seek(position.epoch, step, settings)
+        return step
 
     def open_epoch(self, run: Run) -> OpenEpoch:
         """Begin the run's next pass. Return the rest of its epoch."""
         begin, first_step = self.seek(run)
-        num_batches = self.plan.num_batches(begin.epoch)
+        opened = self._opened(begin.epoch, first_step)
+        run.progress.begin(begin, self.plan, first_step)
+        return opened
+
+    def reopen_epoch(self, run: Run) -> OpenEpoch:
+        """Continue the run's pass without what the run skips by now. Return the rest of its epoch.
+
+        Batches that were built or moved ahead of the loop are dropped.
+        """
+        position = run.progress.pass_position
+        opened = self._opened(position.epoch, self._seek_position(run, position))
+        run.progress.replan(self.plan)
+        return opened
+
+    def _opened(self, epoch: int, first_step: int) -> OpenEpoch:
+        num_batches = self.plan.num_batches(epoch)
         owner = self._process if self._options.delivery.num_workers else None
         source: Source = self
         if self._target is not None:
             depth = self._options.delivery.max_on_device
             self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
             source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
-        run.progress.begin(begin, self.plan, first_step)
-        return OpenEpoch(begin.epoch, first_step, num_batches, source, owner)
+        return OpenEpoch(epoch, first_step, num_batches, source, owner)
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
@@ -269,7 +289,7 @@ class Session:
         return moved
 
     def _key(self, epoch: int, step: int) -> int:
-        settings, position = self.plan.settings, self.plan.position_after(epoch, step)
+        settings, position = self.plan.settings, self.plan.end_of_step(epoch, step)
         return derive_key(settings.order.seed, Purpose.DEVICE.value, epoch, position.num_samples, settings.rank)
 
     def _report(self) -> None:

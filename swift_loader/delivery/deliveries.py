@@ -54,7 +54,8 @@ class Deliveries:
             if before is not None and is_same_plan and before.is_at(epoch, step):
                 return []
             plan = plan if is_same_plan else Plan.of(self._executor.plan.order.num_samples, settings)
-            dropped = self._scheduler.begin(PlannedSource(epoch, step, plan.num_batches), keeps_meaning=is_same_plan)
+            source = PlannedSource(epoch, step, plan.num_batches, plan.last_irregular_epoch)
+            dropped = self._scheduler.begin(source, keeps_meaning=is_same_plan)
             self._executor.use_plan(self._scheduler.ledger.generation, plan)
             self._cursor = Cursor(plan, epoch, step, in_order=self._scheduler.limits.in_order)
         return dropped

@@ -24,6 +24,7 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.skips import NO_SKIPS, Skips
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedWork, WorkSource
@@ -84,12 +85,13 @@ class Dispatcher:
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
-    def start(self, *, tries_out: bool, keeps_trial: bool) -> None:
+    def start(self, *, tries_out: bool, keeps_trial: bool, skips: Skips = NO_SKIPS) -> None:
         """Get ready to build batches. Blocks until the dataset is built. If it raises, it leaves nothing behind.
 
         Args:
             tries_out: Whether to wait for a trial batch.
             keeps_trial: Whether the loop may get the trial batch as its first one.
+            skips: What the trial batch must not contain.
 
         Raises:
             WorkerDied: A process died.
@@ -101,19 +103,18 @@ class Dispatcher:
                 with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
                     with self._driver.lock:
                         self._driver.check_open()
-                    self._begin(tries_out=tries_out, keeps_trial=keeps_trial)
+                    self._begin(self._executor.plan.trial(skips) if tries_out else None, keeps_trial=keeps_trial)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, *, tries_out: bool, keeps_trial: bool) -> None:
-        """Begin to receive, once the executor has started."""
+    def _begin(self, trial: tuple[int, int] | None, *, keeps_trial: bool) -> None:
+        """Begin to receive, once the executor has started. `trial`: epoch and step of the trial batch, if any."""
         self._grace_s = self._executor.grace_s
         receivers = self._receivers = Receivers(self._executor.inboxes, self._driver.receive_and_act, self._driver.fail)
         receivers.begin()
-        trial_epoch = self._executor.plan.trial_epoch
-        if tries_out and trial_epoch is not None:
-            try_out(self._driver, receivers.take(), PlannedWork(trial_epoch, 0), self._grace_s, keeps_trial=keeps_trial)
+        if trial is not None:
+            try_out(self._driver, receivers.take(), PlannedWork(*trial), self._grace_s, keeps_trial=keeps_trial)
         with self._driver.lock:
             self._driver.check_open()
         receivers.hand_over()

@@ -43,6 +43,7 @@ def agree_on_run(run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool) 
         "nearby_shuffle": order.window,
         "epoch": position.epoch,
         "position": position.num_samples,
+        "skipped": str(run.skips.to_list()),
         _CLOCK: order.seed,
     }
     answers = _exchange(ranks, facts)

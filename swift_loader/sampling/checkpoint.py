@@ -1,4 +1,4 @@
-"""The content of `state_dict()`: the position of a run and its order, as plain integers. Pure.
+"""The content of `state_dict()`: the position of a run, its order and what it skips, as plain JSON types. Pure.
 
 The state is the same on every rank. It doesn't contain the number of ranks, the number of workers or the batch size,
 because they may change when the run resumes.
@@ -14,6 +14,7 @@ from swift_loader.errors import StateMismatch
 from swift_loader.integers import MAX_BITS, as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, Position
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import NO_SKIPS, Skips
 
 __all__ = ["Checkpoint"]
 
@@ -22,22 +23,25 @@ VERSION = 1
 
 _SMALLEST = {"seed": 0, "epoch": 0, "position": 0, "shuffle": 0, "nearby_shuffle": 0, "run_length": 1}
 _OPTIONAL = {"num_samples": 0}
+_SKIPPED = "skipped"
+"""The field of the skips. A run that skips nothing doesn't have it."""
 
 _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The position of a run, and its order."""
+    """The position of a run, its order, and what it skips."""
 
     order: OrderSettings
     position: Position
     num_samples: int | None
     """Length of the dataset; None if it wasn't known, because the loader wasn't started."""
+    skips: Skips = NO_SKIPS
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the dict that `state_dict()` returns."""
-        state = {
+        state: dict[str, Any] = {
             "version": VERSION,
             "seed": self.order.seed,
             "epoch": self.position.epoch,
@@ -46,7 +50,11 @@ class Checkpoint:
             "nearby_shuffle": self.order.window,
             "run_length": self.order.run_length,
         }
-        return state if self.num_samples is None else {**state, "num_samples": self.num_samples}
+        if self.num_samples is not None:
+            state["num_samples"] = self.num_samples
+        if self.skips:
+            state[_SKIPPED] = self.skips.to_list()
+        return state
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
@@ -66,7 +74,8 @@ class Checkpoint:
                 f"state_dict() returned, unchanged"
             )
         order = OrderSettings(fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"])
-        return cls(order, Position(fields["epoch"], position), num_samples)
+        skips = Skips.from_list(state.get(_SKIPPED, []), num_samples)
+        return cls(order, Position(fields["epoch"], position), num_samples, skips)
 
 
 def _checked_fields(state: Mapping[str, Any]) -> dict[str, int]:
@@ -82,7 +91,7 @@ def _checked_fields(state: Mapping[str, Any]) -> dict[str, int]:
             f"the state's version is {shown(state['version'])}, but this loader can only resume version {VERSION}. The "
             f"state is from another release of swift_loader, or from another program; resume with the same release"
         )
-    unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL}))
+    unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL, _SKIPPED}))
     if unknown:
         raise StateMismatch(
             f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "

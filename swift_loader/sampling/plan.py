@@ -3,7 +3,9 @@
 Guarantees: every result is a function of the arguments alone. Memory is O(batch), independent of the dataset's size.
 Each batch of each epoch takes the same time, so seeking is O(1). Nothing depends on the number of workers.
 
-    epoch, step, rank ──► positions in the epoch ──► order ──► dataset indices
+    epoch, step, rank ──► places in what isn't skipped ──► positions in the epoch ──► order ──► dataset indices
+
+A place is the position among those samples of the epoch that aren't skipped. Without skips, it is the position.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.sampling.shuffle import Order, OrderSettings
+from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips
 
 __all__ = ["MAX_EPOCH", "BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
 
@@ -52,7 +55,7 @@ class Shift:
 
     epoch: int
     num_samples: int
-    """Number of samples before the first step; less than the samples of a step."""
+    """Number of samples before the first step, without skipped ones; less than the samples of a step."""
 
 
 NO_SHIFT = Shift(0, 0)
@@ -69,6 +72,7 @@ class PlanSettings:
     uneven: Uneven
     drop_last: bool
     shift: Shift = NO_SHIFT
+    skips: Skips = NO_SKIPS
 
     @classmethod
     def of_seed(cls, seed: int) -> PlanSettings:
@@ -86,7 +90,7 @@ class PlanSettings:
 
         The shift of a past epoch is kept, so that batches already planned beyond that epoch's end stay valid.
         """
-        step, rest = divmod(position.num_samples, self.samples_per_step)
+        step, rest = divmod(self.skips.place_of(position.epoch, position.num_samples), self.samples_per_step)
         if not rest and position.epoch > self.shift.epoch:
             return self, step
         return replace(self, shift=Shift(position.epoch, rest) if rest else NO_SHIFT), step
@@ -110,6 +114,9 @@ class Plan:
     For batch size B and R ranks, global step s uses positions `[s*B*R, (s+1)*B*R)`. Rank r uses the r-th B of them. So
     after any step, the samples that all ranks have used are a prefix of the order, and a run with any other B and R can
     resume there. If the prefix isn't a multiple of the new B*R, all steps of that epoch are shifted by the remainder.
+
+    Skipped samples are taken out of the order before it is cut. Skipping whole steps leaves all other steps as they
+    are, and those after it move up. Only padding may differ: it repeats the first samples that aren't skipped.
     """
 
     order: Order
@@ -124,12 +131,28 @@ class Plan:
         """Return how many batches an epoch has on this rank."""
         return self._num_full_steps(epoch) + (self._last_count(epoch, self.settings.rank) > 0)
 
-    @property
-    def trial_epoch(self) -> int | None:
-        """An epoch whose first batch is typical for this rank; None if the rank never has a batch."""
+    def trial(self, skips: Skips) -> tuple[int, int] | None:
+        """Return epoch and step of a batch that is typical for this rank; None if the rank never has a batch.
+
+        Nothing of it is skipped, neither by the plan nor by `skips`, which a later plan will have.
+        """
         shift = self.settings.shift
         epoch = shift.epoch + 1 if shift.num_samples else 0  # the rest of a resumed epoch may be less than a batch
-        return epoch if self.num_batches(epoch) else None
+        while epoch <= max(self.settings.skips.last_epoch, skips.last_epoch):
+            for step in range(self._num_full_steps(epoch)):
+                if self.settings.skips == skips or not skips.touch(self.range_of(epoch, step)):
+                    return epoch, step
+            epoch += 1
+        return (epoch, 0) if self.num_batches(epoch) else None
+
+    @property
+    def last_irregular_epoch(self) -> int:
+        """The last epoch that may have fewer batches than others have: a part of it is skipped or came before.
+
+        All later epochs have the same number of batches. -1 if this holds for all epochs.
+        """
+        shift = self.settings.shift
+        return max(self.settings.skips.last_epoch, shift.epoch if shift.num_samples else -1)
 
     def num_samples(self, epoch: int) -> int:
         """Return how many samples this rank's batches of an epoch have, including padding."""
@@ -154,13 +177,13 @@ class Plan:
         if not 0 <= first_step < stop_step <= num_batches:
             raise IndexError(f"steps [{first_step}, {stop_step}) are outside an epoch of {num_batches} batches")
         extents = [self._extent(epoch, step) for step in range(first_step, stop_step)]
-        num_samples = self.order.num_samples
+        num_samples = self._num_left(epoch)
         # Wrap around in Python's integers, which can't overflow: with 10**30 ranks, starts are large.
         starts = [start % num_samples for start, _ in extents]
-        positions = np.concatenate(
+        places = np.concatenate(
             [np.arange(start, start + count, dtype=np.int64) for start, (_, count) in zip(starts, extents, strict=True)]
         )
-        indices = self.order.indices(epoch, positions % num_samples)
+        indices = self.order.indices(epoch, self.settings.skips.positions_of(epoch, places % num_samples))
         batches, taken = [], 0
         for start, count in extents:
             num_padding = max(0, min(count, start + count - num_samples))
@@ -169,10 +192,37 @@ class Plan:
         return batches
 
     def position_after(self, epoch: int, step: int) -> Position:
-        """Return the position after all ranks have had this step. After the last step it is the epoch's end."""
+        """Return the position after all ranks have had this step, and after what is skipped there.
+
+        After the last step it is the epoch's end.
+        """
         reached = self._offset(epoch) + (step + 1) * self.settings.samples_per_step
         is_last = step + 1 >= self._num_full_steps(epoch) + (self._last_count(epoch, 0) > 0)  # rank 0 never has fewer
-        return self.end_of(epoch) if is_last else Position(epoch, reached)
+        if is_last:
+            return self.end_of(epoch)
+        return Position(epoch, self.settings.skips.position_of(epoch, reached))
+
+    def end_of_step(self, epoch: int, step: int) -> Position:
+        """Return the position after a step's last sample, which a later skip doesn't change."""
+        if not self.settings.skips.num_samples(epoch):
+            return self.position_after(epoch, step)
+        reached = min(self._offset(epoch) + (step + 1) * self.settings.samples_per_step, self._num_left(epoch))
+        return Position(epoch, self.settings.skips.position_of(epoch, reached - 1) + 1)
+
+    def range_of(self, epoch: int, step: int) -> SkippedRange:
+        """Return the positions of a step, of all ranks together. The last step has all that is left.
+
+        Steps are counted from the epoch's first sample, as if nothing were skipped and the run had never stopped.
+
+        Raises:
+            IndexError: The epoch has no such step.
+        """
+        whole = Plan(self.order, replace(self.settings, rank=0, shift=NO_SHIFT, skips=NO_SKIPS))
+        num_steps, num_samples = whole.num_batches(epoch), self.order.num_samples  # rank 0 never has fewer
+        if not 0 <= step < num_steps:
+            raise IndexError(f"step {step} is outside an epoch of {num_steps} steps")
+        begin, length = step * self.settings.samples_per_step, self.settings.samples_per_step
+        return SkippedRange(epoch, begin, num_samples if step == num_steps - 1 else begin + length)
 
     def end_of(self, epoch: int) -> Position:
         """Return the end of an epoch. Samples that were left out count as used."""
@@ -182,8 +232,12 @@ class Plan:
         shift = self.settings.shift
         return shift.num_samples if epoch == shift.epoch else 0
 
+    def _num_left(self, epoch: int) -> int:
+        """Return how many samples of an epoch aren't skipped."""
+        return self.order.num_samples - self.settings.skips.num_samples(epoch)
+
     def _num_full_steps(self, epoch: int) -> int:
-        return (self.order.num_samples - self._offset(epoch)) // self.settings.samples_per_step
+        return (self._num_left(epoch) - self._offset(epoch)) // self.settings.samples_per_step
 
     def _extent(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the first position and the number of samples of this rank's part of a step."""
@@ -200,7 +254,7 @@ class Plan:
     def _last_before(self, epoch: int, rank: int) -> int:
         """Return how many samples all lower ranks together get in the last, partial step."""
         settings = self.settings
-        left = (self.order.num_samples - self._offset(epoch)) % settings.samples_per_step
+        left = (self._num_left(epoch) - self._offset(epoch)) % settings.samples_per_step
         if settings.drop_last or not left:
             return 0
         if settings.uneven is Uneven.PAD:

@@ -111,10 +111,30 @@ class Progress:
             return Position(self._start.epoch + 1, 0) if at_end and self._chosen is None else self._start
         return Position(self.next_epoch, 0)
 
+    def reached_in(self, epoch: int, num_samples: int) -> int:
+        """Return how many samples of an epoch are behind the loop. Of an epoch that is past, all are."""
+        current, begin = self._pass, self.next_begin(num_samples)
+        if current is not None and not current.is_complete and epoch == current.begin.epoch:
+            return current.position.num_samples
+        if epoch == begin.epoch:
+            return begin.num_samples
+        return num_samples if epoch < begin.epoch else 0
+
     def begin(self, position: Position, plan: Plan, first_step: int) -> None:
         """Record that a pass begins at this position, which is where `first_step` begins."""
         self._pass = _Pass(plan, position, first_step, first_step)
         self._chosen = None
+
+    @property
+    def pass_position(self) -> Position:
+        """The position in the pass, whatever epoch was chosen since it began."""
+        assert self._pass is not None
+        return self._pass.position
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with a plan whose steps up to here are the same."""
+        assert self._pass is not None
+        self._pass.plan = plan
 
     def advance(self, num_steps: int) -> None:
         """Record how many steps of the epoch are done."""

@@ -1,8 +1,8 @@
-"""The training run that a loader is part of: its order, its progress and its saved state. Pure."""
+"""The training run that a loader is part of: its order, its skips, its progress and its saved state. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from swift_loader.errors import StateMismatch
 from swift_loader.sampling.checkpoint import Checkpoint
 from swift_loader.sampling.progress import Progress
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import NO_SKIPS, SkippedRange
 
 __all__ = ["Run"]
 
@@ -27,6 +28,8 @@ class Run:
         """
         self.order = order
         self.progress = Progress()
+        self.skips = NO_SKIPS
+        """What the run leaves out."""
         self._chosen = chosen
         self.num_samples: int | None = None
         """Length of the dataset; None if it isn't known yet."""
@@ -38,11 +41,11 @@ class Run:
         """Whether the user chose the seed or a state set it. Otherwise this process drew it."""
         return "seed" in self._chosen or self._saved is not None
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the state as plain integers."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain JSON types."""
         saved = self._saved
         num_samples = saved.num_samples if self.num_samples is None and saved is not None else self.num_samples
-        return Checkpoint(self.order, self.progress.position, num_samples).to_dict()
+        return Checkpoint(self.order, self.progress.position, num_samples, self.skips).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a saved state.
@@ -62,8 +65,25 @@ class Run:
         if self.num_samples is not None:
             _check_length(saved, self.num_samples)
         self.order = saved.order
+        self.skips = saved.skips
         self._saved = saved
         self.progress.restore(saved.position)
+
+    def skip(self, asked: Iterable[SkippedRange], num_samples: int) -> None:
+        """Leave ranges out from now on. What is skipped already may be asked for again.
+
+        Raises:
+            ValueError: The loop got a part of a range already. Nothing has changed then.
+        """
+        ranges = [one for one in asked if not self.skips.cover(one)]
+        for one in ranges:
+            reached = self.progress.reached_in(one.epoch, num_samples)
+            if one.begin < reached:
+                raise ValueError(
+                    f"samples {one.begin} to {one.end - 1} of epoch {one.epoch} can't be skipped: the loop is beyond "
+                    f"its first {reached} samples. Skip later steps, or load a state from before these"
+                )
+        self.skips = self.skips.added(ranges)
 
     def take_seed(self, seed: int) -> None:
         """Use the seed that the ranks agreed on."""

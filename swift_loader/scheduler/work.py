@@ -86,24 +86,32 @@ class WorkSource(Protocol):
 class PlannedSource:
     """The batches of a plan from a position on, across the ends of epochs, without end."""
 
-    def __init__(self, epoch: int, step: int, num_batches: Callable[[int], int]) -> None:
+    def __init__(
+        self, epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int | None = None
+    ) -> None:
         """Begin at a batch.
 
         Args:
-            epoch: The epoch to begin at. All later epochs have the same number of batches.
+            epoch: The epoch to begin at.
             step: The step in this epoch.
             num_batches: Returns how many batches an epoch has.
+            last_irregular_epoch: All later epochs have the same number of batches, and no epoch has more. Default: the
+                epoch to begin at.
         """
         self._epoch, self._step = epoch, step
+        self._num_batches = num_batches
         self._stop = num_batches(epoch)
-        self._num_later = num_batches(epoch + 1)
+        self._first_regular = max(epoch, -1 if last_irregular_epoch is None else last_irregular_epoch) + 1
+        self._num_regular = num_batches(self._first_regular)
 
     def next(self) -> PlannedWork | None:
         """Return the next work; None if no epoch has any."""
-        if self._step >= self._stop:
-            if not self._num_later:
+        while self._step >= self._stop:
+            if not self._num_regular:
                 return None
-            self._epoch, self._step, self._stop = self._epoch + 1, 0, self._num_later
+            self._epoch, self._step = self._epoch + 1, 0
+            is_regular = self._epoch >= self._first_regular
+            self._stop = self._num_regular if is_regular else self._num_batches(self._epoch)
         work = PlannedWork(self._epoch, self._step)
         self._step += 1
         return work

@@ -27,6 +27,9 @@ SCENARIOS: dict[str, tuple[Options, Options]] = {
     "bad samples": ({}, {"on_error": "skip"}),
     "epochs": ({"epoch": 0}, {"epoch": 1}),
     "positions": ({"position": 8}, {"position": 16}),
+    "skips": ({"skip_steps": [1]}, {"skip_steps": [2]}),
+    "a skip on one rank": ({}, {"skip_steps": [1]}),
+    "the same skips": ({"skip_steps": [2, 1]}, {"skip_steps": [1, 2]}),
     "lengths": ({"length": 50}, {"length": 51}),
     "other numbers of workers": ({"worker_per_consumer": 0}, {"worker_per_consumer": 1}),
     "the same index": ({"nb_consumer": 2, "index": 0}, {"nb_consumer": 2, "index": 0}),
@@ -51,6 +54,7 @@ RANK = """
         if "torch_seed" in told:
             torch.manual_seed(told.pop("torch_seed"))
         length, epoch, position = told.pop("length", 50), told.pop("epoch", 0), told.pop("position", 0)
+        skip_steps = told.pop("skip_steps", None)
         if told.pop("skip", False):
             continue
         index = told.pop("index", None)
@@ -58,6 +62,8 @@ RANK = """
             if position:
                 loader.load_state_dict({**loader.state_dict(), "seed": 1, "position": position})
             loader.set_epoch(epoch)
+            if skip_steps:
+                loader.skip(skip_steps)
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
@@ -102,6 +108,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     [
         "no seed",
         "the same seed",
+        "the same skips",
         "other numbers of workers",
         "indices the other way round",
         "torch seeded by rank",
@@ -131,6 +138,8 @@ def test_where_torch_was_seeded_by_rank_all_have_that_of_rank_0(outcomes: dict[s
         ("bad samples", "rank 1 has on_error='skip', but rank 0 has on_error='raise'"),
         ("epochs", "rank 1 has epoch=1, but rank 0 has epoch=0"),
         ("positions", "rank 1 has position=16, but rank 0 has position=8"),
+        ("skips", "rank 1 has skipped='[[0, 16, 24]]', but rank 0 has skipped='[[0, 8, 16]]'"),
+        ("a skip on one rank", "rank 1 has skipped='[[0, 8, 16]]', but rank 0 has skipped='[]'"),
         ("lengths", "rank 1 has len(dataset)=51, but rank 0 has len(dataset)=50"),
     ],
 )

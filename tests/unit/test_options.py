@@ -31,7 +31,7 @@ def options_of(**options: Any) -> Options:
 
 
 def seed_of(**options: Any) -> int:
-    return SwiftLoader(dataset=DATASET, **options).state_dict()["seed"]
+    return int(SwiftLoader(dataset=DATASET, **options).state_dict()["seed"])
 
 
 def decode_nothing(data: bytes) -> Any:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from swift_loader.sampling.plan import BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
 from swift_loader.sampling.shuffle import Order, OrderSettings, local_window, run_length_for
+from swift_loader.sampling.skips import NO_SKIPS
 
 
 def settings_of(
@@ -431,7 +432,8 @@ def test_batches_of_any_size_take_what_there_is(batch_size: int, window: int | N
 def test_a_trial_is_as_large_as_the_first_batch() -> None:
     def trial_of(num_samples: int, **chosen: Any) -> int | None:
         plan = Plan.of(num_samples, settings_of(**chosen))
-        return None if plan.trial_epoch is None else len(plan.batch(plan.trial_epoch, 0).indices)
+        trial = plan.trial(NO_SKIPS)
+        return None if trial is None else len(plan.batch(*trial).indices)
 
     assert trial_of(100, batch_size=8) == 8
     assert trial_of(5, batch_size=8) == 5
@@ -441,7 +443,7 @@ def test_a_trial_is_as_large_as_the_first_batch() -> None:
     assert trial_of(1, world_size=2, rank=1, uneven=Uneven.EXACT) is None
     resumed, _ = settings_of(batch_size=8).resumed_at(Position(0, 19))
     assert Plan.of(20, resumed).num_batches(0) == 3
-    assert len(Plan.of(20, resumed).batch(Plan.of(20, resumed).trial_epoch or 0, 0).indices) == 8
+    assert Plan.of(20, resumed).trial(NO_SKIPS) == (1, 0)
 
 
 @pytest.mark.parametrize("uneven", Uneven)

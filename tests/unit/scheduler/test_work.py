@@ -63,3 +63,9 @@ def test_the_double_of_a_stream_takes_turns_and_leaves_out_ended_shards() -> Non
     assert [(work.worker_id, work.turn) for work in works if isinstance(work, StreamWork)] == [
         (0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2)
     ]  # fmt: skip
+
+
+def test_epochs_without_batches_are_passed_over() -> None:
+    lengths = {0: 1, 1: 0, 2: 0, 3: 1}
+    source = PlannedSource(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
+    assert first(source, 4) == [PlannedWork(0, 0), PlannedWork(3, 0), PlannedWork(4, 0), PlannedWork(4, 1)]

@@ -1,0 +1,270 @@
+"""What a run leaves out of its epochs: the arithmetic, and what is delivered around it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_loader.errors import StateMismatch
+from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.run import Run
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips
+from tests.unit.sampling.test_plan import plans_of_all_ranks, settings_of, whole_order
+
+ranges = st.builds(
+    lambda epoch, begin, length: SkippedRange(epoch, begin, begin + length),
+    st.integers(0, 2),
+    st.integers(0, 60),
+    st.integers(1, 20),
+)
+some_ranges = st.lists(ranges, max_size=6)
+
+
+def positions(skips: Skips, epoch: int) -> set[int]:
+    return {position for one in skips.ranges if one.epoch == epoch for position in range(one.begin, one.end)}
+
+
+@given(first=some_ranges, more=some_ranges)
+def test_added_ranges_are_the_union_however_they_come(first: list[SkippedRange], more: list[SkippedRange]) -> None:
+    skips = NO_SKIPS.added(first).added(more)
+    assert skips == NO_SKIPS.added([*more, *first])
+    for epoch in range(3):
+        wanted = {p for one in first + more if one.epoch == epoch for p in range(one.begin, one.end)}
+        assert positions(skips, epoch) == wanted
+        assert skips.num_samples(epoch) == len(wanted)
+    ends = [(one.epoch, one.end) for one in skips.ranges]
+    assert all((one.epoch, one.begin) not in ends for one in skips.ranges), "ranges that touch are one"
+
+
+@given(skips=some_ranges.map(NO_SKIPS.added), epoch=st.integers(0, 2))
+def test_places_count_what_is_not_skipped(skips: Skips, epoch: int) -> None:
+    left = [position for position in range(100) if position not in positions(skips, epoch)]
+    places = np.arange(len(left))
+    assert skips.positions_of(epoch, places).tolist() == left
+    assert [skips.position_of(epoch, place) for place in places.tolist()] == left
+    for position in range(100):
+        assert skips.place_of(epoch, position) == sum(other < position for other in left)
+
+
+@given(skips=some_ranges.map(NO_SKIPS.added))
+def test_skips_survive_json(skips: Skips) -> None:
+    assert Skips.from_list(json.loads(json.dumps(skips.to_list())), 100) == skips
+
+
+@pytest.mark.parametrize("kind", [np.array, lambda rows: [tuple(map(np.int64, row)) for row in rows]])
+def test_a_checkpoint_may_convert_the_ranges(kind: Any) -> None:
+    assert Skips.from_list(kind([[0, 2, 4], [1, 0, 3]]), 10) == Skips((SkippedRange(0, 2, 4), SkippedRange(1, 0, 3)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, "text", {"a": 1}, [3], [[0, 1]], [[0, 1, 2, 3]], [[0, 4, 4]], [[-1, 0, 1]], [[0, -1, 1]], [[0, 1, 2.5]]],
+)
+def test_anything_else_in_a_state_is_refused(value: Any) -> None:
+    with pytest.raises(StateMismatch, match=r"skipped=.* must be a list of ranges"):
+        Skips.from_list(value, 10)
+
+
+def test_a_range_beyond_the_dataset_is_refused() -> None:
+    with pytest.raises(StateMismatch, match=r"\[0, 5, 11\] ends beyond its num_samples=10"):
+        Skips.from_list([[0, 5, 11]], 10)
+
+
+# The plan ---------------------------------------------------------------------------------------------------------
+
+small = st.integers(1, 9)
+
+
+def kept(plan: Plan, epoch: int, step: int) -> list[int]:
+    """The samples of a batch, without its padding."""
+    batch = plan.batch(epoch, step)
+    return [int(index) for index in batch.indices[: len(batch.indices) - batch.num_padding]]
+
+
+@given(data=st.data(), num_samples=st.integers(1, 150), batch_size=small, world_size=st.integers(1, 4))
+@settings(max_examples=150, deadline=None)
+def test_skipping_steps_leaves_all_others_as_they_are(
+    data: st.DataObject, num_samples: int, batch_size: int, world_size: int
+) -> None:
+    uneven, drop_last = data.draw(st.sampled_from(Uneven)), data.draw(st.booleans())
+    chosen = settings_of(batch_size=batch_size, world_size=world_size, uneven=uneven, drop_last=drop_last)
+    for plan in plans_of_all_ranks(num_samples, chosen):
+        num_steps = Plan(plan.order, replace(plan.settings, rank=0)).num_batches(1)
+        if not num_steps:
+            continue
+        steps = data.draw(st.sets(st.integers(0, num_steps - 1)))
+        skips = NO_SKIPS.added(plan.range_of(1, step) for step in steps)
+        less = Plan(plan.order, replace(plan.settings, skips=skips))
+        left = [step for step in range(plan.num_batches(1)) if step not in steps]
+        assert [kept(less, 1, step) for step in range(less.num_batches(1))] == [kept(plan, 1, step) for step in left]
+        reader = PlanReader(less)
+        for step in range(less.num_batches(1)):
+            assert reader.batch(1, step).indices.tolist() == less.batch(1, step).indices.tolist()
+
+
+@given(num_samples=st.integers(1, 100), batch_size=small, world_size=st.integers(1, 5), cut=some_ranges)
+@settings(max_examples=150, deadline=None)
+def test_no_skipped_sample_is_padding(
+    num_samples: int, batch_size: int, world_size: int, cut: list[SkippedRange]
+) -> None:
+    skips = NO_SKIPS.added(replace(one, epoch=0) for one in cut if one.end <= num_samples)
+    plans = plans_of_all_ranks(num_samples, settings_of(batch_size=batch_size, world_size=world_size))
+    order = whole_order(plans[0])
+    skipped = {order[position] for position in positions(skips, 0)}
+    delivered = [
+        index
+        for plan in plans
+        for less in [Plan(plan.order, replace(plan.settings, skips=skips))]
+        for step in range(less.num_batches(0))
+        for index in less.batch(0, step).indices.tolist()
+    ]
+    assert set(delivered) == set(order) - skipped
+
+
+def test_a_trial_batch_is_of_an_epoch_with_a_full_step() -> None:
+    skips = NO_SKIPS.added([SkippedRange(0, 0, 20), SkippedRange(1, 15, 20)])
+    plan = Plan.of(20, replace(settings_of(batch_size=8), skips=skips))
+    assert (plan.num_batches(0), plan.num_batches(1)) == (0, 2)
+    assert plan.trial(skips) == (1, 0)
+    assert plan.last_irregular_epoch == 1
+
+
+def test_a_trial_batch_has_nothing_that_a_later_plan_skips() -> None:
+    plan = Plan.of(20, settings_of(batch_size=8))
+    assert plan.trial(NO_SKIPS) == (0, 0)
+    assert plan.trial(NO_SKIPS.added([SkippedRange(0, 3, 5)])) == (0, 1)
+    assert plan.trial(NO_SKIPS.added([SkippedRange(0, 0, 20)])) == (1, 0)
+
+
+def test_the_end_of_a_step_is_the_same_whether_the_next_one_is_skipped() -> None:
+    plan = Plan.of(50, settings_of(batch_size=5, world_size=2))
+    less = Plan(plan.order, replace(plan.settings, skips=NO_SKIPS.added([plan.range_of(0, 2)])))
+    assert [less.end_of_step(0, step).num_samples for step in range(4)] == [10, 20, 40, 50]
+    assert less.position_after(0, 1) == Position(0, 30)
+
+
+@pytest.mark.parametrize("step", [-1, 5])
+def test_the_range_of_a_step_that_an_epoch_lacks_is_an_index_error(step: int) -> None:
+    with pytest.raises(IndexError, match="outside an epoch of 5 steps"):
+        Plan.of(50, settings_of(batch_size=5, world_size=2)).range_of(0, step)
+
+
+# The run ----------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """A run as a loader makes it, without a loader: passes over plans of all ranks, from state to state."""
+
+    def __init__(self, num_samples: int, batch_size: int, world_size: int) -> None:
+        order = OrderSettings.of(seed=5, shuffle=True, window=0, batch_size=1)
+        self.run = Run(order, frozenset())
+        self.run.note_length(num_samples)
+        self.num_samples = num_samples
+        self.settings = PlanSettings(order, batch_size, world_size, 0, Uneven.EXACT, False)
+
+    def skip(self, steps: list[int], epoch: int) -> None:
+        plan = Plan.of(self.num_samples, self.settings)
+        asked = [plan.range_of(epoch, step) for step in steps]
+        self.run.skip(asked, self.num_samples)
+
+    def take(self, num_steps: int) -> tuple[int, list[int]]:
+        """Begin a pass and take so many of its steps. Return the epoch, and the samples of all ranks."""
+        begin, order = self.run.progress.next_begin(self.num_samples), self.run.order
+        chosen, first = replace(self.settings, order=order, skips=self.run.skips).resumed_at(begin)
+        plans = plans_of_all_ranks(self.num_samples, chosen)
+        self.run.progress.begin(begin, plans[0], first)
+        stop = min(first + num_steps, plans[0].num_batches(begin.epoch))
+        taken = [
+            index
+            for step in range(first, stop)
+            for plan in plans
+            if step < plan.num_batches(begin.epoch)
+            for index in plan.batch(begin.epoch, step).indices.tolist()
+        ]
+        self.run.progress.advance(stop)
+        if stop == plans[0].num_batches(begin.epoch):
+            self.run.progress.end()
+        return begin.epoch, taken
+
+
+@given(data=st.data(), num_samples=st.integers(1, 80))
+@settings(max_examples=200, deadline=None)
+def test_delivered_and_skipped_are_each_epoch_once_over_any_chain_of_stops(
+    data: st.DataObject, num_samples: int
+) -> None:
+    state: dict[str, Any] | None = None
+    delivered: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    while True:
+        loop = Loop(num_samples, data.draw(small), data.draw(st.integers(1, 3)))
+        if state is not None:
+            loop.run.load_state_dict(state)
+        before = loop.run.skips
+        steps, epoch = data.draw(st.lists(st.integers(0, 20), max_size=3)), data.draw(st.integers(0, 2))
+        try:
+            loop.skip(steps, epoch)
+        except (ValueError, IndexError):  # delivered, or beyond the epoch's end
+            assert loop.run.skips == before
+        if loop.run.progress.next_begin(num_samples).epoch > 2:
+            break
+        epoch, taken = loop.take(data.draw(st.integers(1, 30)))
+        delivered[epoch] += taken
+        state = json.loads(json.dumps(loop.run.state_dict()))
+    order = Plan.of(num_samples, loop.settings)
+    for epoch, samples in delivered.items():
+        skipped = positions(loop.run.skips, epoch)
+        wanted = [index for position, index in enumerate(whole_order(order, epoch)) if position not in skipped]
+        assert samples == wanted, Counter(samples)
+
+
+def test_a_step_behind_the_loop_cannot_be_skipped_and_nothing_changes() -> None:
+    loop = Loop(40, 5, 2)
+    loop.take(2)
+    with pytest.raises(
+        ValueError, match="samples 10 to 19 of epoch 0 can't be skipped: the loop is beyond its first 20"
+    ):
+        loop.skip([3, 1], 0)
+    assert loop.run.skips == NO_SKIPS
+
+
+def test_a_step_of_a_past_epoch_can_only_be_skipped_once_that_epoch_is_chosen() -> None:
+    loop = Loop(40, 5, 2)
+    loop.take(4)
+    with pytest.raises(ValueError, match="beyond its first 40"):
+        loop.skip([1], 0)
+    loop.run.progress.choose_epoch(0)
+    loop.skip([1], 0)
+    assert loop.take(9) == (
+        0,
+        [index for p, index in enumerate(whole_order(Plan.of(40, loop.settings))) if p // 10 != 1],
+    )
+
+
+def test_a_step_that_is_skipped_already_can_be_asked_for_again() -> None:
+    loop = Loop(40, 5, 2)
+    loop.skip([0], 0)
+    loop.take(1)
+    loop.skip([0], 0)
+    assert loop.run.skips == Skips((SkippedRange(0, 0, 10),))
+
+
+def test_the_state_of_a_run_without_skips_has_no_field_for_them() -> None:
+    loop = Loop(40, 5, 2)
+    assert set(loop.run.state_dict()) == {
+        "version", "seed", "epoch", "position", "shuffle", "nearby_shuffle", "run_length", "num_samples",
+    }  # fmt: skip
+
+
+def test_a_loaded_state_replaces_the_skips() -> None:
+    loop, other = Loop(40, 5, 2), Loop(40, 5, 2)
+    loop.skip([1], 0)
+    other.skip([2], 1)
+    other.run.load_state_dict(loop.run.state_dict())
+    assert other.run.skips == loop.run.skips
