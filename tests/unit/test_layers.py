@@ -128,6 +128,20 @@ RULES: dict[str, set[str]] = {
     "integrations": {"dataloader"},
     # The command line. It names the modules of its subcommands, and imports them when they are run.
     "cli": set(),
+    "replay": {
+        "errors",
+        "notices",
+        "checks",
+        "options",
+        "ranks.ranks",
+        "sampling",
+        "scheduler",
+        "batch",
+        "worker",
+        "session",
+        "loader",
+        "cli",
+    },
     "__main__": {"cli"},
 }
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
