@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 import threading
 import weakref
@@ -32,6 +33,7 @@ from swift_loader.dataloader.pinning import pin_device_of
 from swift_loader.dataloader.pool import WorkerPool, check_pool, usable
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_of_shard
+from swift_loader.dataloader.skipping import check_ahead, checked_steps, no_steps
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
@@ -177,6 +179,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
         self._sharing = Sharing()
+        self._to_skip: set[int] = set()
+        """Steps that the next epoch leaves out, if it begins at its start."""
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_end = False
@@ -300,11 +304,13 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
             epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._metrics, self._shard())
+            epoch.skip(self._to_skip)
         else:
             self.check_worker_number_rationality()
             if self.workers is not None:
                 self.workers.check_open()
             epoch = self._begin_with_workers(number, resume)
+        self._to_skip = set()
         latest: Epoch = self._evened(epoch) if self.equal_batches else epoch
         self._latest = latest
         return latest
@@ -339,7 +345,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             seed_pipe(self.dataset, draws.pipe_seed)
             workers = self._start_of(marks)(draws.base_seed)
         if not isinstance(self.dataset, IterableDataset):
-            return IndexEpoch(self, draws, workers, self._shelf, resume)
+            return IndexEpoch(self, draws, workers, self._shelf, resume, self._to_skip)
         probe = self._sharing.probe_of(self, resume)
         if probe is None:
             return StreamEpoch(self, draws, workers, self._shelf, resume)
@@ -395,6 +401,35 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
+    def skip(self, steps: int | Iterable[int]) -> None:
+        """Leave out steps of an epoch: their indices are drawn, but the loop doesn't get the batches.
+
+        It is about the epoch that `state_dict()` tells of, or the next one once that is over. The state has the steps
+        that are still to come. A batch that a worker has begun is dropped; others aren't built. Call it with the same
+        steps on all ranks. `len()` stays as it is.
+
+        Args:
+            steps: One step or several, counted from the epoch's first batch: what `enumerate(loader)` counts in an
+                epoch that begins at its start and skips nothing.
+
+        Raises:
+            TypeError: A step isn't an integer.
+            ValueError: The epoch has no such step, or the loop is beyond it, or the dataset is an `IterableDataset`.
+                Nothing is skipped then.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            raise no_steps(checked_steps(steps))
+        asked = checked_steps(steps, operator.length_hint(self._index_sampler, -1))
+        loaded, latest = self._loaded, self._latest
+        if loaded is not None and not loaded.draws.is_over:
+            asked -= set(loaded.ahead)
+            check_ahead(asked, loaded.draws.num_drawn, ())
+            self._loaded = replace(loaded, ahead=tuple(sorted({*loaded.ahead, *asked})))
+        elif loaded is None and isinstance(latest, (InlineEpoch, IndexEpoch)) and not latest.is_over:
+            latest.skip(asked)
+        else:
+            self._to_skip |= asked
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, as plain types. Call it at any time.
 
@@ -408,7 +443,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._prepared = self._begin()
             assert self._latest is not None, "an epoch has begun"
             position = self._latest.position()
-        return {**position.to_dict(), batching.NAME: batching.batching_of(self)}
+        state = {**position.to_dict(), batching.NAME: batching.batching_of(self)}
+        return {**state, "to_skip": sorted(self._to_skip)} if self._to_skip else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
@@ -421,6 +457,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if state:
             loaded = self._sharing.resumed(self, LoaderPosition.from_dict(state))
             batching.check_batching(state.get(batching.NAME), loaded, self)
+            self._to_skip = set(state.get("to_skip", ()))
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
         self._latest = self._prepared = self._iterator = None

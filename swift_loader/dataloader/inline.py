@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import time
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import WorkerProcess
+from swift_loader.dataloader.skipping import check_ahead
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.worker.stream_parts import PartsIterator, parts_in
@@ -49,6 +51,9 @@ class InlineEpoch:
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._num_yielded = self._num_fetched = 0
+        self._num_skipped = 0
+        """Steps before the next batch that the loop didn't get."""
+        self._skipped: set[int] = set()
         self._shard = shard
         self._metrics = metrics
         metrics.end_pass()
@@ -84,6 +89,8 @@ class InlineEpoch:
         """Go to a position in the middle of an epoch."""
         self._num_yielded, self._sampler_state = resume.num_yielded, resume.draws.sampler_state
         if not self._is_stream:
+            self._num_skipped = resume.draws.num_drawn - resume.num_yielded
+            self._skipped = set(resume.ahead)
             return
         self._unused = saved
         if (parts := parts_in(saved.iterator_state)) is not None:
@@ -134,6 +141,10 @@ class InlineEpoch:
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
         drawn = self._draws.next()
+        while drawn is not None and drawn.step in self._skipped:
+            self._num_skipped += 1
+            self._sampler_state = drawn.sampler_state
+            drawn = self._draws.next()
         if drawn is None:
             self.end()
             raise StopIteration
@@ -154,6 +165,16 @@ class InlineEpoch:
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
         return batch
+
+    def skip(self, steps: Iterable[int]) -> None:
+        """Leave steps out.
+
+        Raises:
+            ValueError: The loop got one of them already. Nothing is skipped then.
+        """
+        asked = set(steps) - self._skipped
+        check_ahead(asked, self._draws.num_drawn, ())
+        self._skipped |= asked
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
@@ -177,12 +198,14 @@ class InlineEpoch:
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        draws = self._draws.state_at(self._num_yielded, self._sampler_state, is_over=self._is_over)
+        num_done = self._num_yielded + self._num_skipped
+        draws = self._draws.state_at(num_done, self._sampler_state, is_over=self._is_over)
         return LoaderPosition(
             num_workers=0,
             is_stream=self._is_stream,
             num_yielded=self._num_yielded,
             draws=draws,
+            ahead=tuple(sorted(step for step in self._skipped if step >= num_done)),
             workers=(self._snapshot(),),
             length_called=self._length_called,
             num_sharing=0 if self._shard is None else self._shard.world_size,

@@ -98,7 +98,7 @@ class LoaderPosition:
     last_worker: int = -1
     """The worker whose shard gave the last batch; -1 before the first. Only for streams."""
     ahead: tuple[int, ...] = ()
-    """Steps that the loop got before earlier ones, with `in_order=False`."""
+    """Later steps that the loop won't get: it got them before earlier ones, with `in_order=False`, or skips them."""
     workers: tuple[WorkerSnapshot, ...] = field(default=())
     """By worker id. One, with `num_workers=0`."""
     length_called: int | None = None

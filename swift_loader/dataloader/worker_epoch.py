@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
 from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.shards import Shards, SharedShards
+from swift_loader.dataloader.skipping import check_ahead
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
@@ -78,6 +79,7 @@ class IndexEpoch:
         workers: LoaderWorkers,
         shelf: WorkerShelf,
         resume: LoaderPosition | None,
+        skipped: Iterable[int] = (),
     ) -> None:
         """Begin to build ahead of the loop.
 
@@ -87,6 +89,7 @@ class IndexEpoch:
             workers: Which build the batches.
             shelf: Gets the workers back.
             resume: Where to continue.
+            skipped: Steps that the loop doesn't get.
         """
         self._num_workers = loader.num_workers
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
@@ -107,6 +110,8 @@ class IndexEpoch:
         """All steps before this one are behind the loop."""
         self._done_ahead: set[int] = set() if resumed is None else set(resumed.ahead)
         """Later steps that are behind the loop, too, because they came out of order."""
+        self._skipped = set(skipped)
+        """Steps that the loop doesn't get. Those that workers build already are dropped when they come."""
         self._num_yielded = 0 if resumed is None else resumed.num_yielded
         self._state_at_done = None if resumed is None else resumed.draws.sampler_state
         self._states: dict[int, tuple[Any, Any] | None] = {}
@@ -135,6 +140,8 @@ class IndexEpoch:
 
     def _put(self, drawn: Drawn) -> None:
         self._states[drawn.step] = drawn.sampler_state
+        if drawn.step in self._skipped:
+            self._done_ahead.add(drawn.step)
         if drawn.step not in self._done_ahead:
             self._queue.put(drawn.step, drawn.indices)
             self._num_in_flight += 1
@@ -156,6 +163,16 @@ class IndexEpoch:
             StopIteration: There is none.
             Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
         """
+        delivery = self._take()
+        while isinstance(delivery.work, IndexWork) and delivery.work.step in self._skipped:
+            delivery = self._take()
+        if delivery.error is not None:
+            raise delivery.error
+        self._num_yielded += 1
+        return delivery.batch
+
+    def _take(self) -> Delivery:
+        """Return what the workers give next, and count it."""
         self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
         if self._num_in_flight == 0:
             self._end()
@@ -163,10 +180,17 @@ class IndexEpoch:
         if isinstance(delivery.work, IndexWork):
             self._note(delivery.work.step)
             self._shards.note(delivery)
-        if delivery.error is not None:
-            raise delivery.error
-        self._num_yielded += 1
-        return delivery.batch
+        return delivery
+
+    def skip(self, steps: Iterable[int]) -> None:
+        """Leave steps out.
+
+        Raises:
+            ValueError: The loop got one of them already. Nothing is skipped then.
+        """
+        asked = set(steps) - self._skipped
+        check_ahead(asked, self._num_done, self._done_ahead)
+        self._skipped |= asked
 
     def _end(self) -> None:
         if self._sampler_error is not None:
@@ -181,7 +205,7 @@ class IndexEpoch:
         """Count a step that is behind the loop."""
         self._num_in_flight -= 1
         self._done_ahead.add(step)
-        while self._num_done in self._done_ahead:
+        while self._num_done in self._done_ahead and self._num_done in self._states:
             self._done_ahead.remove(self._num_done)
             self._state_at_done = self._states.pop(self._num_done)
             self._num_done += 1
@@ -208,7 +232,7 @@ class IndexEpoch:
             is_stream=False,
             num_yielded=self._num_yielded,
             draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self._is_over),
-            ahead=tuple(sorted(self._done_ahead)),
+            ahead=tuple(sorted(self._done_ahead.union(step for step in self._skipped if step >= self._num_done))),
             workers=self._shards.snapshots(),
             length_called=self._length_called,
         )
