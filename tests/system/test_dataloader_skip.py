@@ -158,3 +158,22 @@ def test_what_cannot_be_skipped_says_why_and_changes_nothing(
 def test_steps_of_a_stream_cannot_be_skipped() -> None:
     with pytest.raises(ValueError, match=r"steps \[1\] can't be skipped: the dataset is an IterableDataset"):
         DataLoader(Stream(), 3).skip(1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_came_early_out_of_order_does_not_come_again(workers: int) -> None:
+    epoch = batches_of(loader_of(0))
+    loader = loader_of(0)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    state["_snapshot"]["_main_snapshot"]["ahead"] = [4, 6]  # as after steps 0, 1, 2, 4 and 6
+    state["_snapshot"]["_snapshot_step"] = 5
+    resumed = loader_of(workers)
+    resumed.load_state_dict(state)
+    iterator = iter(resumed)
+    seen = [next(iterator).tolist()]
+    again = loader_of(workers)
+    again.load_state_dict(resumed.state_dict())
+    assert seen + batches_of(again) == without(epoch, 0, 1, 2, 4, 6)
