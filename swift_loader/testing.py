@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import pickle
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from swift_loader.batch.digests import as_array, digest_array, digest_leaf
 from swift_loader.batch.tree import parts
 
 if TYPE_CHECKING:
@@ -132,44 +129,20 @@ def _through_json(state: dict[str, int]) -> dict[str, int]:
 
 def _marks(part: Any, path: str, position: int | None, num_samples: int) -> Iterator[_Mark]:
     """Yield the marks of all leaves. An array or list with an entry per sample gets a mark per sample."""
-    array = _as_array(part)
+    array = as_array(part)
     if array is not None and not array.dtype.hasobject:
         if position is None and array.ndim and len(array) == num_samples:
             for number, row in enumerate(array):
-                yield _Mark(path, number, _digest(f"{row.dtype}{row.shape}".encode() + row.tobytes()))
+                yield _Mark(path, number, digest_array(row))
         else:
-            yield _Mark(path, position, _digest(f"{array.dtype}{array.shape}".encode() + array.tobytes()))
+            yield _Mark(path, position, digest_array(array))
         return
     inside = [] if isinstance(part, (set, frozenset)) else list(parts(part))
     by_sample = position is None and isinstance(part, list) and len(part) == num_samples
     for number, (suffix, child) in enumerate(inside):
         yield from _marks(child, path if by_sample else path + suffix, number if by_sample else position, num_samples)
     if not inside:
-        yield _Mark(path, position, _digest(_to_bytes(part)))
-
-
-def _as_array(part: Any) -> NDArray[Any] | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(part, torch.Tensor):
-        return np.asarray(part) if isinstance(part, (np.ndarray, np.generic)) else None
-    tensor = part.detach().cpu().to_dense() if part.layout is not torch.strided else part.detach().cpu()
-    try:
-        return np.asarray(tensor.numpy())
-    except TypeError:  # NumPy doesn't have the dtype, such as bfloat16
-        return np.asarray(tensor.contiguous().reshape(*tensor.shape, 1).view(torch.uint8).numpy())
-
-
-def _to_bytes(leaf: Any) -> bytes:
-    if isinstance(leaf, (set, frozenset)):
-        return repr(sorted(map(repr, leaf))).encode()  # a set has no order
-    try:
-        return pickle.dumps(leaf)
-    except Exception:  # the result of the user's batch_decoder may not be picklable
-        return repr(leaf).encode()
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+        yield _Mark(path, position, digest_leaf(part))
 
 
 def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:

@@ -1,0 +1,64 @@
+"""The third process: runs a loader over some samples, stops it, resumes it, and compares every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swift_loader.cli.target import made_by
+from swift_loader.doctor.facts import Resumed
+from swift_loader.doctor.probes.board import Board, Phase, Request
+from swift_loader.doctor.probes.subject import SEED
+from swift_loader.loader import SwiftLoader
+from swift_loader.testing import assert_resume_exact
+
+__all__ = ["Some", "resume"]
+
+_NUM_WORKERS = 2
+_BATCHES_PER_EPOCH = 4
+_NUM_BATCHES = 6
+"""Across the end of the first epoch."""
+
+_MAX_TEXT = 600
+
+
+class Some:
+    """Some samples of the dataset that a target names."""
+
+    def __init__(self, target: str, indices: Sequence[int]) -> None:
+        """Build the dataset. Runs in the loader's own processes."""
+        made = made_by(target)
+        self._dataset = made.dataset if hasattr(made, "dataset") and not hasattr(type(made), "__getitem__") else made
+        self._indices = list(indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[self._indices[index]]
+
+
+def resume(request: Request, board: Board, report: Callable[[object], None]) -> None:
+    """Run the loader and report whether it resumes exactly."""
+    board.enter(Phase.RUNNING)
+    error, is_mismatch = "", False
+    try:
+        assert_resume_exact(lambda: _loader(request), num_batches=_NUM_BATCHES, num_cuts=1)
+    except AssertionError as mismatch:
+        error, is_mismatch = str(mismatch), True
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    report(Resumed(len(request.indices), _NUM_WORKERS, " ".join(error.split())[:_MAX_TEXT], is_mismatch))
+
+
+def _loader(request: Request) -> SwiftLoader:
+    return SwiftLoader(
+        Some,
+        {"target": request.settings.target, "indices": list(request.indices)},
+        batch_size=max(1, len(request.indices) // _BATCHES_PER_EPOCH),
+        worker_per_consumer=_NUM_WORKERS,
+        seed=SEED,
+        nb_consumer=1,
+        collate_fn=list,  # samples needn't have the same leaves here
+        benchmark=False,
+    )
