@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import sys
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["as_array", "digest", "digest_array", "digest_leaf"]
+
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,16}")
+"""An address in the `repr` of an object, which differs each time."""
 
 
 def as_array(part: Any) -> NDArray[Any] | None:
@@ -46,4 +50,4 @@ def _to_bytes(leaf: Any) -> bytes:
     try:
         return pickle.dumps(leaf)
     except Exception:  # the result of the user's code may not be picklable
-        return repr(leaf).encode()
+        return _ADDRESS.sub("", repr(leaf)).encode()

@@ -17,7 +17,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     defaults = Settings("")
-    parser.add_argument("target", metavar="PACKAGE.MODULE:NAME", help="a dataset, or a function or class that makes one")
+    parser.add_argument(
+        "target", metavar="PACKAGE.MODULE:NAME", help="a dataset, or a function or class that makes one"
+    )
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long to measure (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=defaults.batch_size, help="samples per batch (%(default)s)")
     parser.add_argument(

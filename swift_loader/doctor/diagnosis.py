@@ -48,7 +48,11 @@ class Diagnosis:
     @classmethod
     def of(cls, settings: Settings, evidence: Evidence, num_cores: float) -> Diagnosis:
         """Return what follows from the evidence."""
-        seen, batch, built = timing(evidence.samples), batch_time(evidence.batches), evidence.construction
+        seen, batch, built = (
+            timing(evidence.samples, evidence.contention),
+            batch_time(evidence.batches),
+            evidence.construction,
+        )
         workers = None
         if settings.step_s is not None and seen is not None:
             batch_s = batch.mean_s if batch is not None else seen.mean_s * settings.batch_size

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from swift_loader.doctor import facts
@@ -35,6 +36,7 @@ _PARTS: dict[type, str] = {
     facts.Construction: "construction",
     facts.FirstFailing: "first_failing",
     facts.Batches: "batches",
+    facts.Contention: "contention",
     facts.Stacks: "stacks",
     facts.Habits: "habits",
     facts.Draws: "draws",
@@ -94,10 +96,14 @@ def _examine(settings: Settings, gathered: _Gathered, step: Step) -> None:
     for start in range(_MAX_STARTS):
         left_s = settings.seconds / 2**start
         request = Request(Role.EXAMINE, settings, import_path(), left_s, avoid=frozenset(avoid))
-        ended = gathered.run(request, lambda: step("measuring", 0.6 * min(1, (time.monotonic() - began_s) / left_s)))
+        ended = gathered.run(request, partial(_show, step, began_s, settings.seconds))
         if ended is None or ended.index is None:
             return
         avoid.add(ended.index)
+
+
+def _show(step: Step, began_s: float, seconds: float) -> None:
+    step("measuring", 0.6 * min(1.0, (time.monotonic() - began_s) / seconds))
 
 
 def _request(role: Role, settings: Settings, seconds: float, indices: tuple[int, ...]) -> Request:
@@ -136,7 +142,8 @@ class _Gathered:
 
     def evidence(self) -> Evidence:
         """Return all of it."""
-        return Evidence(**self._parts, **{name: tuple(reports) for name, reports in self._lists.items()})
+        lists: dict[str, Any] = {name: tuple(reports) for name, reports in self._lists.items()}
+        return Evidence(**self._parts, **lists)
 
     def comparable(self) -> tuple[int, ...]:
         """Return the samples that were built twice."""

@@ -17,6 +17,7 @@ __all__ = [
     "Batches",
     "Construction",
     "Container",
+    "Contention",
     "Digests",
     "Draws",
     "Ended",
@@ -116,8 +117,6 @@ class Container:
     num_objects: int
     nbytes: int
     """Estimated from some of its items; without arrays."""
-    num_array_items: int = 0
-    """Number of items that are arrays or tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +143,14 @@ class Sample:
     def nbytes(self) -> int:
         """Size of its leaves."""
         return sum(leaf.nbytes for leaf in self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How much the machine was in the way while samples were measured."""
+
+    queued_s: float
+    """How long the fetching thread was ready to run, and had no core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +208,11 @@ class Stacks:
 class Habits:
     """What fetching samples does beside returning them."""
 
-    num_samples: int
-    printed: str
-    """The last that was printed."""
+    num_fetches: int
+    """While output was counted."""
     num_lines_printed: int
+    printed: str
+    """The last line."""
     changed: tuple[str, ...]
     """Settings of the process that changed, such as `the working directory`."""
     views: tuple[tuple[str, int, int], ...]
@@ -268,8 +276,10 @@ class Ended:
     """The sample that was being fetched."""
     how: str
     """Such as `was killed by SIGSEGV` or `did not return within 60 s`."""
+    line: Line | None = None
+    """The user's line that was running, if the stack could be written."""
     output: str = ""
-    """The last that it printed."""
+    """The last that it printed, if there is no stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +293,7 @@ class Evidence:
     failures: tuple[Failure, ...] = ()
     first_failing: FirstFailing | None = None
     slow_again: tuple[SlowAgain, ...] = ()
+    contention: Contention | None = None
     batches: Batches | None = None
     stacks: Stacks | None = None
     habits: Habits | None = None

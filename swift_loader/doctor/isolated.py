@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from typing import IO, Any
 
@@ -22,15 +22,15 @@ from swift_loader.cli.errors import CommandError
 from swift_loader.doctor.facts import Ended
 from swift_loader.doctor.probes.board import Board, Phase, Progress, Request
 from swift_loader.doctor.probes.child import Done, Unusable
+from swift_loader.doctor.probes.own_code import is_users_file
+from swift_loader.doctor.rules.lines import line_in_dump
 from swift_loader.doctor.units import time_text
 from swift_loader.executors.environment import environ_for_workers, interpreter_command
 from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
 __all__ = ["run_isolated"]
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; from swift_loader.doctor.probes.child import main; main({parent})"
-)
+_START = "import sys; sys.path[:] = {path!r}; from swift_loader.doctor.probes.child import main; main({parent})"
 
 _EXIT_S = 10.0
 """How long a process may take to end after its last report."""
@@ -40,14 +40,15 @@ _DUMP_S = 1.0
 _JOIN_S = 2.0
 """How long the reader may take to see the end of the pipe."""
 
-_MAX_OUTPUT = 1500
+_MAX_OUTPUT = 1 << 14
+_MAX_LINES = 4
 
 
 class _EndOfReports:
     """There is nothing more to read."""
 
 
-def run_isolated(request: Request) -> Iterator[object]:
+def run_isolated(request: Request) -> Generator[object, None, None]:
     """Yield the reports of a process as they come. If it dies or hangs, the last one is `Ended`.
 
     Closing the generator ends the process.
@@ -79,7 +80,7 @@ def run_isolated(request: Request) -> Iterator[object]:
 
 def _start(request: Request, requests: IO[bytes], output: IO[bytes]) -> subprocess.Popen[bytes]:
     code = _START.format(path=list(request.import_path), parent=os.getpid())
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - our own interpreter
         [*interpreter_command(), "-c", code],
         stdin=requests,
         stdout=subprocess.PIPE,
@@ -120,7 +121,9 @@ def _ended(
     else:
         how = _how(process.wait(_EXIT_S))
     index = progress.index if progress.phase is Phase.FETCHING else None
-    return Ended(progress.phase.text, index, how, _tail(output))
+    printed = _printed(output)
+    line = line_in_dump(printed, is_users_file)
+    return Ended(progress.phase.text, index, how, line, "" if line is not None else _last_lines(printed))
 
 
 def _how(status: int) -> str:
@@ -130,11 +133,17 @@ def _how(status: int) -> str:
     return f"ended itself with exit code {status}"
 
 
-def _tail(output: IO[bytes]) -> str:
-    """Return the last that the process printed, in one line."""
+def _printed(output: IO[bytes]) -> str:
+    """Return the last that the process printed."""
     end = os.fstat(output.fileno()).st_size
     output.seek(max(0, end - _MAX_OUTPUT))
-    return " | ".join(line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip())
+    return output.read().decode(errors="replace")
+
+
+def _last_lines(text: str) -> str:
+    """Return the last lines in one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-_MAX_LINES:])
 
 
 def _end(process: subprocess.Popen[bytes], reader: threading.Thread) -> None:

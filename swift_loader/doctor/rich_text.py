@@ -30,7 +30,9 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     if diagnosis.lines:
         table = Table("share", "line", "function", title="Where the time goes", title_justify="left")
         for one in diagnosis.lines:
-            table.add_row(share_text(one.share), escape(f"{one.line.file}:{one.line.number}"), escape(one.line.function))
+            table.add_row(
+                share_text(one.share), escape(f"{one.line.file}:{one.line.number}"), escape(one.line.function)
+            )
         console.print(table)
     for finding in diagnosis.findings:
         style = _STYLES[finding.severity]

@@ -55,8 +55,8 @@ def time_lines(diagnosis: Diagnosis) -> list[str]:
     lines.append(f"one worker: {seen.samples_per_s:,.0f} samples per second")
     if batch is not None:
         lines.append(
-            f"batch of {batch.batch_size}: p50 {time_text(batch.p50_s)}, {time_text(batch.collate_s)} of it to collate; "
-            f"{nbytes_text(batch.nbytes)}"
+            f"batch of {batch.batch_size}: p50 {time_text(batch.p50_s)}, {time_text(batch.collate_s)} of it to "
+            f"collate; {nbytes_text(batch.nbytes)}"
         )
     if diagnosis.workers is not None:
         lines.append(workers_line(diagnosis.workers))

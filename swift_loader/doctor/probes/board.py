@@ -12,7 +12,7 @@ import pickle
 import struct
 from dataclasses import dataclass
 from enum import Enum
-from typing import IO, NamedTuple
+from typing import IO
 
 from swift_loader.doctor.settings import Settings
 
@@ -73,7 +73,8 @@ class Request:
     """For EXAMINE: samples not to fetch, because they were seen, or kill or hang the process."""
 
 
-class Progress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Progress:
     """What a board says."""
 
     phase: Phase

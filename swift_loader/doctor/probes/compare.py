@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from swift_loader.doctor.facts import OtherBuild
 from swift_loader.doctor.probes.board import Board, Request
@@ -30,13 +31,9 @@ def compare(request: Request, board: Board, report: Callable[[object], None]) ->
     deadline_s = _now_s() + request.seconds
     for index in reversed(request.indices):
         watch.begin()
-        try:
-            sample = subject.fetch(index)
-        except (Exception, SystemExit):
-            continue
-        finally:
-            entropy[index] = watch.end()
-        digests[index] = digests_of(sample)
+        with suppress(Exception, SystemExit):
+            digests[index] = digests_of(subject.fetch(index))
+        entropy[index] = watch.end()
         if _now_s() > deadline_s:
             break
     report(OtherBuild(construction.lengths[0], digests, entropy, of_constructor))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,11 @@ def watch_draws(subject: Subject, indices: Sequence[int], seconds: float) -> Dra
     reseeding: dict[str, list[bool]] = defaultdict(list)
     deadline_s, num_samples = time.perf_counter() + seconds, 0
     for index in indices:
-        try:
+        drawn, after, later = list[str](), dict[str, bytes](), dict[str, bytes]()
+        with suppress(Exception, SystemExit):
             drawn, after = _watch(subject, index, 0, held)
             _, later = _watch(subject, index, 1, held)
-        except (Exception, SystemExit):
+        if not later:  # the sample failed
             continue
         num_samples += 1
         for name in drawn:

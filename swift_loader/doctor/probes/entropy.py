@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from swift_loader.doctor.probes.own_code import is_users_file
@@ -68,9 +68,9 @@ class EntropyWatch:
 
 def _users_line() -> str:
     """Return the innermost line of the user's code; empty if a library asked by itself."""
-    frame = sys._getframe(2)  # noqa: SLF001 - documented, despite its name
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - documented, despite its name
     while frame is not None:
         if is_users_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""

@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from swift_loader.doctor.facts import Digests, Failure, FirstFailing, Habits, Sample
+from swift_loader.doctor.facts import Contention, Digests, Failure, FirstFailing, Habits, Sample
 from swift_loader.doctor.probes.board import Board, Request
 from swift_loader.doctor.probes.draws import watch_draws
 from swift_loader.doctor.probes.holdings import containers_of, growths, lengths_of
 from swift_loader.doctor.probes.leaves import digests_of, large_views, requiring_grad
-from swift_loader.doctor.probes.process_state import ProcessState
+from swift_loader.doctor.probes.process_state import ProcessState, queued_so_far_s
 from swift_loader.doctor.probes.samples import (
     collate_function,
     first_failing,
@@ -58,12 +59,14 @@ def examine(request: Request, board: Board, report: Report) -> None:
     subject = Subject(dataset, construction.lengths[0], board)
     printed, state, lengths = _Printed(), ProcessState.now(), lengths_of(dataset)
     good = _measure(subject, request, seconds, report)
-    num_lines, last = printed.since()
+    num_fetches, (num_lines, last) = subject.num_fetches, printed.since()
     if good:
         report(measure_batches(subject, good, collate, settings.batch_size, seconds["batches"], board))
         report(watch_draws(subject, good[:_NUM_CLOSE], seconds["draws"]))
         report(_build_twice(subject, good[:_NUM_CLOSE], seconds["twice"]))
-        report(_habits(subject, good, state, num_lines, last))
+        views, with_grad = _look_at_leaves(subject, good[:_NUM_VIEWED])
+        changed = ProcessState.now().changed_since(state)
+        report(Habits(num_fetches, num_lines, last, changed, views, with_grad))
     for growth in growths(lengths, lengths_of(dataset)):
         report(growth)
 
@@ -80,8 +83,9 @@ def _measure(subject: Subject, request: Request, seconds: dict[str, float], repo
     sampler = StackSampler()
     order = (index for index in probe_order(subject.num_samples) if index not in request.avoid)
     sampler.start()
-    began_s = time.perf_counter()
+    began_s, queued_s = time.perf_counter(), queued_so_far_s()
     samples = measure(subject, order, seconds["samples"], sampler, note)
+    report(Contention(queued_so_far_s() - queued_s))
     left_s = seconds["samples"] - (time.perf_counter() - began_s)
     look_longer(subject, [sample.index for sample in samples], left_s, sampler)
     sampler.stop()
@@ -105,29 +109,26 @@ def _build_twice(subject: Subject, indices: Sequence[int], seconds: float) -> Di
     first, again = {}, {}
     deadline_s = time.perf_counter() + seconds
     for index in indices:
-        try:
-            first[index] = digests_of(subject.fetch(index))
-            again[index] = digests_of(subject.fetch(index))
-        except (Exception, SystemExit):
-            first.pop(index, None)
-            continue
+        with suppress(Exception, SystemExit):
+            one, other = digests_of(subject.fetch(index)), digests_of(subject.fetch(index))
+            first[index], again[index] = one, other
         if time.perf_counter() > deadline_s:
             break
     return Digests(first, again)
 
 
-def _habits(subject: Subject, indices: Sequence[int], before: ProcessState, num_lines: int, printed: str) -> Habits:
+def _look_at_leaves(
+    subject: Subject, indices: Sequence[int]
+) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
+    """Return the leaves that are views of large arrays, and those that require grad."""
     views: dict[str, tuple[str, int, int]] = {}
     with_grad: dict[str, None] = {}
-    for index in indices[:_NUM_VIEWED]:
-        try:
+    for index in indices:
+        with suppress(Exception, SystemExit):
             sample = subject.fetch(index)
-        except (Exception, SystemExit):
-            continue
-        views |= {view[0]: view for view in large_views(sample)}
-        with_grad |= dict.fromkeys(requiring_grad(sample))
-    changed = ProcessState.now().changed_since(before)
-    return Habits(len(indices), printed, num_lines, changed, tuple(views.values()), tuple(with_grad))
+            views |= {view[0]: view for view in large_views(sample)}
+            with_grad |= dict.fromkeys(requiring_grad(sample))
+    return tuple(views.values()), tuple(with_grad)
 
 
 class _Printed:
@@ -147,5 +148,3 @@ class _Printed:
         sys.stdout.flush()
         sys.stderr.flush()
         return os.fstat(2).st_size
-
-

@@ -78,7 +78,11 @@ def _what(thing: Any) -> str:
     if isinstance(thing, mmap.mmap):
         return ""
     return next(
-        (text for kind in type(thing).__mro__ if (text := _BY_NAME.get((kind.__module__.split(".")[0], kind.__name__)))),
+        (
+            text
+            for kind in type(thing).__mro__
+            if (text := _BY_NAME.get((kind.__module__.split(".")[0], kind.__name__)))
+        ),
         "",
     )
 
@@ -98,12 +102,15 @@ def generators_of(dataset: object) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     kinds: tuple[type, ...] = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
     kinds = kinds if torch is None else (*kinds, torch.Generator)
-    shared = {id(np.random.mtrand._rand), id(random._inst)}  # type: ignore[attr-defined] # noqa: SLF001 - the global ones
+    shared = {id(np.random.mtrand._rand), id(random._inst)}  # noqa: SLF001 - the global ones
     if torch is not None:
         shared.add(id(torch.default_generator))
     found: dict[str, Any] = {}
     module = sys.modules.get(type(dataset).__module__)
-    roots = [("dataset", dataset), *((f"{getattr(module, '__name__', '')}.{name}", value) for name, value in _values(module))]
+    roots = [
+        ("dataset", dataset),
+        *((f"{getattr(module, '__name__', '')}.{name}", value) for name, value in _values(module)),
+    ]
     for name, root in roots:
         things = walk(root, name) if root is dataset else [(name, root)]
         for path, thing in things:
@@ -130,10 +137,10 @@ def containers_of(dataset: object) -> tuple[Container, ...]:
 def _as_containers(path: str, thing: Any) -> Iterator[Container]:
     if isinstance(thing, CONTAINERS) and len(thing) >= _LEAST_OBJECTS:
         num_objects, nbytes = _estimate(thing, 0)
-        yield Container(path, type_name(thing), round(num_objects), round(nbytes))
+        yield Container(path, type_name(thing), round(num_objects) - 1, round(nbytes))
     elif isinstance(thing, np.ndarray) and thing.dtype.hasobject and thing.size >= _LEAST_OBJECTS:
         num_objects, nbytes = _estimate(thing.ravel().tolist() if thing.dtype == object else list(thing.ravel()), 0)
-        yield Container(path, f"numpy.ndarray of dtype {thing.dtype}", round(num_objects), round(nbytes))
+        yield Container(path, f"numpy.ndarray of dtype {thing.dtype}", round(num_objects) - 1, round(nbytes))
     elif type(thing).__module__.startswith("pandas") and hasattr(thing, "dtypes"):
         yield from _columns(path, thing)
 
@@ -142,10 +149,10 @@ def _columns(path: str, frame: Any) -> Iterator[Container]:
     """Yield the columns of a pandas frame or series that hold Python objects."""
     columns = frame.items() if type(frame).__name__ == "DataFrame" else [(None, frame)]
     for name, column in columns:
-        if getattr(column, "dtype", None) == object and len(column) >= _LEAST_OBJECTS:
+        if str(getattr(column, "dtype", "")) == "object" and len(column) >= _LEAST_OBJECTS:
             num_objects, nbytes = _estimate(column.tolist(), 0)
             step = "" if name is None else f"[{name!r}]"
-            yield Container(f"{path}{step}", "pandas column of dtype object", round(num_objects), round(nbytes))
+            yield Container(f"{path}{step}", "pandas column of dtype object", round(num_objects) - 1, round(nbytes))
 
 
 def _estimate(thing: Any, depth: int) -> tuple[float, float]:

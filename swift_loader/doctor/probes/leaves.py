@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +17,6 @@ __all__ = ["digests_of", "large_views", "layout_of", "leaves_of", "requiring_gra
 _MANY = 64
 """Longer lists of numbers or text are one leaf."""
 
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,16}")
-
 _LARGE_NBYTES = 1 << 20
 _MANY_TIMES = 16
 """An array is large beside its view if it has so many bytes, and so many times those of the view."""
@@ -28,7 +25,9 @@ _MANY_TIMES = 16
 def leaves_of(thing: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf) for each leaf of a sample."""
     values = children(thing)
-    if values is None or (isinstance(thing, (list, tuple)) and len(thing) > _MANY and ATOMS.issuperset(map(type, thing))):
+    if values is None or (
+        isinstance(thing, (list, tuple)) and len(thing) > _MANY and ATOMS.issuperset(map(type, thing))
+    ):
         yield path, thing
         return
     for step, value in zip(steps(thing), values, strict=True):
@@ -50,7 +49,7 @@ def _describe(path: str, leaf: Any) -> Leaf:
     return Leaf(path, kind, nbytes=nbytes)
 
 
-def _tensor_type() -> type:
+def _tensor_type() -> type[Any]:
     torch = sys.modules.get("torch")
     return type(None) if torch is None else torch.Tensor
 
@@ -64,8 +63,8 @@ def _digest(leaf: Any) -> bytes:
     array = as_array(leaf)
     if array is not None and not array.dtype.hasobject:
         return digest_array(array)
-    if type(leaf).__repr__ is object.__repr__:  # pickle would follow what it refers to
-        return digest(_ADDRESS.sub("", repr(leaf)).encode())
+    if isinstance(leaf, (list, tuple)):  # of numbers or text; pickle would tell equal text from the same text
+        return digest(repr(leaf).encode())
     return digest_leaf(leaf)
 
 
@@ -92,4 +91,6 @@ def _is_plain(tensor: Any) -> bool:
 def requiring_grad(sample: Any) -> Iterator[str]:
     """Yield the paths of tensors that require grad."""
     kind = _tensor_type()
-    yield from (path for path, leaf in leaves_of(sample) if isinstance(leaf, kind) and getattr(leaf, "requires_grad", False))
+    yield from (
+        path for path, leaf in leaves_of(sample) if isinstance(leaf, kind) and getattr(leaf, "requires_grad", False)
+    )

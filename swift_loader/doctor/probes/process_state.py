@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ProcessState"]
+__all__ = ["ProcessState", "queued_so_far_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,12 @@ class ProcessState:
         return tuple(
             name for name, value in before.settings.items() if name in self.settings and self.settings[name] != value
         )
+
+
+def queued_so_far_s() -> float:
+    """Return for how long this thread was ready to run and had no core, in seconds; 0 where the kernel doesn't say."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -22,7 +23,15 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.worker.fetch import Fetcher, OnError
 from swift_loader.worker.seeding import Rng, Seeding
 
-__all__ = ["collate_function", "first_failing", "look_longer", "measure", "measure_batches", "probe_order", "time_again"]
+__all__ = [
+    "collate_function",
+    "first_failing",
+    "look_longer",
+    "measure",
+    "measure_batches",
+    "probe_order",
+    "time_again",
+]
 
 MAX_SAMPLES = 20_000
 """Of very fast samples, more say nothing new."""
@@ -73,13 +82,10 @@ def look_longer(subject: Subject, indices: Sequence[int], seconds: float, sample
             return
         subject.prepare(index)
         sampler.index = index
-        try:
+        with suppress(Exception, SystemExit):
             subject.get(index)
-        except (Exception, SystemExit):
-            continue
-        finally:
-            sampler.index = None
-            subject.leave()
+        sampler.index = None
+        subject.leave()
 
 
 def _measure_one(
@@ -106,14 +112,10 @@ def time_again(subject: Subject, slow: Sequence[Sample], seconds: float) -> tupl
     for sample in slow:
         subject.prepare(sample.index)
         began_s = time.perf_counter()
-        try:
+        with suppress(Exception, SystemExit):
             subject.get(sample.index)
-        except (Exception, SystemExit):
-            continue
-        finally:
-            took_s = time.perf_counter() - began_s
-            subject.leave()
-        found.append(SlowAgain(sample.index, sample.took_s, took_s))
+        found.append(SlowAgain(sample.index, sample.took_s, time.perf_counter() - began_s))
+        subject.leave()
         if time.perf_counter() > deadline_s:
             break
     return tuple(found)
@@ -181,5 +183,3 @@ def _fetch(fetcher: Fetcher, seeding: Seeding, indices: list[int]) -> list[Any]:
         samples = fetcher.fetch(SEED, 0, indices).samples
         seeding.needs_rebuild()
     return list(samples)
-
-

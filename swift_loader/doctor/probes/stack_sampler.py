@@ -87,4 +87,3 @@ def _stack_from(frame: FrameType | None) -> list[Line]:
         stack.append(Line(file, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return []  # it isn't within a sample any more
-

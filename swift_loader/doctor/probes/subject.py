@@ -54,10 +54,12 @@ class Subject:
         self._seeding = Seeding(Rng.SAMPLE, by_sample=True)
         self.get: Callable[[int], Any] = _getter(dataset)
         """Returns a sample. Call `prepare` before."""
+        self.num_fetches = 0
 
     def prepare(self, index: int, epoch: int = 0) -> WatchedFetching:
         """Seed for a sample, as the loader does."""
         fetching = WatchedFetching(epoch, index)
+        self.num_fetches += 1
         self._board.enter(Phase.FETCHING, index)
         self._seeding.begin(fetching)
         self._seeding.begin_sample(0)
@@ -125,7 +127,14 @@ def build(target: str, board: Board) -> tuple[Any, Construction]:
     hazards = after.beyond(before, "building it") if before is not None and after is not None else ""
     board.enter(Phase.LOOKING)
     construction = Construction(
-        type_name(dataset), import_s, build_s, lengths, length_error, hazards, holders_of(dataset), unsendable_part(dataset)
+        type_name(dataset),
+        import_s,
+        build_s,
+        lengths,
+        length_error,
+        hazards,
+        holders_of(dataset),
+        unsendable_part(dataset),
     )
     return (None if length_error else dataset), construction
 
@@ -152,7 +161,8 @@ def _lengths(dataset: Any) -> tuple[tuple[int, ...], str]:
 def describe_failure(index: int, error: BaseException) -> Failure:
     """Return what a sample raised, and where."""
     stack = [
-        Line(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(traceback.extract_tb(error.__traceback__))
+        Line(frame.filename, frame.lineno or 0, frame.name)
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
     ]
     users = [line for line in stack if is_users_file(line.file)]
     text = "".join(traceback.format_exception_only(error)).strip()

@@ -34,12 +34,13 @@ def judge_faults(evidence: Evidence) -> Verdict:
 
 def _ended(one: Ended) -> Finding:
     where = "" if one.index is None else f" at dataset index {one.index}"
+    at = f", at {one.line}" if one.line is not None else ""
     said = f"; it printed: {one.output}" if one.output else ""
     return Finding(
         Severity.FAULT,
         "faults",
         f"The process that runs the dataset {one.how}{where}.",
-        f"it was {one.doing}{said}",
+        f"it was {one.doing}{at}{said}",
         "Fetch that sample by itself in a script of yours, and see where it stops (python -X faulthandler shows it).",
         () if one.index is None else (one.index,),
     )
@@ -112,17 +113,17 @@ def _judge_habits(verdict: Verdict, habits: Habits) -> None:
                 Severity.WARNING,
                 "side effects",
                 "Fetching a sample changes settings of the whole process.",
-                f"{quoted(habits.changed)} changed while {count_text(habits.num_samples, 'sample')} were fetched",
+                f"changed while samples were fetched: {quoted(habits.changed)}",
                 "Set it back at the end of __getitem__, or set it once in the constructor.",
             )
         )
-    if habits.num_lines_printed >= _PRINTS_EACH * max(1, habits.num_samples):
+    if habits.num_lines_printed >= _PRINTS_EACH * max(1, habits.num_fetches):
         verdict.findings.append(
             Finding(
                 Severity.WARNING,
                 "side effects",
                 "Samples print, which slows workers down and floods the terminal.",
-                f"{habits.num_lines_printed} lines for {count_text(habits.num_samples, 'sample')}, such as "
+                f"{habits.num_lines_printed:,} lines for {count_text(habits.num_fetches, 'sample')}, such as "
                 f"{habits.printed!r}",
                 "Remove the print, or silence the library's warnings.",
             )

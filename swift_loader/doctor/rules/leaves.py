@@ -42,7 +42,9 @@ def ragged_leaves(samples: Sequence[Sample]) -> tuple[Ragged, ...]:
             having = {index for indices in seen.values() for index in indices}
             forms[path]["missing"] = [sample.index for sample in samples if sample.index not in having] or [-1]
     return tuple(
-        Ragged(path, tuple(sorted(((form, len(have), min(have)) for form, have in seen.items()), key=lambda one: -one[1])))
+        Ragged(
+            path, tuple(sorted(((form, len(have), min(have)) for form, have in seen.items()), key=lambda one: -one[1]))
+        )
         for path, seen in forms.items()
         if len(seen) > 1
     )

@@ -6,14 +6,20 @@ no frame is the user's, as in a dataset of a library, it counts for the dataset'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swift_loader.doctor.facts import Line
 
-__all__ = ["LineShare", "line_of", "line_shares", "users_files"]
+__all__ = ["LineShare", "line_in_dump", "line_of", "line_shares", "users_files"]
 
 _NUM_LINES = 8
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+"""A line of a stack that faulthandler writes."""
+_BEGINS = ("Current thread", "Stack (most recent call first)")
+"""How it begins the stack of the thread that runs the samples."""
 
 _LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/")
 
@@ -61,3 +67,12 @@ def line_shares(hits: Mapping[Line, int]) -> tuple[LineShare, ...]:
     total = sum(hits.values())
     ordered = sorted(hits.items(), key=lambda item: (-item[1], str(item[0])))
     return tuple(LineShare(line, count / total, count) for line, count in ordered[:_NUM_LINES])
+
+
+def line_in_dump(text: str, is_users: Callable[[str], bool]) -> Line | None:
+    """Return the user's line in what faulthandler wrote last; None if there is no stack in it."""
+    begin = max(text.rfind(words) for words in _BEGINS)
+    if begin < 0:
+        return None
+    stack = [Line(found[1], int(found[2]), found[3]) for found in _FRAME.finditer(text, begin)]
+    return next((line for line in stack if is_users(line.file)), None)

@@ -54,7 +54,9 @@ def _grows(growth: Growth, num_samples: int) -> bool:
 
 
 def _growing(growths: list[Growth], num_samples: int) -> Finding:
-    paths = [f"dataset{growth.path} ({growth.kind}) from {growth.before:,} to {growth.after:,} items" for growth in growths]
+    paths = [
+        f"dataset{growth.path} ({growth.kind}) from {growth.before:,} to {growth.after:,} items" for growth in growths
+    ]
     return Finding(
         Severity.WARNING,
         "memory",

@@ -15,6 +15,10 @@ _USE_KEYED = (
     "which the loader seeds for each sample."
 )
 
+_NOT_THE_TIME = "Don't put the time or the process id into a sample; derive what you need from the index."
+
+_CLOCKS = ("time.", "os.getpid")
+
 _KEEP_NOTHING = (
     "Let a sample depend on its index and on swift_loader.sample_rng() alone: keep nothing from one sample to the next."
 )
@@ -81,7 +85,8 @@ def _causes(
         return f"they draw from {quoted(held)}, which the loader doesn't seed", _USE_KEYED
     entropy = sorted({source for index in indices for source in (other.entropy.get(index, ()) if other else ())})
     if entropy:
-        return f"they use {quoted(entropy)}", _USE_KEYED
+        is_clock = all(source.startswith(_CLOCKS) for source in entropy)
+        return f"they use {quoted(entropy)}", _NOT_THE_TIME if is_clock else _USE_KEYED
     if in_constructor and other is not None and other.of_constructor:
         return (
             f"the constructor uses {quoted(other.of_constructor)}",
@@ -117,7 +122,7 @@ def _judge_draws(verdict: Verdict, draws: Draws, *, is_keyed: bool) -> None:
                 "randomness",
                 f"__getitem__ seeds {quoted(draws.reseeded)} itself, so a sample draws the same in each epoch.",
                 f"after a sample, the state of {quoted(draws.reseeded)} is the same in epochs 0 and 1",
-                "Leave the seeding to the loader, which seeds by (seed, epoch, index); or use swift_loader.sample_rng().",
+                "Leave the seeding to the loader, which seeds by sample and epoch, or use swift_loader.sample_rng().",
             )
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift_loader.doctor.facts import Batches, Evidence, Sample, SlowAgain, Stacks
+from swift_loader.doctor.facts import Batches, Contention, Evidence, Sample, SlowAgain, Stacks
 from swift_loader.doctor.findings import Finding, Severity, Verdict, quoted
 from swift_loader.doctor.rules.lines import line_shares
 from swift_loader.doctor.rules.workers import WorkersNeeded
@@ -68,8 +68,11 @@ class BatchTime:
     nbytes: int
 
 
-def timing(samples: Sequence[Sample]) -> Timing | None:
-    """Return the statistics of samples; None if there are none. The first one, which warms up, counts if it is alone."""
+def timing(samples: Sequence[Sample], contention: Contention | None = None) -> Timing | None:
+    """Return the statistics of samples; None if there are none. The first one, which warms up, counts if it is alone.
+
+    Time in which the samples' thread waited for a core isn't counted as waiting for data.
+    """
     counted = samples[1:] or samples
     if not counted:
         return None
@@ -82,10 +85,16 @@ def timing(samples: Sequence[Sample]) -> Timing | None:
         p99_s=float(p99),
         max_s=float(took.max()),
         mean_s=float(took.mean()),
-        cpu_share=min(1.0, float(sum(sample.cpu_s for sample in counted) / max(took.sum(), 1e-12))),
+        cpu_share=_cpu_share(counted, 0.0 if contention is None else contention.queued_s),
         slowest=tuple((counted[number].index, counted[number].took_s) for number in order.tolist()),
         nbytes=float(np.mean([sample.nbytes for sample in samples])),
     )
+
+
+def _cpu_share(samples: Sequence[Sample], queued_s: float) -> float:
+    """Return CPU time / (time - time in which there was no core)."""
+    cpu_s, took_s = sum(sample.cpu_s for sample in samples), sum(sample.took_s for sample in samples)
+    return min(1.0, cpu_s / max(took_s - queued_s, cpu_s, 1e-12))
 
 
 def batch_time(batches: Batches | None) -> BatchTime | None:
@@ -106,7 +115,7 @@ def is_slow_each_time(slow: SlowAgain, p50_s: float) -> bool:
 
 def judge_time(evidence: Evidence, workers: WorkersNeeded | None) -> Verdict:
     """Return findings on slow samples, and on a step that this machine can't feed."""
-    verdict, seen = Verdict(), timing(evidence.samples)
+    verdict, seen = Verdict(), timing(evidence.samples, evidence.contention)
     if seen is None:
         return verdict
     slow = [one for one in evidence.slow_again if is_slow_each_time(one, seen.p50_s)]
