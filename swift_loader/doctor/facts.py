@@ -101,7 +101,9 @@ class Construction:
     """`len(dataset)`, asked several times; empty if it raised."""
     length_error: str
     hazards: str
-    """Descriptors and threads that building left behind, in words; empty if there are none."""
+    """Descriptors and Python threads that building left behind, in words; empty if there are none."""
+    library_threads: tuple[str, ...]
+    """Names of threads that libraries have started by themselves, when they were imported or used."""
     holders: tuple[Holder, ...]
     unsendable: Unsendable | None
     error: str = ""
@@ -180,6 +182,7 @@ class SlowAgain:
     index: int
     first_s: float
     again_s: float
+    """The shortest of some more fetches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from swift_loader.doctor.facts import Layout, Leaf
 
 __all__ = ["digests_of", "large_views", "layout_of", "leaves_of", "requiring_grad"]
 
+_TEXT = {"U": "text", "S": "bytes"}
+"""Kinds of NumPy's dtypes that depend on the length of the text."""
+
 _MANY = 64
 """Longer lists of numbers or text are one leaf."""
 
@@ -42,7 +45,8 @@ def layout_of(sample: Any) -> Layout:
 def _describe(path: str, leaf: Any) -> Leaf:
     kind = type_name(leaf)
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape") and isinstance(leaf, (np.ndarray, np.generic, _tensor_type())):
-        return Leaf(path, kind, str(leaf.dtype), tuple(map(int, leaf.shape)), int(leaf.nbytes))
+        dtype = _TEXT.get(getattr(leaf.dtype, "kind", ""), str(leaf.dtype))
+        return Leaf(path, kind, dtype, tuple(map(int, leaf.shape)), int(leaf.nbytes))
     if hasattr(leaf, "getbands") and hasattr(leaf, "width"):  # an image of Pillow's
         return Leaf(path, kind, nbytes=leaf.width * leaf.height * len(leaf.getbands()))
     nbytes = len(leaf) if isinstance(leaf, (str, bytes)) else sys.getsizeof(leaf)

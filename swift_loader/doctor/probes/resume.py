@@ -16,8 +16,8 @@ __all__ = ["Some", "resume"]
 
 _NUM_WORKERS = 2
 _BATCHES_PER_EPOCH = 4
-_NUM_BATCHES = 6
-"""Across the end of the first epoch."""
+_NUM_BATCHES = 4
+"""An epoch: three loaders are started for it, one more if the run went beyond."""
 
 _MAX_TEXT = 600
 

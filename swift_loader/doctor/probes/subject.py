@@ -12,10 +12,10 @@ from swift_loader.batch.tree import type_name
 from swift_loader.cli.target import find_target, made_by
 from swift_loader.doctor.facts import Construction, Failure, Line
 from swift_loader.doctor.probes.board import Board, Phase
+from swift_loader.doctor.probes.hazards import hazards_now, hazards_since
 from swift_loader.doctor.probes.holdings import holders_of, unsendable_part
 from swift_loader.doctor.probes.own_code import is_users_file
 from swift_loader.doctor.rules.lines import line_of
-from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.seeding import Fetching, Rng, Seeding, seed_for_construction
 from swift_loader.worker.torch_settings import set_num_threads
 
@@ -113,7 +113,7 @@ def build(target: str, board: Board) -> tuple[Any, Construction]:
     set_num_threads(1)  # as in the loader's processes: torch's threads would outlive the constructor
     import_s = time.perf_counter() - began_s
     board.enter(Phase.BUILDING)
-    before = _hazards()
+    before = hazards_now()
     seed_for_construction(Rng.SAMPLE)
     began_s = time.perf_counter()
     try:
@@ -121,10 +121,9 @@ def build(target: str, board: Board) -> tuple[Any, Construction]:
         lengths, length_error = _lengths(dataset)
     except (Exception, SystemExit) as error:
         text = "".join(traceback.format_exception_only(error.__cause__ or error)).strip()
-        return None, Construction("", import_s, 0.0, (), "", "", (), None, error=text[:_MAX_TEXT])
+        return None, Construction("", import_s, 0.0, (), "", "", (), (), None, error=text[:_MAX_TEXT])
     build_s = time.perf_counter() - began_s
-    after = _hazards()
-    hazards = after.beyond(before, "building it") if before is not None and after is not None else ""
+    hazards, library_threads = hazards_since(before)
     board.enter(Phase.LOOKING)
     construction = Construction(
         type_name(dataset),
@@ -133,6 +132,7 @@ def build(target: str, board: Board) -> tuple[Any, Construction]:
         lengths,
         length_error,
         hazards,
+        library_threads,
         holders_of(dataset),
         unsendable_part(dataset),
     )
@@ -143,10 +143,6 @@ def _without_loader(thing: Any) -> Any:
     """Return the dataset of a loader, and anything else as it is."""
     is_loader = hasattr(thing, "dataset") and not hasattr(type(thing), "__getitem__")
     return thing.dataset if is_loader else thing
-
-
-def _hazards() -> ForkHazards | None:
-    return ForkHazards.settled([], []) if sys.platform == "linux" else None
 
 
 def _lengths(dataset: Any) -> tuple[tuple[int, ...], str]:

@@ -102,7 +102,7 @@ def _causes(
 def _judge_draws(verdict: Verdict, draws: Draws, *, is_keyed: bool) -> None:
     keyed = [name for name in draws.sources if name not in draws.held]
     if keyed:
-        verdict.healthy.append(f"samples draw from {quoted(keyed)}, which is keyed by sample")
+        verdict.healthy.append(f"samples draw from {quoted(keyed)}, keyed by sample")
     elif not draws.sources and is_keyed:
         verdict.healthy.append(f"{count_text(draws.num_samples, 'sample')} draw no random numbers")
     if draws.held and is_keyed:

@@ -19,6 +19,8 @@ def judge_sharing(evidence: Evidence) -> Verdict:
         return verdict
     if built.hazards or built.holders:
         verdict.findings.append(_not_shared(built))
+    elif built.library_threads:
+        verdict.findings.append(_threads(built))
     else:
         verdict.healthy.append("building it leaves no open file, socket or thread: workers share one dataset")
     if built.unsendable is not None:
@@ -37,6 +39,17 @@ def _not_shared(built: Construction) -> Finding:
         "Workers can't share the dataset: each one builds its own, which takes time and memory.",
         evidence,
         _OPEN_LATER,
+    )
+
+
+def _threads(built: Construction) -> Finding:
+    return Finding(
+        Severity.NOTE,
+        "sharing",
+        "A library that the dataset uses keeps threads running, so each worker is a fresh interpreter with its own dataset.",
+        f"threads: {quoted(built.library_threads)}",
+        "Nothing, if the dataset is small and workers start fast enough; else map its data from a file (numpy.memmap, "
+        "Arrow), which processes share.",
     )
 
 
