@@ -46,7 +46,7 @@ def _threads(built: Construction) -> Finding:
     return Finding(
         Severity.NOTE,
         "sharing",
-        "A library that the dataset uses keeps threads running, so each worker is a fresh interpreter with its own dataset.",
+        "A library keeps threads running, so each worker is a fresh interpreter with its own dataset.",
         f"threads: {quoted(built.library_threads)}",
         "Nothing, if the dataset is small and workers start fast enough; else map its data from a file (numpy.memmap, "
         "Arrow), which processes share.",

@@ -1,0 +1,261 @@
+"""Datasets for the doctor: five of real kinds, and some with a planted fault each.
+
+The real ones read the folder that `FOLDER` names; `write_files` fills it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift_loader import sample_rng
+
+__all__ = ["FOLDER", "write_files"]
+
+FOLDER = "SWIFT_LOADER_DOCTOR_FOLDER"
+"""Environment variable: the folder of the files."""
+
+NUM_SAMPLES = 300
+FAILING = 77
+SLOW_EVERY = 50
+SLOW_S = 0.02
+NUM_REAL = 290
+"""Samples that `TooLong` really has."""
+RAGGED_EVERY = 7
+
+
+class Sound:
+    """Nothing is wrong with it. Draws from keyed generators only."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        image = np.full((8, 8), index % 256, np.float32)
+        return {"image": image + np.float32(random.random() + sample_rng().random()), "label": index}
+
+
+class Unkeyed(Sound):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"noise": self.rng.normal(size=3).astype(np.float32), "label": index}
+
+
+class UnkeyedByTheSystem(Sound):
+    def __getitem__(self, index: int) -> Any:
+        return {"noise": np.random.default_rng().normal(size=3).astype(np.float32), "label": index}
+
+
+class Timed(Sound):
+    def __getitem__(self, index: int) -> Any:
+        return {"at": time.time_ns(), "label": index}
+
+
+class Counting(Sound):
+    """A sample depends on how many were fetched before."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        return {"count": self.count, "label": index}
+
+
+class ManyStrings(Sound):
+    def __init__(self) -> None:
+        self.paths = [f"/data/images/{number:09d}.jpg" for number in range(1_000_000)]
+
+
+class Ragged(Sound):
+    def __getitem__(self, index: int) -> Any:
+        return {"tokens": np.zeros(5 if index % RAGGED_EVERY else 6, np.int64), "label": index}
+
+
+class SlowLine(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index % SLOW_EVERY == 1:
+            threading.Event().wait(SLOW_S)  # the slow line
+        return super().__getitem__(index)
+
+
+class OpenFile(Sound):
+    def __init__(self) -> None:
+        self.file = open(__file__, encoding="utf-8")
+
+
+class RunningThread(Sound):
+    def __init__(self) -> None:
+        self.thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        self.thread.start()
+
+
+class Failing(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index == FAILING:
+            raise ValueError(f"record {index} is broken")
+        return super().__getitem__(index)
+
+
+class TooLong(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index >= NUM_REAL:
+            raise IndexError(index)
+        return super().__getitem__(index)
+
+
+class Crashing(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index == FAILING:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+class Hanging(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index == FAILING:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+class Chatty(Sound):
+    def __getitem__(self, index: int) -> Any:
+        print("sample", index)
+        return super().__getitem__(index)
+
+
+class Growing(Sound):
+    def __init__(self) -> None:
+        self.cache: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self.cache.setdefault(index, super().__getitem__(index))
+
+
+class Reseeding(Sound):
+    def __getitem__(self, index: int) -> Any:
+        random.seed(index)
+        return {"noise": random.random()}
+
+
+class Moving(Sound):
+    """Changes the working directory."""
+
+    def __getitem__(self, index: int) -> Any:
+        os.chdir("/")
+        return super().__getitem__(index)
+
+
+class Unbuildable(Sound):
+    def __init__(self) -> None:
+        raise FileNotFoundError("no index file")
+
+
+class SeveralFaults(OpenFile):
+    """An open file, samples that draw unkeyed, one that fails and some that are ragged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == FAILING:
+            raise ValueError("broken")
+        return {"noise": self.rng.normal(size=2 + index % 2)}
+
+
+# Real kinds ----------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+def write_files(folder: Path) -> None:
+    """Write WAV files, and an HDF5 file if h5py is installed."""
+    generator = np.random.default_rng(0)
+    for number in range(40):
+        with wave.open(str(folder / f"{number:02d}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(generator.integers(-3000, 3000, 4000, np.int16).tobytes())
+    try:
+        import h5py
+    except ImportError:
+        return
+    with h5py.File(folder / "samples.h5", "w") as file:
+        file["image"] = generator.random((200, 16), np.float32)
+        file["label"] = np.arange(200)
+
+
+def images() -> Any:
+    """timm's ImageDataset with its augmentations, over the JPEGs of the folder."""
+    from timm.data import ImageDataset, create_transform
+
+    transform = create_transform((3, 32, 32), is_training=True, auto_augment="rand-m9-mstd0.5")
+    return ImageDataset(str(_folder()), transform=transform)
+
+
+def rows() -> Any:
+    """A dataset of Hugging Face's."""
+    import datasets
+
+    columns = {"text": [f"text {number}" for number in range(400)], "label": [number % 7 for number in range(400)]}
+    return datasets.Dataset.from_dict(columns).with_format("numpy")
+
+
+class Hdf5(Sound):
+    """Keeps its file open, as many do."""
+
+    def __init__(self) -> None:
+        import h5py
+
+        self.file = h5py.File(_folder() / "samples.h5")
+
+    def __len__(self) -> int:
+        return len(self.file["image"])
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": self.file["image"][index], "label": self.file["label"][index]}
+
+
+class Frame(Sound):
+    """A pandas frame."""
+
+    def __init__(self) -> None:
+        import pandas as pd
+
+        self.frame = pd.DataFrame({"x": np.arange(400, dtype=np.float32), "name": [f"row {i}" for i in range(400)]})
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.frame.iloc[index]
+        return {"x": np.float32(row["x"]), "name": row["name"]}
+
+
+class Wavs(Sound):
+    """A folder of WAV files."""
+
+    def __init__(self) -> None:
+        self.paths = sorted(_folder().glob("*.wav"))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        with wave.open(str(self.paths[index])) as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+        return {"audio": samples.astype(np.float32) / 32768, "index": index}

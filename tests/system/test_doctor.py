@@ -1,0 +1,202 @@
+"""The doctor over real kinds of datasets, where it raises no false alarm, and over planted faults, each of which it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_loader.cli.errors import CommandError
+from swift_loader.cli.main import main
+from swift_loader.doctor import Diagnosis, Finding, Settings, Severity, diagnose
+from tests.support import doctor_datasets as planted
+from tests.support.doctor_datasets import FOLDER, write_files
+from tests.support.pages import ROOT
+
+pytestmark = pytest.mark.timeout(240)
+
+SECONDS = 1.0
+
+
+def target(name: str) -> str:
+    return f"{planted.__name__}:{name}"
+
+
+def diagnosed(name: str, **options: Any) -> Diagnosis:
+    return diagnose(Settings(target(name), **{"seconds": SECONDS, "stall_s": 60.0, **options}))
+
+
+def found(diagnosis: Diagnosis, topic: str) -> Finding:
+    findings = [finding for finding in diagnosis.findings if finding.topic == topic]
+    assert findings, f"nothing about {topic}:\n{diagnosis}"
+    return findings[0]
+
+
+def alarms(diagnosis: Diagnosis) -> list[str]:
+    """Return the topics of faults and warnings, without slow samples: on a busy machine these may be true."""
+    return [one.topic for one in diagnosis.findings if one.severity is not Severity.NOTE and one.topic != "time"]
+
+
+@pytest.fixture
+def files(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("doctor")
+    monkeypatch.setenv(FOLDER, str(folder))
+    write_files(folder)
+    return folder
+
+
+def test_several_faults_are_found_at_once_and_sorted_worst_first() -> None:
+    diagnosis = diagnosed("SeveralFaults")
+    assert [one.severity for one in diagnosis.findings] == sorted(
+        (one.severity for one in diagnosis.findings), key=list(Severity).index
+    )
+    assert planted.FAILING in found(diagnosis, "faults").indices
+    assert "dataset.rng" in found(diagnosis, "randomness").evidence
+    assert "sample['noise']" in found(diagnosis, "leaves").what
+    assert "dataset.file is an open file" in found(diagnosis, "sharing").evidence
+    assert diagnosis.exit_code == 1
+
+
+def test_a_target_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", target("Nowhere"), "--plain"]) == 2
+    assert "has no 'Nowhere'" in capsys.readouterr().err
+
+
+def test_a_dataset_that_can_not_be_built_is_a_fault() -> None:
+    diagnosis = diagnosed("Unbuildable")
+    assert "no index file" in found(diagnosis, "faults").evidence
+    assert diagnosis.exit_code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Sound", "Wavs", "Frame", "rows", "images"])
+def test_there_is_no_alarm_over_a_sound_dataset(
+    name: str, files: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, compilers_cache: None
+) -> None:
+    for module in {"Frame": ["pandas"], "rows": ["datasets"], "images": ["timm", "torchvision"]}.get(name, []):
+        pytest.importorskip(module)
+    if name == "images":
+        monkeypatch.setenv(FOLDER, str(photos))
+    diagnosis = diagnosed(name)
+    assert alarms(diagnosis) == [], str(diagnosis)
+    assert diagnosis.exit_code == 0
+    assert diagnosis.timing is not None
+    assert diagnosis.batch is not None
+    assert any("stopped and resumed" in line for line in diagnosis.healthy)
+
+
+@pytest.mark.slow
+def test_of_an_open_hdf5_file_only_the_sharing_is_told(files: Path) -> None:
+    pytest.importorskip("h5py")
+    diagnosis = diagnosed("Hdf5")
+    assert set(alarms(diagnosis)) == {"sharing"}, str(diagnosis)
+    assert "open HDF5 file" in found(diagnosis, "sharing").evidence
+    assert "__getitem__" in found(diagnosis, "sharing").remedy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("Unkeyed", "dataset.rng"),
+        ("UnkeyedByTheSystem", "generator made without a seed"),
+        ("Timed", "time.time_ns at"),
+        ("Counting", "no random source was seen"),
+    ],
+)
+def test_samples_that_differ_are_named_with_their_cause(name: str, cause: str) -> None:
+    diagnosis = diagnosed(name)
+    finding = found(diagnosis, "randomness")
+    assert finding.severity is Severity.FAULT
+    assert cause in finding.evidence
+    assert finding.indices
+    assert found(diagnosis, "resume").severity is Severity.FAULT
+    if name.startswith("Unkeyed"):
+        assert "sample_rng()" in finding.remedy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "topic", "evidence", "remedy", "indices"),
+    [
+        ("ManyStrings", "memory", "a list of 1,000,000 Python objects", "NumPy array", ()),
+        ("Ragged", "leaves", "int64 (6,)", "Pad or crop", (0,)),
+        ("OpenFile", "sharing", "dataset.file is an open file", "__getitem__", ()),
+        ("RunningThread", "sharing", "dataset.thread is a running thread", "__getitem__", ()),
+        ("Failing", "faults", "record 77 is broken", "on_error='skip'", (planted.FAILING,)),
+        ("TooLong", "length", "IndexError", "return 290", (planted.NUM_REAL, planted.NUM_SAMPLES - 1)),
+        ("Chatty", "side effects", "'sample ", "Remove the print", ()),
+        ("Growing", "memory", "dataset.cache", "Bound the cache", ()),
+        ("Reseeding", "randomness", "random", "Leave the seeding", ()),
+        ("Moving", "side effects", "the working directory", "Set it back", ()),
+    ],
+)
+def test_a_planted_fault_is_found_with_its_remedy(
+    name: str, topic: str, evidence: str, remedy: str, indices: tuple[int, ...]
+) -> None:
+    finding = found(diagnosed(name), topic)
+    assert evidence in finding.evidence
+    assert remedy in finding.remedy
+    assert finding.indices == indices
+
+
+@pytest.mark.slow
+def test_slow_samples_are_named_with_the_line_that_takes_their_time() -> None:
+    diagnosis = diagnosed("SlowLine", seconds=3.0)
+    finding = found(diagnosis, "time")
+    assert finding.indices
+    assert {index % planted.SLOW_EVERY for index in finding.indices} == {1}
+    lines = Path(planted.__file__).read_text(encoding="utf-8").splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if "# the slow line" in line)
+    assert f"doctor_datasets.py:{number} in __getitem__" in finding.evidence
+    assert diagnosis.lines[0].line.number == number
+
+
+@pytest.mark.slow
+def test_a_sample_that_kills_the_process_is_named_and_the_others_are_examined() -> None:
+    diagnosis = diagnosed("Crashing")
+    finding = found(diagnosis, "faults")
+    assert "SIGSEGV" in finding.what
+    assert finding.indices == (planted.FAILING,)
+    assert "doctor_datasets.py" in finding.evidence
+    assert diagnosis.timing is not None
+    assert diagnosis.timing.num_samples == planted.NUM_SAMPLES - 1
+
+
+@pytest.mark.slow
+def test_a_sample_that_hangs_is_named_and_the_others_are_examined() -> None:
+    diagnosis = diagnosed("Hanging", stall_s=6.0)
+    finding = found(diagnosis, "faults")
+    assert "no progress" in finding.what
+    assert finding.indices == (planted.FAILING,)
+    assert "doctor_datasets.py" in finding.evidence
+    assert diagnosis.timing is not None
+
+
+@pytest.mark.slow
+def test_the_command_prints_json_and_says_how_many_workers_feed_a_step() -> None:
+    command = [sys.executable, "-m", "swift_loader", "doctor", target("Sound"), "--json", "--seconds=1", "--step-ms=50"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    diagnosis = json.loads(done.stdout)
+    assert diagnosis["num_samples"] == planted.NUM_SAMPLES
+    assert diagnosis["workers"]["num_workers"] >= 1
+    assert diagnosis["timing"]["p50_s"] <= diagnosis["timing"]["max_s"]
+
+
+@pytest.mark.slow
+def test_with_rich_the_same_findings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    assert main(["doctor", target("Failing"), "--seconds", "1"]) == 1
+    assert f"dataset indices {planted.FAILING}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_collate_function_that_does_not_exist_is_a_usage_error() -> None:
+    with pytest.raises(CommandError, match="has no 'nowhere'"):
+        diagnosed("Sound", collate=target("nowhere"))
