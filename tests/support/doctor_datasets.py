@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import wave
@@ -130,7 +131,7 @@ class Hanging(Sound):
 
 class Chatty(Sound):
     def __getitem__(self, index: int) -> Any:
-        print("sample", index)
+        sys.stdout.write(f"sample {index}\n")
         return super().__getitem__(index)
 
 

@@ -1,4 +1,4 @@
-"""The doctor over real kinds of datasets, where it raises no false alarm, and over planted faults, each of which it finds."""
+"""The doctor raises no false alarm over real kinds of datasets, and finds each planted fault."""
 
 from __future__ import annotations
 

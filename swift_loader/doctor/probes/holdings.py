@@ -66,7 +66,7 @@ def _what(thing: Any) -> str:
     if isinstance(thing, (io.BytesIO, io.StringIO)):
         return ""
     if isinstance(thing, io.IOBase):
-        return "" if thing.closed else "an open file"
+        return "" if thing.closed or _is_standard(thing) else "an open file"
     if isinstance(thing, socket.socket):
         return "a socket" if thing.fileno() >= 0 else ""
     if isinstance(thing, threading.Thread):
@@ -85,6 +85,16 @@ def _what(thing: Any) -> str:
         ),
         "",
     )
+
+
+def _is_standard(file: io.IOBase) -> bool:
+    """Return whether it is one of the standard streams, which processes share in any case."""
+    if any(file is stream for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        return True
+    try:
+        return file.fileno() in range(3)
+    except (OSError, ValueError):
+        return False
 
 
 def unsendable_part(dataset: object) -> Unsendable | None:

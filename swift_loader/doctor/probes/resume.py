@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from swift_loader.cli.target import made_by
 from swift_loader.doctor.facts import Resumed
 from swift_loader.doctor.probes.board import Board, Phase, Request
+from swift_loader.doctor.probes.some import Some
 from swift_loader.doctor.probes.subject import SEED
 from swift_loader.loader import SwiftLoader
 from swift_loader.testing import assert_resume_exact
 
-__all__ = ["Some", "resume"]
+__all__ = ["resume"]
 
 _NUM_WORKERS = 2
 _BATCHES_PER_EPOCH = 4
@@ -20,22 +19,6 @@ _NUM_BATCHES = 4
 """An epoch: three loaders are started for it, one more if the run went beyond."""
 
 _MAX_TEXT = 600
-
-
-class Some:
-    """Some samples of the dataset that a target names."""
-
-    def __init__(self, target: str, indices: Sequence[int]) -> None:
-        """Build the dataset. Runs in the loader's own processes."""
-        made = made_by(target)
-        self._dataset = made.dataset if hasattr(made, "dataset") and not hasattr(type(made), "__getitem__") else made
-        self._indices = list(indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[self._indices[index]]
 
 
 def resume(request: Request, board: Board, report: Callable[[object], None]) -> None:

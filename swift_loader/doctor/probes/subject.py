@@ -15,6 +15,7 @@ from swift_loader.doctor.probes.board import Board, Phase
 from swift_loader.doctor.probes.hazards import hazards_now, hazards_since
 from swift_loader.doctor.probes.holdings import holders_of, unsendable_part
 from swift_loader.doctor.probes.own_code import is_users_file
+from swift_loader.doctor.probes.some import without_loader
 from swift_loader.doctor.rules.lines import line_of
 from swift_loader.worker.seeding import Fetching, Rng, Seeding, seed_for_construction
 from swift_loader.worker.torch_settings import set_num_threads
@@ -117,7 +118,7 @@ def build(target: str, board: Board) -> tuple[Any, Construction]:
     seed_for_construction(Rng.SAMPLE)
     began_s = time.perf_counter()
     try:
-        dataset = _without_loader(made_by(target))
+        dataset = without_loader(made_by(target))
         lengths, length_error = _lengths(dataset)
     except (Exception, SystemExit) as error:
         text = "".join(traceback.format_exception_only(error.__cause__ or error)).strip()
@@ -137,12 +138,6 @@ def build(target: str, board: Board) -> tuple[Any, Construction]:
         unsendable_part(dataset),
     )
     return (None if length_error else dataset), construction
-
-
-def _without_loader(thing: Any) -> Any:
-    """Return the dataset of a loader, and anything else as it is."""
-    is_loader = hasattr(thing, "dataset") and not hasattr(type(thing), "__getitem__")
-    return thing.dataset if is_loader else thing
 
 
 def _lengths(dataset: Any) -> tuple[tuple[int, ...], str]:

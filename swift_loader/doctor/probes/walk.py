@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
+import logging
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -22,7 +25,9 @@ _MAX_DEPTH = 12
 _MANY = 256
 """Of longer containers, only so many items are looked at, evenly spread."""
 
-_NOTHING_INSIDE = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, np.generic, type, ModuleType)
+_ATOMS = (str, bytes, bytearray, int, float, complex, type(None), type, ModuleType)
+_NOTHING_INSIDE = (np.ndarray, np.generic, io.IOBase, threading.Thread, logging.Logger)
+"""What these hold is their own business, or, for a logger, that of the whole process."""
 
 
 def walk(root: object, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -31,7 +36,7 @@ def walk(root: object, path: str = "") -> Iterator[tuple[str, Any]]:
     to_see: deque[tuple[str, Any, int]] = deque([(path, root, 0)])
     while to_see and len(seen) < _MAX_OBJECTS:
         path, thing, depth = to_see.popleft()
-        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, complex, type(None), type, ModuleType)):
+        if id(thing) in seen or isinstance(thing, _ATOMS):
             continue
         seen[id(thing)] = thing
         yield path, thing
