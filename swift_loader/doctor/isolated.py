@@ -22,7 +22,7 @@ from swift_loader.cli.errors import CommandError
 from swift_loader.doctor.facts import Ended
 from swift_loader.doctor.probes.board import Board, Phase, Progress, Request
 from swift_loader.doctor.probes.child import Done, Unusable
-from swift_loader.doctor.probes.own_code import is_users_file
+from swift_loader.doctor.probes.own_code import as_shown, is_users_file
 from swift_loader.doctor.rules.lines import line_in_dump
 from swift_loader.doctor.units import time_text
 from swift_loader.executors.environment import environ_for_workers, interpreter_command
@@ -122,7 +122,7 @@ def _ended(
         how = _how(process.wait(_EXIT_S))
     index = progress.index if progress.phase is Phase.FETCHING else None
     printed = _printed(output)
-    line = line_in_dump(printed, is_users_file)
+    line = as_shown(line_in_dump(printed, is_users_file))
     return Ended(progress.phase.text, index, how, line, "" if line is not None else _last_lines(printed))
 
 

@@ -13,7 +13,10 @@ import pytest
 
 from swift_loader.cli.errors import CommandError
 from swift_loader.cli.main import main
-from swift_loader.doctor import Diagnosis, Finding, Settings, Severity, diagnose
+from swift_loader.doctor.diagnosis import Diagnosis
+from swift_loader.doctor.examination import diagnose
+from swift_loader.doctor.findings import Finding, Severity
+from swift_loader.doctor.settings import Settings
 from tests.support import doctor_datasets as planted
 from tests.support.doctor_datasets import FOLDER, write_files
 from tests.support.pages import ROOT

@@ -143,6 +143,8 @@ RULES: dict[str, set[str]] = {
         "cli",
     },
     "__main__": {"cli"},
+    # Examines a dataset: as a worker would run it, and by a loader of its own.
+    "doctor": {"cli", "sampling", "batch", "transport", "worker", "executors.environment", "loader", "testing"},
 }
 """A folder or a module at the top, and what it may import: folders or modules. Itself always."""
 
@@ -166,6 +168,7 @@ PURE_LIBRARIES = (
     "numpy",
     "operator",
     "pickle",
+    "re",
     "struct",
     "types",
     "typing",
@@ -177,7 +180,7 @@ torch, which takes a second to import."""
 IMPURE_PARTS = ("numpy.random", "numpy.ctypeslib", "numpy.testing")
 """Parts of a pure library that aren't."""
 
-PURE_FOLDERS = ("sampling", "scheduler")
+PURE_FOLDERS = ("sampling", "scheduler", "doctor.rules")
 PURE = [
     *(name for name in GRAPH.modules if is_within(name, *PURE_FOLDERS)),
     "batch.tree",
@@ -201,6 +204,10 @@ PURE = [
     "report.slowdown",
     "report.verdict",
     "report.workload",
+    "doctor.facts",
+    "doctor.findings",
+    "doctor.settings",
+    "doctor.units",
     "samplers.buckets",
     "samplers.epochs",
     "samplers.passes",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
-from swift_loader.doctor.probes.own_code import is_users_file
+from swift_loader.doctor.probes.own_code import is_users_file, shown_file
 
 __all__ = ["EntropyWatch"]
 
@@ -71,6 +71,6 @@ def _users_line() -> str:
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - documented, despite its name
     while frame is not None:
         if is_users_file(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{shown_file(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

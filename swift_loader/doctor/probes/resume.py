@@ -15,8 +15,10 @@ __all__ = ["resume"]
 
 _NUM_WORKERS = 2
 _BATCHES_PER_EPOCH = 4
-_NUM_BATCHES = 4
-"""An epoch: three loaders are started for it, one more if the run went beyond."""
+_NUM_CUTS = 2
+"""After the first and the third of four batches. Resumed with one worker, the fourth batch is then the worker's third
+and its first, so that a dataset with a state of its own gives it another content at least once.
+"""
 
 _MAX_TEXT = 600
 
@@ -26,7 +28,12 @@ def resume(request: Request, board: Board, report: Callable[[object], None]) -> 
     board.enter(Phase.RUNNING)
     error, is_mismatch = "", False
     try:
-        assert_resume_exact(lambda: _loader(request), num_batches=_NUM_BATCHES, num_cuts=1)
+        assert_resume_exact(
+            lambda: _loader(request, _NUM_WORKERS),
+            resume_with=lambda: _loader(request, 1),
+            num_batches=_BATCHES_PER_EPOCH,
+            num_cuts=_NUM_CUTS,
+        )
     except AssertionError as mismatch:
         error, is_mismatch = str(mismatch), True
     except Exception as failure:
@@ -40,12 +47,12 @@ def _without_advice(text: str) -> str:
     return text.partition(". A sample must depend")[0]
 
 
-def _loader(request: Request) -> SwiftLoader:
+def _loader(request: Request, num_workers: int) -> SwiftLoader:
     return SwiftLoader(
         Some,
         {"target": request.settings.target, "indices": list(request.indices)},
         batch_size=max(1, len(request.indices) // _BATCHES_PER_EPOCH),
-        worker_per_consumer=_NUM_WORKERS,
+        worker_per_consumer=num_workers,
         seed=SEED,
         nb_consumer=1,
         collate_fn=list,  # samples needn't have the same leaves here

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from types import FrameType
 
 from swift_loader.doctor.facts import Line, Stacks
-from swift_loader.doctor.probes.own_code import is_users_file
+from swift_loader.doctor.probes.own_code import as_shown, is_users_file
 from swift_loader.doctor.probes.subject import Subject
 from swift_loader.doctor.rules.lines import line_of
 
@@ -71,7 +71,7 @@ class StackSampler:
             index = self.index
             if index is None or frame is None:
                 continue
-            line = line_of(_stack_from(frame), is_users_file)
+            line = as_shown(line_of(_stack_from(frame), is_users_file))
             if line is not None:
                 self._hits[index, line] += 1
                 self._num_hits += 1

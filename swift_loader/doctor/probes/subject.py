@@ -14,7 +14,7 @@ from swift_loader.doctor.facts import Construction, Failure, Line
 from swift_loader.doctor.probes.board import Board, Phase
 from swift_loader.doctor.probes.hazards import hazards_now, hazards_since
 from swift_loader.doctor.probes.holdings import holders_of, unsendable_part
-from swift_loader.doctor.probes.own_code import is_users_file
+from swift_loader.doctor.probes.own_code import as_shown, is_users_file
 from swift_loader.doctor.probes.some import without_loader
 from swift_loader.doctor.rules.lines import line_of
 from swift_loader.worker.seeding import Fetching, Rng, Seeding, seed_for_construction
@@ -157,4 +157,4 @@ def describe_failure(index: int, error: BaseException) -> Failure:
     ]
     users = [line for line in stack if is_users_file(line.file)]
     text = "".join(traceback.format_exception_only(error)).strip()
-    return Failure(index, text[:_MAX_TEXT], type(error).__name__, line_of(users, is_users_file))
+    return Failure(index, text[:_MAX_TEXT], type(error).__name__, as_shown(line_of(users, is_users_file)))

@@ -15,6 +15,7 @@ from swift_loader.doctor.facts import Line
 __all__ = ["LineShare", "line_in_dump", "line_of", "line_shares", "users_files"]
 
 _NUM_LINES = 8
+_LEAST_SHARE = 0.005
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 """A line of a stack that faulthandler writes."""
@@ -66,7 +67,8 @@ def line_shares(hits: Mapping[Line, int]) -> tuple[LineShare, ...]:
     """Return the lines with the most hits, and their shares of all hits."""
     total = sum(hits.values())
     ordered = sorted(hits.items(), key=lambda item: (-item[1], str(item[0])))
-    return tuple(LineShare(line, count / total, count) for line, count in ordered[:_NUM_LINES])
+    shares = (LineShare(line, count / total, count) for line, count in ordered[:_NUM_LINES])
+    return tuple(one for one in shares if one.share >= _LEAST_SHARE)
 
 
 def line_in_dump(text: str, is_users: Callable[[str], bool]) -> Line | None:

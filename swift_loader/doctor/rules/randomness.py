@@ -130,7 +130,7 @@ def _judge_draws(verdict: Verdict, draws: Draws, *, is_keyed: bool) -> None:
 def _judge_resume(verdict: Verdict, resumed: Resumed) -> None:
     run = f"a run over {count_text(resumed.num_samples, 'sample')} with {count_text(resumed.num_workers, 'worker')}"
     if not resumed.error:
-        verdict.healthy.append(f"{run}, stopped and resumed, gives the same bytes")
+        verdict.healthy.append(f"{run}, stopped and resumed with one, gives the same bytes")
         return
     verdict.findings.append(
         Finding(
