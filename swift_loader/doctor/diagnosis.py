@@ -55,7 +55,8 @@ class Diagnosis:
         )
         workers = None
         if settings.step_s is not None and seen is not None:
-            batch_s = batch.mean_s if batch is not None else seen.mean_s * settings.batch_size
+            per_sample_s = batch.mean_s / batch.batch_size if batch is not None else seen.mean_s
+            batch_s = per_sample_s * settings.batch_size
             workers = workers_needed(batch_s, seen.cpu_share, settings.step_s, num_cores)
         verdicts = [
             judge_faults(evidence),
@@ -89,6 +90,10 @@ class Diagnosis:
         fields["lines"] = [
             {"line": _of_line(one.line), "share": one.share, "num_hits": one.num_hits} for one in self.lines
         ]
+        if self.timing is not None:
+            fields["timing"]["samples_per_s"] = self.timing.samples_per_s
+        if self.workers is not None:
+            fields["workers"]["is_fed"] = self.workers.is_fed
         return json.dumps(fields, indent=2)
 
     def __str__(self) -> str:

@@ -57,8 +57,9 @@ _LISTS: dict[type, str] = {
 """Report -> field of `Evidence`, which has all of them."""
 
 _COMPARE_SHARE = 0.3
-_RESUME_S = 5.0
-"""How long the samples of a resumed run may take in all."""
+_RESUME_SHARE = 0.5
+"""Of `seconds`: how long the samples of a resumed run may take in all."""
+_LEAST_RESUME_S = 3.0
 _RESUME_BUILDS = 6
 """How often such a run builds each sample, about."""
 _MIN_RESUMED, _MAX_RESUMED = 4, 48
@@ -82,7 +83,7 @@ def diagnose(settings: Settings, step: Step = lambda doing, share: None) -> Diag
         step("building the same samples in another order", 0.6)
         seconds = max(1.0, _COMPARE_SHARE * settings.seconds)
         gathered.run(_request(Role.COMPARE, settings, seconds, indices))
-    chosen = indices[: gathered.num_to_resume()]
+    chosen = indices[: gathered.num_to_resume(max(_LEAST_RESUME_S, _RESUME_SHARE * settings.seconds))]
     if len(chosen) >= _MIN_RESUMED:
         step("stopping and resuming a run", 0.7)
         gathered.run(_request(Role.RESUME, settings, settings.seconds, chosen))
@@ -150,8 +151,8 @@ class _Gathered:
         digests: facts.Digests | None = self._parts.get("digests")
         return () if digests is None else tuple(digests.first)
 
-    def num_to_resume(self) -> int:
+    def num_to_resume(self, seconds: float) -> int:
         """Return for how many samples there is time in a run that is resumed."""
         samples: list[facts.Sample] = self._lists["samples"]
         mean_s = sum(sample.took_s for sample in samples) / max(1, len(samples))
-        return min(_MAX_RESUMED, int(_RESUME_S / max(1e-9, mean_s * _RESUME_BUILDS)))
+        return min(_MAX_RESUMED, int(seconds / max(1e-9, mean_s * _RESUME_BUILDS)))

@@ -190,6 +190,7 @@ class Batches:
     """Batches, fetched and collated as a worker does it."""
 
     batch_size: int
+    """The user's, or fewer if samples take long."""
     took_s: tuple[float, ...]
     """Fetch and collate of each batch."""
     collate_s: tuple[float, ...]

@@ -11,7 +11,6 @@ import pickle
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Generator
@@ -21,12 +20,11 @@ from typing import IO, Any
 from swift_loader.cli.errors import CommandError
 from swift_loader.doctor.facts import Ended
 from swift_loader.doctor.probes.board import Board, Phase, Progress, Request
-from swift_loader.doctor.probes.child import Done, Unusable
+from swift_loader.doctor.probes.child import DUMP_SIGNAL, Done, Unusable
 from swift_loader.doctor.probes.own_code import as_shown, is_users_file
 from swift_loader.doctor.rules.lines import line_in_dump
 from swift_loader.doctor.units import time_text
 from swift_loader.executors.environment import environ_for_workers, interpreter_command
-from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
 __all__ = ["run_isolated"]
 
@@ -114,7 +112,7 @@ def _ended(
 ) -> Ended:
     if hangs:
         how = f"made no progress for {time_text(stall_s)}"
-        if sys.platform != "win32":
+        if DUMP_SIGNAL is not None:
             process.send_signal(DUMP_SIGNAL)  # it writes its stack
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_DUMP_S)

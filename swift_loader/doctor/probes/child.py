@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from typing import IO, Any
 from swift_loader.cli.errors import CommandError
 from swift_loader.doctor.probes.board import Board, Request, Role, detach_stdin
 from swift_loader.worker.process_exit import die_with_parent, end_process
-from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
-__all__ = ["Done", "Report", "Unusable", "main"]
+__all__ = ["DUMP_SIGNAL", "Done", "Report", "Unusable", "main"]
+
+DUMP_SIGNAL = getattr(signal, "SIGURG", None)
+"""Makes the process write the stack of its main thread. None: the system has no such signal."""
 
 Report = Callable[[object], None]
 """Sends a report to the doctor."""
@@ -46,7 +49,7 @@ def main(parent: int) -> None:
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()
-    if sys.platform != "win32":
+    if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=False)
     request = board.request()
     sys.path[:] = request.import_path

@@ -25,6 +25,7 @@ from swift_loader.doctor.probes.samples import (
 )
 from swift_loader.doctor.probes.stack_sampler import StackSampler
 from swift_loader.doctor.probes.subject import Subject, build
+from swift_loader.doctor.settings import Settings
 
 __all__ = ["examine"]
 
@@ -58,10 +59,12 @@ def examine(request: Request, board: Board, report: Report) -> None:
     seconds = {name: share * request.seconds for name, share in _SHARES.items()}
     subject = Subject(dataset, construction.lengths[0], board)
     printed, state, lengths = _Printed(), ProcessState.now(), lengths_of(dataset)
-    good = _measure(subject, request, seconds, report)
+    samples = _measure(subject, request, seconds, report)
+    good = [sample.index for sample in samples]
     num_fetches, (num_lines, last) = subject.num_fetches, printed.since()
     if good:
-        report(measure_batches(subject, good, collate, settings.batch_size, seconds["batches"], board))
+        batch_size = _batch_size(samples, settings, seconds["batches"])
+        report(measure_batches(subject, good, collate, batch_size, seconds["batches"], board))
         report(watch_draws(subject, good[:_NUM_CLOSE], seconds["draws"]))
         report(_build_twice(subject, good[:_NUM_CLOSE], seconds["twice"]))
         views, with_grad = _look_at_leaves(subject, good[:_NUM_VIEWED])
@@ -71,8 +74,8 @@ def examine(request: Request, board: Board, report: Report) -> None:
         report(growth)
 
 
-def _measure(subject: Subject, request: Request, seconds: dict[str, float], report: Report) -> list[int]:
-    """Measure samples one by one, and report all about them. Return the indices of those that succeeded."""
+def _measure(subject: Subject, request: Request, seconds: dict[str, float], report: Report) -> list[Sample]:
+    """Measure samples one by one, and report all about them. Return those that succeeded."""
     failures: list[Failure] = []
 
     def note(result: object) -> None:
@@ -96,7 +99,13 @@ def _measure(subject: Subject, request: Request, seconds: dict[str, float], repo
     beyond = first_failing(subject, failures)
     if beyond is not None:
         report(FirstFailing(beyond))
-    return [sample.index for sample in samples]
+    return samples
+
+
+def _batch_size(samples: Sequence[Sample], settings: Settings, seconds: float) -> int:
+    """Return how many samples to build into a batch: those that the user wants, or for which there is time."""
+    mean_s = sum(sample.took_s for sample in samples) / len(samples)
+    return min(settings.batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
 
 
 def _slowest(samples: Sequence[Sample]) -> list[Sample]:
@@ -139,8 +148,9 @@ class _Printed:
 
     def since(self) -> tuple[int, str]:
         """Return the number of lines, and the last one."""
-        text = os.pread(2, self._size() - self._begin, self._begin).decode(errors="replace")
-        lines = text.splitlines()
+        length = self._size() - self._begin
+        os.lseek(2, self._begin, os.SEEK_SET)  # writing goes to the end in any case
+        lines = os.read(2, length).decode(errors="replace").splitlines()
         return len(lines), lines[-1][:_MAX_PRINTED] if lines else ""
 
     @staticmethod

@@ -25,12 +25,11 @@ _MAX_TEXT = 600
 
 def resume(request: Request, board: Board, report: Callable[[object], None]) -> None:
     """Run the loader and report whether it resumes exactly."""
-    board.enter(Phase.RUNNING)
     error, is_mismatch = "", False
     try:
         assert_resume_exact(
-            lambda: _loader(request, _NUM_WORKERS),
-            resume_with=lambda: _loader(request, 1),
+            lambda: _loader(request, board, _NUM_WORKERS),
+            resume_with=lambda: _loader(request, board, 1),
             num_batches=_BATCHES_PER_EPOCH,
             num_cuts=_NUM_CUTS,
         )
@@ -47,7 +46,8 @@ def _without_advice(text: str) -> str:
     return text.partition(". A sample must depend")[0]
 
 
-def _loader(request: Request, num_workers: int) -> SwiftLoader:
+def _loader(request: Request, board: Board, num_workers: int) -> SwiftLoader:
+    board.enter(Phase.RUNNING)  # each loader is progress
     return SwiftLoader(
         Some,
         {"target": request.settings.target, "indices": list(request.indices)},

@@ -11,6 +11,11 @@ from swift_loader.doctor.units import count_text, nbytes_text, share_text
 
 __all__ = ["judge_faults"]
 
+_ALONE = "Fetch that sample by itself in a script of yours, and see where it stops (python -X faulthandler shows it)."
+_LONGER = (
+    "If it only takes long, pass a larger --stall-seconds; else run it in a script of yours to see where it stops."
+)
+
 _PRINTS_EACH = 0.5
 """Lines printed per sample from which on samples are said to print."""
 
@@ -41,7 +46,7 @@ def _ended(one: Ended) -> Finding:
         "faults",
         f"The process that runs the dataset {one.how}{where}.",
         f"it was {one.doing}{at}{said}",
-        "Fetch that sample by itself in a script of yours, and see where it stops (python -X faulthandler shows it).",
+        _ALONE if one.index is not None else _LONGER,
         () if one.index is None else (one.index,),
     )
 
@@ -53,6 +58,9 @@ def _of_construction(built: Construction, evidence: Evidence) -> list[Finding]:
     if built.length_error:
         remedy = "Give the dataset __getitem__(index) and __len__(); a stream is for DataLoader, not for the doctor."
         return [Finding(Severity.FAULT, "length", "The dataset has no usable length.", built.length_error, remedy)]
+    if not built.lengths[0]:
+        remedy = "Check the paths and filters from which the constructor makes its list of samples."
+        return [Finding(Severity.FAULT, "length", "The dataset is empty.", "len(dataset) is 0", remedy)]
     others = () if evidence.other_build is None else (evidence.other_build.num_samples,)
     lengths = (*built.lengths, *others)
     if len(set(lengths)) > 1:

@@ -50,6 +50,8 @@ def judge_randomness(evidence: Evidence) -> Verdict:
         _judge_draws(verdict, draws, is_keyed=not twice and not elsewhere)
     if evidence.resumed is not None:
         _judge_resume(verdict, evidence.resumed)
+    elif evidence.digests is not None and not evidence.ended:
+        verdict.findings.append(_not_resumed(evidence))
     return verdict
 
 
@@ -125,6 +127,16 @@ def _judge_draws(verdict: Verdict, draws: Draws, *, is_keyed: bool) -> None:
                 "Leave the seeding to the loader, which seeds by sample and epoch, or use swift_loader.sample_rng().",
             )
         )
+
+
+def _not_resumed(evidence: Evidence) -> Finding:
+    return Finding(
+        Severity.NOTE,
+        "resume",
+        "Whether a run resumes exactly wasn't checked: it takes too long.",
+        f"such a run builds at least 4 samples 6 times; {count_text(len(evidence.samples), 'sample')} were measured",
+        "Pass a larger --seconds.",
+    )
 
 
 def _judge_resume(verdict: Verdict, resumed: Resumed) -> None:

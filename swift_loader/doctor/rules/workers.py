@@ -44,7 +44,7 @@ def workers_needed(batch_s: float, cpu_share: float, step_s: float, num_cores: f
     """
     shortest_s = batch_s * cpu_share / num_cores
     """What the cores can do at best."""
-    most = max(1, math.ceil(batch_s / shortest_s)) if shortest_s > 0 else None
     wanted = max(1, math.ceil(_RESERVE * batch_s / step_s - _ROUNDING))
-    num_workers = wanted if most is None else min(wanted, most)
+    are_cores_enough = wanted * shortest_s <= batch_s
+    num_workers = wanted if are_cores_enough else max(1, math.ceil(batch_s / shortest_s))
     return WorkersNeeded(num_workers, num_cores, step_s, max(batch_s / num_workers, shortest_s))

@@ -72,6 +72,7 @@ def test_equal_samples_are_healthy() -> None:
         digests=Digests(equal, equal),
         other_build=OtherBuild(10, equal, {0: ("time.time at a.py:3",)}, ("os.urandom at a.py:9",)),
         draws=Draws(2, {"random": (0, 1)}, (), ()),
+        resumed=Resumed(2, 2, "", is_mismatch=False),
     )
     verdict = judge_randomness(evidence)
     assert verdict.findings == []
@@ -85,7 +86,7 @@ def test_a_generator_that_the_dataset_holds_is_blamed_before_the_clock() -> None
         other_build=OtherBuild(10, {0: {"": B}}, {0: ("time.time at a.py:3",)}, ()),
         draws=Draws(1, {"dataset.rng": (0,)}, ("dataset.rng",), ()),
     )
-    finding = only(judge_randomness(evidence))
+    finding, _ = judge_randomness(evidence).findings
     assert finding.severity is Severity.FAULT
     assert "dataset.rng" in finding.evidence
     assert "sample_rng()" in finding.remedy
@@ -97,7 +98,7 @@ def test_a_dataset_that_differs_from_build_to_build_is_blamed_on_its_constructor
         digests=Digests({0: {"": A}}, {0: {"": A}}),
         other_build=OtherBuild(10, {0: {"": B}}, {}, ("os.urandom at a.py:9",)),
     )
-    finding = only(judge_randomness(evidence))
+    finding, _ = judge_randomness(evidence).findings
     assert "the constructor uses os.urandom at a.py:9" in finding.evidence
     assert "another process" in finding.what
 
@@ -105,7 +106,11 @@ def test_a_dataset_that_differs_from_build_to_build_is_blamed_on_its_constructor
 def test_a_held_generator_without_a_difference_is_a_warning() -> None:
     equal = {0: {"": A}}
     evidence = Evidence(digests=Digests(equal, equal), draws=Draws(1, {"dataset.rng": (0,)}, ("dataset.rng",), ()))
-    assert only(judge_randomness(evidence)).severity is Severity.WARNING
+    resumed = Resumed(8, 2, "", is_mismatch=False)
+    assert only(judge_randomness(replace(evidence, resumed=resumed))).severity is Severity.WARNING
+    note = judge_randomness(evidence).findings[-1]
+    assert note.severity is Severity.NOTE
+    assert "wasn't checked" in note.what
 
 
 @pytest.mark.parametrize(("is_mismatch", "what"), [(True, "resume exactly"), (False, "can't run this dataset")])
@@ -267,6 +272,7 @@ def test_a_length_that_changes_is_a_fault(lengths: tuple[int, ...]) -> None:
     [
         (replace(BUILT, error="OSError: no"), "can't be built"),
         (replace(BUILT, lengths=(), length_error="len(dataset) raised TypeError"), "no usable length"),
+        (replace(BUILT, lengths=(0, 0, 0)), "is empty"),
     ],
 )
 def test_a_dataset_that_can_not_be_used_is_a_fault(built: Construction, what: str) -> None:
@@ -279,6 +285,13 @@ def test_a_process_that_ended_is_a_fault_with_its_sample_and_line() -> None:
     assert finding.indices == (42,)
     assert "was killed by SIGSEGV at dataset index 42" in finding.what
     assert "a.py:3 in read" in finding.evidence
+
+
+def test_a_build_that_hangs_may_only_take_long() -> None:
+    ended = Ended("building the dataset", None, "made no progress for 60.0 s")
+    finding = only(judge_faults(Evidence(ended=(ended,))))
+    assert finding.indices == ()
+    assert "--stall-seconds" in finding.remedy
 
 
 def test_side_effects_are_told() -> None:
@@ -320,6 +333,7 @@ def test_a_diagnosis_is_text_and_json() -> None:
     assert loaded["findings"][0]["indices"] == [3]
     assert loaded["lines"][0] == {"line": {"file": "a.py", "number": 1, "function": "f"}, "share": 0.75, "num_hits": 3}
     assert loaded["workers"]["num_cores"] == 2.0
+    assert loaded["timing"]["samples_per_s"] == pytest.approx(1000)
 
 
 def test_findings_are_sorted_worst_first_and_keep_their_order_otherwise() -> None:
