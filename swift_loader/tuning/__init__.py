@@ -1,0 +1,1 @@
+"""Chooses the number of workers while training runs."""

@@ -1,0 +1,178 @@
+"""Decides how many workers a loader should have. Pure: windows come in, numbers go out.
+
+    SEARCHING ──found──► SETTLED ──the load changed──► SEARCHING
+
+A search begins with the number that a model of the loader gives: enough workers for the loop's own time, or for all
+cores. The model doesn't know what else workers compete for, such as memory bandwidth or a disk. So the search continues
+by trying: more workers while that raises the rate, else fewer while that doesn't lower it. It ends when the loop hardly
+waits, or when the neighbours of the best number were tried.
+
+A settled tuner compares each window with the one that it settled with. A search that ends where it began was a false
+alarm, and makes the tuner twice as patient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from swift_loader.tuning.window import Machine, Window
+
+__all__ = ["Tuner", "TunerState"]
+
+LITTLE_WAIT = 0.02
+"""A loop that waits for less than this share of its time needs no more workers."""
+
+MUCH_WAIT = 0.1
+"""A settled loop that suddenly waits for more than this has another load."""
+
+GAIN = 0.02
+"""A rate that is higher by less than this is the same rate."""
+
+CHANGE = 0.25
+"""How much the time of a batch or a step changes if the load is another one."""
+
+GROWTH = 1.5
+"""How far up the next try is. Where workers compete, small steps bring so little that noise hides it."""
+
+SHRINKAGE = 1.25
+"""How far down the next try is."""
+
+HEADROOM = 1.2
+"""Workers for a loop that doesn't wait: a fifth more than needed on average, because times vary."""
+
+TOO_MANY = 2.0
+"""A loop that doesn't wait gives workers back if it has this many times what it needs."""
+
+MAX_TRIES = 10
+"""Of one search."""
+
+PATIENCE = 2
+"""How many windows in a row must differ before a settled tuner searches again."""
+
+MAX_PATIENCE = 32
+
+
+class TunerState(Enum):
+    """See the drawing above."""
+
+    SEARCHING = "searching"
+    SETTLED = "settled"
+
+
+@dataclass(slots=True)
+class _Search:
+    """The numbers of workers that were tried since the load changed."""
+
+    first: int
+    """Where it began."""
+    rates: dict[int, float] = field(default_factory=dict)
+    """Batches per second, by number of workers."""
+    num_tries: int = 0
+    has_jumped: bool = False
+    """Whether the model was asked. It is asked once, so that its error can't move the search for ever."""
+
+    @property
+    def best(self) -> int:
+        """The fewest workers with nearly the highest rate."""
+        highest = max(self.rates.values())
+        return min(number for number, rate in self.rates.items() if rate >= (1 - GAIN) * highest)
+
+    def has_tried(self, low: int, high: int) -> bool:
+        """Return whether a number from `low` to `high` was tried. True if there is none."""
+        return low > high or any(low <= number <= high for number in self.rates)
+
+
+class Tuner:
+    """Chooses the number of workers of one loader. Not thread-safe."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.state = TunerState.SEARCHING
+        self.reason = "nothing was measured yet"
+        """Why the loader has the workers that it has, as half a sentence for the user."""
+        self._search: _Search | None = None
+        self._settled: Window | None = None
+        """The window that it settled with."""
+        self._num_differing = 0
+        """Windows in a row that differ from it."""
+        self._patience = PATIENCE
+
+    def decide(self, window: Window) -> int:
+        """Return how many workers there should be from now on."""
+        if self.state is TunerState.SETTLED and not self._has_changed(window):
+            return window.num_workers
+        search = self._search
+        if search is None:
+            search = self._search = _Search(window.num_workers)
+            self.state = TunerState.SEARCHING
+        search.rates[window.num_workers] = window.rate
+        search.num_tries += 1
+        wanted = self._next_try(search, window)
+        if wanted is not None and search.num_tries < MAX_TRIES:
+            return wanted
+        return self._settle(search, window)
+
+    def _has_changed(self, window: Window) -> bool:
+        """Return whether the load is another one than when the tuner settled."""
+        settled = self._settled
+        if settled is None or settled.num_workers != window.num_workers:  # the first window with the final number
+            self._settled, self._num_differing = window, 0
+            return False
+        differs = (
+            _differ(settled.service_s, window.service_s)
+            or _differ(settled.step_s, window.step_s)
+            or (settled.wait_share < LITTLE_WAIT and window.wait_share > MUCH_WAIT)
+        )
+        if not self._matters(window):
+            differs = False
+        self._num_differing = self._num_differing + 1 if differs else 0
+        return self._num_differing >= self._patience
+
+    def _matters(self, window: Window) -> bool:
+        """Return whether another number of workers may be better at all."""
+        if window.wait_share > LITTLE_WAIT:
+            return True
+        return window.num_workers >= TOO_MANY * HEADROOM * window.needed_workers(self.machine)
+
+    def _next_try(self, search: _Search, window: Window) -> int | None:
+        """Return the number of workers to try next; None if the search is over."""
+        now, most = window.num_workers, self.machine.max_workers
+        if window.wait_share < LITTLE_WAIT:
+            needed = math.ceil(HEADROOM * window.needed_workers(self.machine))
+            if now >= TOO_MANY * needed and not search.has_jumped:
+                search.has_jumped = True
+                return needed
+            self.reason = f"the loop waits {window.wait_share:.1%} of its time"
+            return None
+        if not search.has_jumped:
+            search.has_jumped = True
+            needed = min(most, math.ceil(window.needed_workers(self.machine)))
+            if needed != now:
+                return needed
+        best = search.best
+        more, fewer = min(most, max(best + 1, int(best * GROWTH))), max(1, min(best - 1, int(best / SHRINKAGE)))
+        if not search.has_tried(best + 1, more):
+            return more
+        if not search.has_tried(fewer, best - 1):
+            return fewer
+        self.reason = f"neither {more} nor {fewer} workers bring more"
+        return None
+
+    def _settle(self, search: _Search, window: Window) -> int:
+        """End the search. Return the best number that was tried."""
+        is_enough = window.wait_share < LITTLE_WAIT
+        best = window.num_workers if is_enough else search.best
+        found_same = best == search.first and self._settled is not None
+        self._patience = min(MAX_PATIENCE, 2 * self._patience) if found_same else PATIENCE
+        self._settled = window if best == window.num_workers else None
+        self._search, self._num_differing, self.state = None, 0, TunerState.SETTLED
+        return best
+
+    def __repr__(self) -> str:
+        return f"<Tuner {self.state.value}: {self.reason}>"
+
+
+def _differ(before: float, now: float) -> bool:
+    return abs(now - before) > CHANGE * max(before, now)
