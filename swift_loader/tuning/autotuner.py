@@ -7,7 +7,6 @@ The loop's thread calls `check` between two batches. Most calls only read the cl
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,28 +137,7 @@ class Autotuner:
 
     def _begin(self, phase: _Phase, observations: Observations, now_ns: int) -> None:
         self._phase = phase
-        self._mark = _Mark(
-            now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s
-        )
+        self._mark = _Mark(now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s)
 
     def __repr__(self) -> str:
         return f"<Autotuner {self._phase.value}, {self._wanted} workers: {self.reason}>"
-
-
-def most_workers(num_cores: float, free_nbytes: int, batch_nbytes: int, num_workers: int) -> int:
-    """Return how many workers a rank may have at most.
-
-    Workers that mostly wait may be many more than cores. Each costs memory: its batches in flight, and its own.
-    """
-    by_cores = min(MAX_WORKERS, max(MIN_LIMIT, math.ceil(WORKERS_PER_CORE * num_cores)))
-    more_by_memory = int(free_nbytes * MEMORY_SHARE / (WORKER_NBYTES + BATCHES_IN_FLIGHT * batch_nbytes))
-    return max(1, min(by_cores, num_workers + more_by_memory))
-
-
-MAX_WORKERS = 64
-MIN_LIMIT = 4
-WORKERS_PER_CORE = 8
-MEMORY_SHARE = 0.5
-"""Of the memory that is free, for further workers."""
-WORKER_NBYTES = 64 << 20
-BATCHES_IN_FLIGHT = 3

@@ -111,6 +111,7 @@ class Tuner:
         search.num_tries += 1
         wanted = self._next_try(search, window)
         if wanted is not None and search.num_tries < MAX_TRIES:
+            self.reason = f"the loop waited {window.wait_share:.1%} of its time with {window.num_workers}"
             return wanted
         return self._settle(search, window)
 
@@ -144,7 +145,6 @@ class Tuner:
             if now >= TOO_MANY * needed and not search.has_jumped:
                 search.has_jumped = True
                 return needed
-            self.reason = f"the loop waits {window.wait_share:.1%} of its time"
             return None
         if not search.has_jumped:
             search.has_jumped = True
@@ -157,13 +157,13 @@ class Tuner:
             return more
         if not search.has_tried(fewer, best - 1):
             return fewer
-        self.reason = f"neither {more} nor {fewer} workers bring more"
         return None
 
     def _settle(self, search: _Search, window: Window) -> int:
         """End the search. Return the best number that was tried."""
         is_enough = window.wait_share < LITTLE_WAIT
         best = window.num_workers if is_enough else search.best
+        self.reason = _verdict(best, search) if not is_enough else _contentment(best, window)
         found_same = best == search.first and self._settled is not None
         self._patience = min(MAX_PATIENCE, 2 * self._patience) if found_same else PATIENCE
         self._settled = window if best == window.num_workers else None
@@ -172,6 +172,15 @@ class Tuner:
 
     def __repr__(self) -> str:
         return f"<Tuner {self.state.value}: {self.reason}>"
+
+
+def _contentment(best: int, window: Window) -> str:
+    return f"with {best}, the loop waits {window.wait_share:.1%} of its time"
+
+
+def _verdict(best: int, search: _Search) -> str:
+    tried = ", ".join(map(str, sorted(search.rates)))
+    return f"of {tried}, {best} brought the most: {search.rates[best]:.3g} batches/s"
 
 
 def _differ(before: float, now: float) -> bool:

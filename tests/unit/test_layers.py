@@ -125,7 +125,6 @@ RULES: dict[str, set[str]] = {
         "report",
     },
     "integrations": {"dataloader", "report"},
-    "integrations": {"dataloader"},
     # The command line. It names the modules of its subcommands, and imports them when they are run.
     "cli": set(),
     "replay": {

@@ -181,4 +181,7 @@ def test_false_alarms_become_rarer() -> None:
 def test_says_why() -> None:
     world = World(LOADS["model-bound"], Machine(num_cores=8, max_workers=32))
     world.run(SEARCH_S)
-    assert "waits 0.0% of its time" in repr(world.tuner)
+    assert "with 1, the loop waits 0.0% of its time" in repr(world.tuner)
+    world = World(LOADS["CPU-bound"], Machine(num_cores=2, max_workers=8))
+    world.run(SEARCH_S)
+    assert "of 1, 2, 3, 2 brought the most: 40 batches/s" in repr(world.tuner)
