@@ -14,10 +14,10 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
-from tests.support.checked import Checked, Reference, check_batch, digest
+from tests.support.checked import Checked, Reference, digest
 from tests.support.helpers import ids_of, make_loader, slow, wait_until, worker_processes
 from tests.support.killer import Aim, Killer
-from tests.support.resizing import NeedsAnother, WaitsToBuild, await_workers, num_ready, workers_of
+from tests.support.resizing import NeedsAnother, WaitsToBuild, await_workers, num_ready
 
 OPTIONS: dict[str, Any] = {"kwargs": {"num_samples": 200}, "batch_size": 4}
 NUM_BATCHES = 50
@@ -54,7 +54,7 @@ def resizing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("waits", [True, slow(False)])
 def test_bytes_and_order_are_those_of_a_loader_without_resizes(kind: str, waits: bool) -> None:
     is_thread = kind == "threads"  # threads draw from the loop's generators, so only the samples can be compared
     dataset = datasets.Counting if is_thread else Checked
@@ -306,10 +306,3 @@ def test_threads_with_copies_of_a_dataset_can_only_become_fewer() -> None:
         loader.resize(1)
         await_workers(loader, 1)
         assert ids_of(loader) == list(range(100))
-
-
-def test_a_batch_can_be_checked_while_workers_change() -> None:
-    with make_loader(Checked, workers=1, **OPTIONS) as loader:
-        for batch in resizing(loader, RESIZES, waits=False):
-            check_batch(batch)
-        assert len(workers_of(loader)) >= 1
