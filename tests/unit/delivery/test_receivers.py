@@ -46,3 +46,27 @@ def test_the_loop_takes_over_even_if_events_keep_arriving() -> None:
     receivers.stop()
     assert inbox.num_waits <= 3
     assert not failures
+
+
+def test_an_inbox_that_is_added_gets_a_thread_with_the_next_hand_over_and_none_after_the_end() -> None:
+    heard = threading.Semaphore(0)
+
+    def receive(inbox: Inbox) -> None:
+        inbox.wait()
+        heard.release()
+
+    inboxes: list[Inbox] = [BusyInbox() for _ in range(4)]
+    receivers = Receivers(inboxes[:2], receive, lambda error: None)
+    receivers.begin()
+    receivers.add(inboxes[:3])
+    receivers.add(inboxes[:3])
+    before = threading.active_count()
+    receivers.hand_over()
+    assert threading.active_count() == before + 1
+    inboxes[2].wake()
+    assert heard.acquire(timeout=20)
+    receivers.take()
+    receivers.stop()
+    receivers.add(inboxes)
+    receivers.hand_over()
+    assert threading.active_count() == before - 1
