@@ -56,11 +56,10 @@ class Timeline:
         end = self.num_added
         first = max(number, end - CAPACITY, 0)
         begin, stop = first % CAPACITY, end % CAPACITY
-        rows: NDArray[np.void] = self._rows
-        if first >= end:
-            return rows[:0].copy()
-        parts = [rows[begin:stop]] if begin < stop else [rows[begin:], rows[:stop]]
-        return np.concatenate(parts)
+        rows = self._rows
+        parts = [rows[begin:stop]] if begin < stop or first >= end else [rows[begin:], rows[:stop]]
+        joined: NDArray[np.void] = np.concatenate(parts)
+        return joined
 
     def __repr__(self) -> str:
         return f"<Timeline of {self.num_added} batches>"

@@ -234,7 +234,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("is_stream", [False, True], ids=["map", "stream"])
 def test_a_dataloader_measures_all_its_epochs(kind: str, is_stream: bool) -> None:
-    options = {"shard_stream": True} if is_stream and kind != "thread" else {}
+    options: dict[str, Any] = {"shard_stream": True} if is_stream and kind != "thread" else {}
     dataset: Any = SleepingStream() if is_stream else Sleeping()
     loader = DataLoader(dataset, BATCH_SIZE, **LOADERS[kind], **options)
     run_epochs(2)(loader)
@@ -252,7 +252,8 @@ def test_a_dataloader_measures_all_its_epochs(kind: str, is_stream: bool) -> Non
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_pause_after_an_epoch_of_a_dataloader_does_not_count(num_workers: int) -> None:
-    loader, pause_s, passes_s = DataLoader(Sleeping(), BATCH_SIZE, num_workers=num_workers), 1.0, 0.0
+    dataset: Any = Sleeping()
+    loader, pause_s, passes_s = DataLoader(dataset, BATCH_SIZE, num_workers=num_workers), 1.0, 0.0
     for stop in (NUM_BATCHES, 2):
         began_s = time.perf_counter()
         for number, _ in enumerate(loader, 1):
@@ -265,8 +266,9 @@ def test_the_pause_after_an_epoch_of_a_dataloader_does_not_count(num_workers: in
 
 
 def test_loaders_that_share_processes_are_measured_apart() -> None:
+    dataset: Any = Sleeping()
     with WorkerPool(2) as pool:
-        loaders = [DataLoader(Sleeping(), BATCH_SIZE, workers=pool) for _ in range(2)]
+        loaders = [DataLoader(dataset, BATCH_SIZE, workers=pool) for _ in range(2)]
         for _ in zip(*loaders, strict=True):
             pass
         for loader in loaders:

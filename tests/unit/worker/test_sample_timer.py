@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from swift_loader.worker import sample_timer
 from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Rng, Seeding
 
@@ -26,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
-    monkeypatch.setattr(sample_timer.time, "perf_counter_ns", fake)
+    monkeypatch.setattr(time, "perf_counter_ns", fake)
     return fake
 
 

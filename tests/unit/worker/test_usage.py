@@ -18,6 +18,10 @@ def burn(cpu_s: float) -> None:
         pass
 
 
+def descriptor_of(usage: ProcessUsage) -> int | None:
+    return usage._descriptor
+
+
 def test_a_thread_counts_its_own_time_while_it_builds() -> None:
     usage = ThreadUsage()
     burn(0.02)
@@ -54,10 +58,10 @@ def test_the_run_delay_of_short_batches_is_known_for_one_of_32() -> None:
 
 def test_no_descriptor_is_open_before_the_first_reading_or_after_closing() -> None:
     with ProcessUsage() as usage:
-        assert usage._descriptor is None
+        assert descriptor_of(usage) is None
         usage.end(LONG_NS)
     usage.close()
-    assert usage._descriptor == -1
+    assert descriptor_of(usage) == -1
     assert usage.end(LONG_NS)[1] == NOT_MEASURED
 
 
@@ -66,7 +70,7 @@ def test_a_descriptor_that_the_user_closed_is_not_read_again() -> None:
         usage._descriptor = os.open(os.devnull, os.O_RDONLY)
         os.close(usage._descriptor)
         assert [usage.end(LONG_NS)[1] for _ in range(3)] == [NOT_MEASURED] * 3
-        assert usage._descriptor == -1
+        assert descriptor_of(usage) == -1
 
 
 def test_a_system_without_the_file_measures_cpu_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
