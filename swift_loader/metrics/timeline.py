@@ -54,10 +54,10 @@ class Timeline:
     def since(self, number: int) -> NDArray[np.void]:
         """Return a copy of the rows from this number on, oldest first; of those that are still there."""
         end = self.num_added
-        first = max(number, end - CAPACITY, 0)
+        first = min(max(number, end - CAPACITY, 0), end)
         begin, stop = first % CAPACITY, end % CAPACITY
         rows = self._rows
-        parts = [rows[begin:stop]] if begin < stop or first >= end else [rows[begin:], rows[:stop]]
+        parts = [rows[begin:stop]] if begin < stop or first == end else [rows[begin:], rows[:stop]]
         joined: NDArray[np.void] = np.concatenate(parts)
         return joined
 
