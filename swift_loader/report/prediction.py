@@ -28,6 +28,9 @@ _MIN_ERROR = 0.02
 _UNKNOWN_SLOWDOWN = 0.4
 """How much workers may slow each other down if nothing is known of it: for the lower end of a prediction."""
 
+_SHORTEST_S = 1e-9
+"""Of a step or a run, so that rates are finite."""
+
 _NUM_PARTS = 2
 _NUM_OF_PART = 500
 
@@ -169,7 +172,7 @@ class _Fit:
         workload = _changed(self.workload, self.observations, change)
         if change.data is Data.FREE:
             step = float(workload.step.mean())
-            outcome = Outcome(1 / step if step > 0 else float("inf"), 0.0, self.num_batches, self.num_batches)
+            outcome = Outcome(1 / max(_SHORTEST_S, step), 0.0, self.num_batches, self.num_batches)
         else:
             loader = _loader_of(self.observations, change)
             num_batches = max(self.num_batches, 4 * loader.max_in_flight)
@@ -230,7 +233,7 @@ def _observed_rate(observations: Observations) -> float:
     """Return batches per second, without the time between two epochs."""
     life = Life.of(steady(observations))
     elapsed = float(life.waited[1:].sum() + np.nansum(life.step))
-    return (len(life.waited) - 1) / elapsed if elapsed > 0 else float("inf")
+    return (len(life.waited) - 1) / max(_SHORTEST_S, elapsed)
 
 
 def _check(change: Change) -> None:

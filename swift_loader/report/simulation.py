@@ -20,6 +20,9 @@ from swift_loader.sampling.permutation import derive_key, permute
 __all__ = ["Loader", "Outcome", "simulate"]
 
 _NUM_BATCHES = 800
+_SHORTEST_S = 1e-6
+"""Of a simulation, so that rates are finite."""
+
 _READY, _STEP_WAITED, _IO_DONE, _FREE = range(4)
 _LOOP, _ASIDE = -1, -2
 """Jobs on the cores that aren't a worker's."""
@@ -56,9 +59,8 @@ def simulate(workload: Workload, loader: Loader, *, num_batches: int = _NUM_BATC
     draws = _Draws.of(workload, num_batches + loader.max_in_flight, seed)
     run = _Run(workload, loader, draws, num_warm)
     run.run(num_batches)
-    elapsed = run.delivered_at - run.warm_at
-    rate = (num_batches - num_warm) / elapsed if elapsed > 0 else float("inf")
-    return Outcome(rate, run.waited / elapsed if elapsed > 0 else 0.0, run.num_built, run.num_delivered)
+    elapsed = max(_SHORTEST_S, run.delivered_at - run.warm_at)
+    return Outcome((num_batches - num_warm) / elapsed, run.waited / elapsed, run.num_built, run.num_delivered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def _inline(workload: Workload, draws: _Draws) -> Outcome:
     """Return the outcome without workers: one batch after the other."""
     number = len(draws.cpu)
     waited = sum(draws.waiting) + sum(draws.cpu) + sum(draws.pickup) + workload.lag * number
-    elapsed = waited + sum(draws.step_waiting) + sum(draws.step_cpu)
-    return Outcome(number / elapsed if elapsed else float("inf"), waited / elapsed if elapsed else 0.0, number, number)
+    elapsed = max(_SHORTEST_S, waited + sum(draws.step_waiting) + sum(draws.step_cpu))
+    return Outcome(number / elapsed, waited / elapsed, number, number)
 
 
 class _Run:

@@ -103,7 +103,7 @@ class Workload:
             interference=_interference(stretch, num_running + step_cpu.sum() / max(1e-9, _span(life)), cores),
             slowdown=slowdown.per_neighbour,
             is_slowdown_known=slowdown.is_known,
-            samples_per_batch=float(np.mean(kept.batches["num_samples"])),
+            samples_per_batch=max(1.0, float(np.mean(kept.batches["num_samples"]))),
         )
 
     def with_fetch(self, factor: Seconds) -> Workload:

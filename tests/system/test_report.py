@@ -16,8 +16,13 @@ from swift_loader.report.verdict import Bound
 from tests.support import datasets
 from tests.support.helpers import make_loader, slow
 
-SLOW = {"num_samples": 320, "seconds": 0.002}
+SLOW: dict[str, Any] = {"num_samples": 320, "seconds": 0.002}
 """8 samples take 16 ms: a loop that does nothing waits for each batch."""
+
+
+def slow_samples() -> Any:
+    """The dataset of a DataLoader."""
+    return datasets.Slow(**SLOW)
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def test_a_loader_reports_why_its_loop_waits() -> None:
 
 @pytest.mark.parametrize("worker_type", ["process", slow("thread")])
 def test_a_dataloader_reports_why_its_loop_waits(worker_type: Any) -> None:
-    loader = DataLoader(datasets.Slow(320, 0.002), batch_size=8, num_workers=2, worker_type=worker_type)
+    loader = DataLoader(slow_samples(), batch_size=8, num_workers=2, worker_type=worker_type)
     list(loader)
     report = loader.report()
     check_data_bound(report, 2)
@@ -68,7 +73,7 @@ def test_a_dataloader_reports_why_its_loop_waits(worker_type: Any) -> None:
 
 
 def test_batches_of_the_loops_thread_are_data_bound() -> None:
-    loader = DataLoader(datasets.Slow(320, 0.002), batch_size=8)
+    loader = DataLoader(slow_samples(), batch_size=8)
     list(loader)
     report = loader.report()
     assert report.verdict.bound is Bound.DATA
@@ -98,7 +103,7 @@ def test_an_epoch_that_waited_is_followed_by_one_line(logged: list[str]) -> None
 
 @pytest.mark.usefixtures("_long_run")
 def test_a_dataloader_says_it_too(logged: list[str]) -> None:
-    list(DataLoader(datasets.Slow(320, 0.002), batch_size=8, num_workers=2))
+    list(DataLoader(slow_samples(), batch_size=8, num_workers=2))
     assert len(logged) == 1
     assert "num_workers=" in logged[0]
 

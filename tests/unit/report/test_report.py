@@ -4,9 +4,12 @@ import dataclasses
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from swift_loader.metrics.observations import SlowSample
+from swift_loader.metrics.observations import BATCH, SlowSample
 from swift_loader.report.prediction import Data
 from swift_loader.report.report import Report
 from tests.support.observed import SETUP, Costs, observe, with_workers
@@ -78,6 +81,21 @@ def test_the_repr_is_short(costs: Costs, num_workers: int) -> None:
     lines = repr(report_of(costs, num_workers)).splitlines()
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 120
+
+
+@given(seed=st.integers(0, 2**32), num_batches=st.integers(0, 60), num_workers=st.integers(0, 5))
+@settings(max_examples=25, deadline=None)
+def test_no_figures_are_too_strange_for_a_report(seed: int, num_batches: int, num_workers: int) -> None:
+    draw = np.random.default_rng(seed)
+    batches = np.zeros(num_batches, BATCH)
+    for name in BATCH.names or ():
+        largest = draw.choice([1, 2, 10**9])
+        batches[name] = draw.integers(0, largest, num_batches)
+    batches["run_delay_ns"] -= draw.integers(0, 2)
+    setup = replace(with_workers(num_workers), in_order=bool(seed % 2))
+    report = Report(replace(observe(SLOW, setup, 0), batches=batches, elapsed_s=draw.random()), COUNTS)
+    assert json.loads(report.to_json())["verdict"]["wait_share"] <= 1
+    assert len(repr(report).splitlines()) <= 25
 
 
 def test_the_repr_of_a_loop_that_does_not_wait_gives_no_advice() -> None:
