@@ -12,8 +12,11 @@ from swift_loader.report.verdict import DATA_BOUND, MIN_BATCHES, Bound, Verdict
 
 __all__ = ["EpochNotices"]
 
-_MIN_ELAPSED_S = 20.0
-"""Advice takes up to a second. So the first one comes after 20 s, and each other one after twice the time."""
+_MIN_ELAPSED_S = 60.0
+"""Advice takes half a second. So it is asked for after a minute, and then each time after twice the time: 1 %."""
+
+_VERDICT_EVERY_S = 1.0
+"""A verdict takes a millisecond."""
 
 
 @dataclass(slots=True)
@@ -34,11 +37,12 @@ class EpochNotices:
         if not self.is_due(observations.elapsed_s) or not len(observations.batches):
             return ""
         epoch = int(observations.batches["epoch"][-1])
-        self.next_at_s = 2 * observations.elapsed_s
+        self.next_at_s = observations.elapsed_s + _VERDICT_EVERY_S
         of_epoch = _only(observations, epoch)
         verdict = Verdict.of(of_epoch)
         if verdict.bound is not Bound.DATA or verdict.wait_share < DATA_BOUND:
             return ""
+        self.next_at_s = 2 * observations.elapsed_s
         advices = advise(of_epoch, self.names)
         if not advices or advices[0].action == self.last_action:
             return ""

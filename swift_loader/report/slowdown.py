@@ -57,7 +57,7 @@ class Slowdown:
         kept = (cpu_per_sample >= low) & (cpu_per_sample <= high)
         slope, error = _line(beside[kept], cpu_per_sample[kept])
         is_known = error < _MAX_ERROR
-        if slope < max(_MIN_SIGMAS * error, _MIN_SLOPE):
+        if not is_known or slope < max(_MIN_SIGMAS * error, _MIN_SLOPE):
             return cls(0.0, is_known)
         return cls(min(_MAX_SLOPE, slope), is_known)
 

@@ -175,10 +175,11 @@ def _steps(observations: Observations, life: Life, stretch: float) -> tuple[Seco
     if not observations.setup.num_workers:
         total -= float(np.mean(life.service))
     mean = float(step.mean())
-    in_step = min(max(0.0, total), mean / stretch)
+    decode_cpu = min(max(0.0, total), float(np.mean(life.decode)) / stretch)
+    in_step = min(max(0.0, total) - decode_cpu, mean / stretch)
     share = in_step / mean if mean > 0 else 0.0
     delay = in_step * (stretch - 1)
-    aside = max(0.0, total - in_step - float(np.mean(life.decode)))
+    aside = max(0.0, total) - in_step
     return np.maximum(step * share, step - delay * step / max(mean, 1e-12)), step * share, aside
 
 

@@ -9,7 +9,7 @@ from tests.support.observed import SETUP, Costs, observe
 SLOW = Costs(fetch_ms=10, step_ms=3.5, cpu_share=0.02)
 
 
-def of_epoch(costs: Costs, epoch: int = 0, elapsed_s: float = 30.0) -> Observations:
+def of_epoch(costs: Costs, epoch: int = 0, elapsed_s: float = 90.0) -> Observations:
     observations = observe(costs)
     observations.batches["epoch"] = epoch
     return replace(observations, elapsed_s=elapsed_s)
@@ -44,10 +44,16 @@ def test_a_wait_that_no_change_helps_is_not_spoken_of() -> None:
 
 
 def test_short_runs_are_not_spoken_of() -> None:
-    assert EpochNotices().note(of_epoch(SLOW, elapsed_s=5)) == ""
+    assert EpochNotices().note(of_epoch(SLOW, elapsed_s=50)) == ""
 
 
 def test_the_next_look_is_after_twice_the_time() -> None:
     notices = EpochNotices()
-    notices.note(of_epoch(Costs(step_ms=20), elapsed_s=30))
-    assert [notices.is_due(elapsed_s) for elapsed_s in (59.0, 60.0)] == [False, True]
+    notices.note(of_epoch(SLOW, elapsed_s=90))
+    assert [notices.is_due(elapsed_s) for elapsed_s in (179.0, 180.0)] == [False, True]
+
+
+def test_a_loop_that_does_not_wait_is_looked_at_each_second() -> None:
+    notices = EpochNotices()
+    notices.note(of_epoch(Costs(step_ms=20), elapsed_s=90))
+    assert [notices.is_due(elapsed_s) for elapsed_s in (90.5, 91.0)] == [False, True]

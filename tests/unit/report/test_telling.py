@@ -22,12 +22,12 @@ def logged() -> Iterator[list[str]]:
 
 
 def slow() -> Observations:
-    return replace(observe(Costs(fetch_ms=10, step_ms=3.5, cpu_share=0.02)), elapsed_s=30.0)
+    return replace(observe(Costs(fetch_ms=10, step_ms=3.5, cpu_share=0.02)), elapsed_s=90.0)
 
 
 def test_a_line_goes_to_the_log_of_loguru_and_to_the_loaders_own(logged: list[str]) -> None:
     own: list[str] = []
-    Teller(SWIFT_LOADER, own.append).tell(30.0, slow)
+    Teller(SWIFT_LOADER, own.append).tell(90.0, slow)
     assert len(logged) == len(own) == 1
     assert "worker_per_consumer=3" in logged[0]
 
@@ -44,5 +44,5 @@ def test_an_error_in_the_advice_does_not_reach_the_loop(logged: list[str]) -> No
     def fail() -> Observations:
         raise ZeroDivisionError
 
-    Teller(SWIFT_LOADER).tell(30.0, fail)
+    Teller(SWIFT_LOADER).tell(90.0, fail)
     assert logged == []
