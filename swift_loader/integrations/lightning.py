@@ -119,7 +119,8 @@ class LoaderMetrics(Callback):
     ) -> None:
         """Log the metrics. Called on all ranks; loggers write those of rank 0."""
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the axis of Lightning's own logs
-        if step % (self._every_n_steps or max(1, trainer.log_every_n_steps)) == 0:
+        every_n_steps = self._every_n_steps or trainer.log_every_n_steps
+        if every_n_steps and (step + 1) % every_n_steps == 0:
             self._log(trainer, self._loader_of(trainer).metrics(prefix=self._prefix), step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's

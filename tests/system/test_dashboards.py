@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from swift_loader import DataLoader, SwiftLoader
-from swift_loader.report.flat import NAMES
+from swift_loader.report.flat import NAMES, flat_metrics
 from tests.support.pictures import Pictures
 from tests.support.trace_format import check_format, named, read_trace, spans
 
@@ -24,14 +24,16 @@ def _profiler_loaded() -> None:
         torch.ones(1)
 
 
+DATA: Any = Pictures(64)
+
 LOADERS: dict[str, Callable[[], Any]] = {
-    "two workers": lambda: SwiftLoader(dataset=Pictures(64), batch_size=4, worker_per_consumer=2, shuffle=False),
+    "two workers": lambda: SwiftLoader(dataset=DATA, batch_size=4, worker_per_consumer=2, shuffle=False),
     "threads": lambda: SwiftLoader(
-        dataset=Pictures(64), batch_size=4, worker_per_consumer=2, worker_type="thread", shuffle=False
+        dataset=DATA, batch_size=4, worker_per_consumer=2, worker_type="thread", shuffle=False
     ),
-    "no worker": lambda: SwiftLoader(dataset=Pictures(64), batch_size=4, worker_per_consumer=0, shuffle=False),
-    "drop-in": lambda: DataLoader(Pictures(64), batch_size=4, num_workers=2),
-    "drop-in without workers": lambda: DataLoader(Pictures(64), batch_size=4),
+    "no worker": lambda: SwiftLoader(dataset=DATA, batch_size=4, worker_per_consumer=0, shuffle=False),
+    "drop-in": lambda: DataLoader(DATA, batch_size=4, num_workers=2),
+    "drop-in without workers": lambda: DataLoader(DATA, batch_size=4),
 }
 
 
@@ -54,6 +56,16 @@ def test_metrics_count_what_the_loop_got(name: str) -> None:
     assert 0 <= metrics["wait_share"] <= 1
     assert 0 < metrics["waited_s_total"] <= metrics["elapsed_s_total"]
     assert all(math.isfinite(value) and value >= 0 for value in metrics.values())
+    close(loader)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_metrics_are_those_of_the_report(name: str) -> None:
+    loader = LOADERS[name]()
+    for _batch in loader:
+        pass
+    metrics, observations = loader.metrics(), loader.report().observations
+    assert metrics == flat_metrics(observations)
     close(loader)
 
 

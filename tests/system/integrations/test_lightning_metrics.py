@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from swift_loader import DataLoader, SwiftLoader
+from swift_loader.report.flat import NAMES
+from tests.support.measured import MeasuredLoader
+
+pytest.importorskip("lightning.pytorch")
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import Logger
+
+from swift_loader.integrations.lightning import LoaderMetrics
+
+KEYS = {f"swift_loader/{name}" for name in NAMES}
+
+
+class Kept(Logger):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def name(self) -> str:
+        return "kept"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.logged.append((step, metrics))
+
+    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), float(index))
+
+
+def fit(loader: Any, callback: LoaderMetrics, folder: Path) -> Kept:
+    kept = Kept()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=kept,
+        callbacks=[callback],
+        log_every_n_steps=5,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(Model(), loader)
+    return kept
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainers_loader_is_logged_as_often_as_the_trainer_logs(tmp_path: Path) -> None:
+    kept = fit(DataLoader(Rows(), batch_size=4), LoaderMetrics(), tmp_path)
+    counts = {step: logged["swift_loader/batches_total"] for step, logged in kept.logged if logged.keys() == KEYS}
+    assert counts == {4: 5, 9: 10, 14: 15, 19: 20}
+    shares = [logged["swift_loader/epoch_wait_share"] for _, logged in kept.logged if logged.keys() != KEYS]
+    assert len(shares) == 2
+    assert all(0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_swift_loader_is_logged_every_n_steps(tmp_path: Path) -> None:
+    with SwiftLoader(dataset=Rows(), batch_size=4, worker_per_consumer=2) as loader:
+        kept = fit(loader, LoaderMetrics(loader, every_n_steps=3), tmp_path)
+    metrics = [logged for _, logged in kept.logged if logged.keys() == KEYS]
+    assert len(metrics) == 8
+    assert metrics[-1]["swift_loader/num_workers"] == 2
+
+
+def test_the_verdict_of_the_epoch_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("swift_loader.integrations.lightning.rank_zero_info", said.append)
+    loader, callback = MeasuredLoader(), LoaderMetrics()
+    trainer: Any = SimpleNamespace(
+        train_dataloader=loader,
+        current_epoch=3,
+        loggers=[],
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=100)),
+    )
+    model: Any = None
+    callback._before = dict.fromkeys(NAMES, 0.0)
+    callback.on_train_epoch_end(trainer, model)
+    share = loader.metrics(prefix="")["waited_s_total"] / loader.metrics(prefix="")["elapsed_s_total"]
+    assert said == [
+        f"epoch 3: data-bound, the loop waited for data {100 * share:.0f} % of {loader.observations.elapsed_s:.3g} s"
+    ]
+
+
+def test_a_loader_without_metrics_is_refused() -> None:
+    trainer: Any = SimpleNamespace(train_dataloader=torch.utils.data.DataLoader(Rows()))
+    model: Any = None
+    with pytest.raises(TypeError, match=r"train loader is a DataLoader, which has no metrics; make it a swift_loader"):
+        LoaderMetrics().on_train_epoch_start(trainer, model)
+
+
+def test_it_is_logged_at_least_every_step() -> None:
+    with pytest.raises(ValueError, match="every_n_steps=0 must be at least 1"):
+        LoaderMetrics(every_n_steps=0)
