@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,27 @@ def test_a_report_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyP
         log_report(Run(), MeasuredLoader())
 
 
+SCRIPT = """
+import sys, wandb
+from swift_loader.integrations.wandb import log_metrics, log_report
+from tests.support.measured import MeasuredLoader
+
+loader = MeasuredLoader()
+run = wandb.init(mode="offline", dir=sys.argv[1], project="test")
+log_metrics(run, loader)
+log_report(run, loader)
+run.log({"loss": 1.0})
+assert run.summary["swift_loader/batches_total"] == 100
+assert run.summary["swift_loader/report"]["_type"] == "image-file"
+assert run.summary["_step"] == 0
+run.finish()
+"""
+
+
 @pytest.mark.slow
 def test_an_offline_run_takes_metrics_and_report(tmp_path: Path) -> None:
-    wandb = pytest.importorskip("wandb")
-    loader = MeasuredLoader()
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="test")
-    log_metrics(run, loader)
-    log_report(run, loader)
-    run.log({"loss": 1.0})
-    assert json.loads(json.dumps(dict(run.summary)["swift_loader/batches_total"])) == 100
-    run.finish()
+    pytest.importorskip("wandb")
+    command = [sys.executable, "-c", SCRIPT, tmp_path]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # it leaves folders there
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55, check=False)
+    assert finished.returncode == 0, finished.stderr
