@@ -55,7 +55,7 @@ run.finish()
 @pytest.mark.slow
 def test_an_offline_run_takes_metrics_and_report(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    command = [sys.executable, "-c", SCRIPT, tmp_path]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}  # it leaves folders there
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55, check=False)
     assert finished.returncode == 0, finished.stderr
