@@ -253,3 +253,17 @@ def test_a_choice_of_another_epoch_survives_a_skip(epochs: list[Any]) -> None:
                 loader.skip(6, epoch=0)
         assert seen == without(epochs[0], 6)
         assert [ids_of([batch]) for batch in loader] == without(epochs[1], 4)
+
+
+def test_a_loader_that_is_resized_skips_the_same(epochs: list[Any]) -> None:
+    with loader_of(1) as loader:
+        loader.skip([6])
+        seen = []
+        for batch in loader:
+            seen.append(ids_of([batch]))
+            if len(seen) == 2:
+                loader.resize(3)
+                loader.skip([4])
+            if len(seen) == 5:
+                loader.resize(1)
+        assert seen == without(epochs[0], 4, 6)
