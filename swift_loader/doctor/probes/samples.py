@@ -94,17 +94,20 @@ def look_longer(subject: Subject, indices: Sequence[int], seconds: float, sample
 def _measure_one(
     subject: Subject, index: int, sampler: StackSampler, layouts: dict[Layout, Layout]
 ) -> Sample | Failure:
+    raised: BaseException | None = None
+    sample = None
     subject.prepare(index)
     sampler.index = index
     cpu_s, began_s = time.thread_time(), time.perf_counter()
     try:
         sample = subject.get(index)
     except (Exception, SystemExit) as error:
-        return describe_failure(index, error)
-    finally:
-        took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
-        sampler.index = None
-        subject.leave()
+        raised = error
+    took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
+    sampler.index = None  # before anything else: what comes now isn't the sample's time
+    subject.leave()
+    if raised is not None:
+        return describe_failure(index, raised)
     layout = layout_of(sample)
     return Sample(index, took_s, cpu_s, layouts.setdefault(layout, layout))
 
