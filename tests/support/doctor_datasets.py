@@ -57,6 +57,16 @@ class UnkeyedByTheSystem(Sound):
         return {"noise": np.random.default_rng().normal(size=3).astype(np.float32), "label": index}
 
 
+class RandomConstructor(Sound):
+    """Each process builds another one."""
+
+    def __init__(self) -> None:
+        self.order = np.random.default_rng().permutation(NUM_SAMPLES)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"label": self.order[index]}
+
+
 class Timed(Sound):
     def __getitem__(self, index: int) -> Any:
         return {"at": time.time_ns(), "label": index}
@@ -155,6 +165,11 @@ class Moving(Sound):
     def __getitem__(self, index: int) -> Any:
         os.chdir("/")
         return super().__getitem__(index)
+
+
+class Empty(Sound):
+    def __len__(self) -> int:
+        return 0
 
 
 class Unbuildable(Sound):

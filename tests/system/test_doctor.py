@@ -70,9 +70,12 @@ def test_a_target_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFix
     assert "has no 'Nowhere'" in capsys.readouterr().err
 
 
-def test_a_dataset_that_can_not_be_built_is_a_fault() -> None:
-    diagnosis = diagnosed("Unbuildable")
-    assert "no index file" in found(diagnosis, "faults").evidence
+@pytest.mark.parametrize(
+    ("name", "topic", "evidence"), [("Unbuildable", "faults", "no index file"), ("Empty", "length", "is 0")]
+)
+def test_a_dataset_that_can_not_be_used_is_a_fault(name: str, topic: str, evidence: str) -> None:
+    diagnosis = diagnosed(name)
+    assert evidence in found(diagnosis, topic).evidence
     assert diagnosis.exit_code == 1
 
 
@@ -108,6 +111,7 @@ def test_of_an_open_hdf5_file_only_the_sharing_is_told(files: Path) -> None:
     [
         ("Unkeyed", "dataset.rng"),
         ("UnkeyedByTheSystem", "generator made without a seed"),
+        ("RandomConstructor", "the constructor uses"),
         ("Timed", "time.time_ns at"),
         ("Counting", "no random source was seen"),
     ],
@@ -146,6 +150,12 @@ def test_a_planted_fault_is_found_with_its_remedy(
     assert evidence in finding.evidence
     assert remedy in finding.remedy
     assert finding.indices == indices
+
+
+@pytest.mark.slow
+def test_samples_are_collated_with_the_function_that_is_asked_for() -> None:
+    finding = found(diagnosed("Ragged", collate="torch"), "leaves")
+    assert "stack expects each tensor to be equal size" in finding.evidence
 
 
 @pytest.mark.slow

@@ -170,12 +170,15 @@ def _estimate(thing: Any, depth: int) -> tuple[float, float]:
     own = float(sys.getsizeof(thing)) if not isinstance(thing, np.ndarray) else 0.0
     if depth > _MAX_DEPTH or not isinstance(thing, CONTAINERS) or not thing:
         return 1, own
-    items: list[Any] = list(thing.items()) if isinstance(thing, dict) else list(thing)
-    chosen = evenly(items)
+    num_items = len(thing)
+    chosen = evenly(thing, num_items)
+    if isinstance(thing, dict):
+        chosen += evenly(thing.values(), num_items)
+        num_items *= 2
     distinct = {id(item) for item in chosen}
     parts = [_estimate(item, depth + 1) for item in chosen]
-    shared = len(distinct) / len(chosen) if len(chosen) > 1 else 1.0  # the same object again takes no more
-    factor = len(items) / len(chosen) * shared
+    shared = len(distinct) / len(chosen)  # the same object again takes no more
+    factor = num_items / len(chosen) * shared
     return 1 + factor * sum(part[0] for part in parts), own + factor * sum(part[1] for part in parts)
 
 

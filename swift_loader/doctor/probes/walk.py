@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -47,11 +47,11 @@ def walk(root: object, path: str = "") -> Iterator[tuple[str, Any]]:
 def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield (step, part) for what an object holds. Of a long container, only some items."""
     if isinstance(thing, (dict, Mapping)) and type(thing).__module__ != "os":
-        yield from ((f"[{key!r}]", value) for key, value in evenly(list(islice(thing.items(), 1_000_000))))
+        yield from ((f"[{key!r}]", value) for key, value in evenly(thing.items(), len(thing)))
     elif isinstance(thing, (list, tuple, deque)):
-        yield from ((f"[{number}]", item) for number, item in evenly(list(enumerate(thing))))
+        yield from ((f"[{number}]", item) for number, item in evenly(enumerate(thing), len(thing)))
     elif isinstance(thing, (set, frozenset)):
-        yield from (("{...}", item) for item in evenly(list(thing)))
+        yield from (("{...}", item) for item in evenly(thing, len(thing)))
     elif isinstance(thing, FunctionType):
         yield from _variables_of(thing)
     elif isinstance(thing, MethodType):
@@ -62,11 +62,9 @@ def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from _attributes_of(thing)
 
 
-def evenly(items: list[Any]) -> list[Any]:
-    """Return some of the items, evenly spread; all of them if there are few."""
-    if len(items) <= _MANY:
-        return items
-    return [items[number] for number in np.linspace(0, len(items) - 1, _MANY).astype(int).tolist()]
+def evenly(items: Iterable[Any], length: int) -> list[Any]:
+    """Return some of the items, evenly spread; all of them if there are few. Copies no others."""
+    return list(islice(items, 0, None, -(-length // _MANY) or 1))
 
 
 def _attributes_of(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -157,6 +157,12 @@ def test_pairs_in_a_list_are_counted_with_what_they_hold() -> None:
     assert found.num_objects == pytest.approx(3 * 20_000, rel=0.01)
 
 
+def test_keys_and_values_of_a_dict_are_counted() -> None:
+    (found,) = containers_of(Holder(labels={f"{number:020d}": 0 for number in range(20_000)}))
+    assert found.num_objects == pytest.approx(20_000, rel=0.6)
+    assert found.nbytes > 20_000 * 69
+
+
 def test_arrays_of_objects_are_containers() -> None:
     (found,) = containers_of(Holder(names=np.array([f"name {number}" for number in range(5000)], object)))
     assert found.path == ".names"
