@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a build or a sample that takes longer is taken to hang (%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
-    parser.add_argument("--plain", action="store_true", help="print plain text, even if rich is installed")
+    parser.add_argument("--plain", action="store_true", help="print plain text, even to a terminal")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,16 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
         CommandError: An argument is wrong, or the target can't be found.
     """
     settings = _settings(arguments)
-    is_pretty = not arguments.json and not arguments.plain and find_spec("rich") is not None
-    diagnosis = _with_progress(settings) if is_pretty else diagnose(settings)
+    is_plain = arguments.json or arguments.plain or not sys.stdout.isatty() or find_spec("rich") is None
+    diagnosis = diagnose(settings) if is_plain else _with_progress(settings)
     if arguments.json:
         sys.stdout.write(f"{diagnosis.to_json()}\n")
-    elif is_pretty:
+    elif is_plain:
+        sys.stdout.write(f"{diagnosis}\n")
+    else:
         from swift_loader.doctor.rich_text import print_diagnosis
 
         print_diagnosis(diagnosis)
-    else:
-        sys.stdout.write(f"{diagnosis}\n")
     return diagnosis.exit_code
 
 

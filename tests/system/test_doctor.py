@@ -204,10 +204,16 @@ def test_the_command_prints_json_and_says_how_many_workers_feed_a_step() -> None
 
 
 @pytest.mark.slow
-def test_with_rich_the_same_findings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_the_same_findings_in_colours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     assert main(["doctor", target("Failing"), "--seconds", "1"]) == 1
-    assert f"dataset indices {planted.FAILING}" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert f"dataset indices {planted.FAILING}" in " ".join(printed.split())
+    assert "\x1b[" in printed
 
 
 def test_a_collate_function_that_does_not_exist_is_a_usage_error() -> None:

@@ -70,7 +70,7 @@ class Request:
     indices: tuple[int, ...] = ()
     """For COMPARE and RESUME: the samples to build."""
     avoid: frozenset[int] = frozenset()
-    """For EXAMINE: samples not to fetch, because they were seen, or kill or hang the process."""
+    """For EXAMINE: samples not to fetch, because they kill or hang the process."""
 
 
 @dataclass(frozen=True, slots=True)

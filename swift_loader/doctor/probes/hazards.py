@@ -6,15 +6,21 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swift_loader.worker.fork_safety import ForkHazards
+if TYPE_CHECKING:
+    from swift_loader.worker.fork_safety import ForkHazards
 
 __all__ = ["hazards_now", "hazards_since"]
 
 
 def hazards_now() -> ForkHazards | None:
     """Return what there is now; None if it can't be seen."""
-    return ForkHazards.settled([], []) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return None
+    from swift_loader.worker.fork_safety import ForkHazards  # on Windows it can't be imported
+
+    return ForkHazards.settled([], [])
 
 
 def hazards_since(before: ForkHazards | None) -> tuple[str, tuple[str, ...]]:
