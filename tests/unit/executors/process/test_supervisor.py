@@ -21,7 +21,7 @@ class FakeInboxes:
 
 
 def test_no_inbox_listens_to_a_worker_whose_end_is_reported() -> None:
-    setup: Any = SimpleNamespace()
+    setup: Any = SimpleNamespace(limits=None)
     supervisor = Supervisor(setup, setup)
     inboxes: Any = FakeInboxes()
     supervisor._inboxes = inboxes
