@@ -117,6 +117,7 @@ class EpochIterator:
 
     def _take(self, opened: OpenEpoch) -> Delivery:
         """Take the next batch from the source, and keep it until it is handed out."""
+        self._passes.tune()
         delivery = opened.source.take()
         num_before = delivery.step if delivery.num_before is None else delivery.num_before
         if delivery.error is not None:

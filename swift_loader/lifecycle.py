@@ -97,11 +97,18 @@ class Lifecycle:
             self._end_start()
         self.session.seek(self._run)
 
-    def resize(self, num_workers: int) -> None:
-        """Change the number of workers, see `SwiftLoader.resize`. Any thread."""
+    def resize(self, num_workers: int, *, is_auto: bool = False) -> None:
+        """Change the number of workers, see `SwiftLoader.resize`. Any thread.
+
+        Args:
+            num_workers: From now on.
+            is_auto: Whether the loader changes it by itself. What the user chooses stays.
+        """
         self.check_open()
         with self._resizing:
-            options = self.options.resized(num_workers)
+            if is_auto and not self.options.delivery.is_auto:  # the user has just chosen a number
+                return
+            options = self.options.resized(num_workers, is_auto=is_auto)
             if not self.options.delivery.num_workers:
                 raise RuntimeError(
                     f"resize({num_workers}) needs a loader with workers, and worker_per_consumer=0 builds batches in "

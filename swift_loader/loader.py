@@ -61,7 +61,7 @@ class SwiftLoader:
         dataset_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         nb_consumer: int | None = None,
-        worker_per_consumer: int = 1,
+        worker_per_consumer: int | str = 1,
         shuffle: bool = True,
         *,
         dataset: Any = None,
@@ -104,6 +104,8 @@ class SwiftLoader:
             nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
                 the world size of torch.distributed; else that of the launcher (torchrun, mpirun, srun); else 1.
             worker_per_consumer: Workers per consumer, 0 to 4096. 0 builds batches in the calling thread, for debugging.
+                `"auto"` starts with few, and changes their number while the loop runs, until that hardly waits or the
+                machine has no more to give.
             shuffle: True visits the samples in a new order each epoch. False keeps the dataset's order.
             dataset: A dataset instance. Give this or `dataset_class`, not both.
             worker_type: What a worker is. `"process"` is a process of its own. `"thread"` is a thread of this process,
@@ -260,7 +262,7 @@ class SwiftLoader:
 
         The loop gets the same batches in the same order. More workers take part as soon as they are ready. Fewer: those
         with the highest ids finish what they have, then end. `data_queue_size` and `max_buffer_size` follow, unless
-        you gave them.
+        you gave them. With `worker_per_consumer="auto"`, the loader chooses no more.
 
         Args:
             worker_per_consumer: Workers per consumer from now on, 1 to 4096. Each rank has its own number.
@@ -273,6 +275,7 @@ class SwiftLoader:
             ValueError: It is out of its range.
         """
         self._lifecycle.resize(worker_per_consumer)
+        self._passes.stop_tuning()
 
     def close(self) -> None:
         """Stop all processes and threads and free all resources, within 5 s.
@@ -448,7 +451,7 @@ class SwiftLoader:
         `print` it, or ask it: `report.verdict`, `report.advice`, `report.predict(num_workers=8)`. As a mapping, it has
         counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
         """
-        return self._session.report() if self._session is not None else Report()
+        return self._session.report(self._passes.tuning) if self._session is not None else Report()
 
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the loader started.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from swift_loader.auto_workers import AutoWorkers, check_num_workers
 from swift_loader.checks import (
     check_callable,
     check_choice,
@@ -101,7 +102,7 @@ class SamplingOptions:
 class DeliveryOptions:
     """How batches come from the workers to the loop. Stays in the trainer."""
 
-    num_workers: int = option("worker_per_consumer", check_integer, 0, MAX_WORKERS)
+    num_workers: int = option("worker_per_consumer", check_num_workers, 0, MAX_WORKERS)
     worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
     in_order: bool = option("in_order", check_flag)
     max_in_flight: int | None = option("data_queue_size", check_optional_integer, 1)
@@ -120,6 +121,11 @@ class DeliveryOptions:
     """How many workers in a row with one id may be replaced before one of them builds a batch."""
     max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
     pin_memory: bool = option("pin_memory", check_flag)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the loader chooses the number of workers itself, while it runs."""
+        return isinstance(self.num_workers, AutoWorkers)
 
     @property
     def uses_processes(self) -> bool:
@@ -196,21 +202,30 @@ class Options:
                 f"raises its error; give on_error='skip' or on_error='replace', or leave max_errors out"
             )
 
+        if self.delivery.is_auto and not self.report.benchmark:
+            raise ValueError(
+                "worker_per_consumer='auto' chooses by what is measured, and benchmark=False measures nothing; give "
+                "benchmark=True, or a number of workers"
+            )
         if self.delivery.uses_threads and self.workers.rng is Rng.WORKER:
             raise ValueError(
                 "rng='worker' doesn't work with worker_type='thread' because threads share the random generators; give "
                 "rng='sample' or rng=None, or worker_type='process'"
             )
 
-    def resized(self, num_workers: int) -> Options:
+    def resized(self, num_workers: int, *, is_auto: bool) -> Options:
         """Return the same options with another number of workers, at least 1.
+
+        Args:
+            num_workers: From now on.
+            is_auto: Whether the loader may change it again.
 
         Raises:
             TypeError: It is no integer.
             ValueError: It is out of its range.
         """
-        checked_number = check_integer("worker_per_consumer", num_workers, 1, MAX_WORKERS)
-        return replace(self, delivery=replace(self.delivery, num_workers=checked_number))
+        number = check_integer("worker_per_consumer", num_workers, 1, MAX_WORKERS)
+        return replace(self, delivery=replace(self.delivery, num_workers=AutoWorkers(number) if is_auto else number))
 
     def facts(self) -> dict[str, int | str]:
         """Return the options that must be equal on all ranks, by public name."""

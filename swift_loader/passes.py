@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
@@ -20,7 +21,10 @@ from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.skips import SkippedRange
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
-from swift_loader.session import OpenEpoch
+from swift_loader.session import OpenEpoch, Session
+from swift_loader.tuning.autotuner import Autotuner
+from swift_loader.tuning.limits import first_guess
+from swift_loader.tuning.room import room_for
 
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator
@@ -48,6 +52,8 @@ class Passes:
         self.sample_errors = SampleErrors(options.report.max_errors)
         self._current: weakref.ref[EpochIterator] | None = None
         self._last = NOTHING
+        self._autotuner: Autotuner | None = None
+        """Made by the first pass, if the loader chooses the number of its workers."""
 
     @property
     def has_started(self) -> bool:
@@ -70,9 +76,35 @@ class Passes:
         self.supersede()
         self._current = weakref.ref(iterator)
         opened = session.open_epoch(self._run)
+        if self._autotuner is None and self._lifecycle.options.delivery.is_auto:
+            self._autotuner = self._make_autotuner(session)
         self.sample_errors.begin(opened.epoch, session.plan.num_samples(opened.epoch))
         self._last = NOTHING
         return opened
+
+    def _make_autotuner(self, session: Session) -> Autotuner:
+        """Return what chooses the number of workers from now on. The first number follows from the trial batch."""
+        setup = session.recent_observations(1).setup
+        cores = setup.num_cores / max(1, setup.world_size_here)
+        number = max(setup.num_workers, first_guess(session.dispatcher.fastest_build_s, cores))
+        resize = partial(self._lifecycle.resize, is_auto=True)
+        if number != setup.num_workers:
+            resize(number)
+        return Autotuner(number, room_for, session.recent_observations, resize)
+
+    def tune(self) -> None:
+        """Change the number of workers if that is due. Between two batches."""
+        if self._autotuner is not None:
+            self._autotuner.check()
+
+    def stop_tuning(self) -> None:
+        """Leave the number of workers to the user. Any thread."""
+        self._autotuner = None
+
+    @property
+    def tuning(self) -> list[str]:
+        """What was done about the number of workers, and why. Empty if the user has chosen it."""
+        return [] if self._autotuner is None else self._autotuner.describe()
 
     def note_delivery(self, delivered: Delivered, num_steps: int) -> None:
         """Record that the loop got this batch, and that `num_steps` steps of the epoch are done."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -199,6 +200,7 @@ class Session:
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
         self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
+        self._options = options
         self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
     def close(self) -> None:
@@ -248,16 +250,25 @@ class Session:
         """Return what was measured up to now. Any thread."""
         return self.metrics.observations(self._setup())
 
-    def report(self) -> Report:
-        """Return what was measured up to now, and what it means. Empty if nothing is measured. Any thread."""
+    def report(self, tuning: Sequence[str]) -> Report:
+        """Return what was measured up to now, and what it means. Empty if nothing is measured. Any thread.
+
+        Args:
+            tuning: What was done about the number of workers, and why.
+        """
         counts = self.metrics.report()
-        return Report(self.observations(), counts, SWIFT_LOADER) if counts else Report()
+        return Report(self.observations(), counts, SWIFT_LOADER, tuple(tuning)) if counts else Report()
 
     def recent_observations(self, num_batches: int) -> Observations:
         """Return the same of the last batches only: takes some 50 µs. Any thread."""
         self._first_setup = self._first_setup or self._setup()  # asking the machine for its cores takes longer
-        num_workers = self._options.delivery.num_workers
-        return self.metrics.recent(replace(self._first_setup, num_workers=num_workers), num_batches)
+        delivery = self._options.delivery
+        setup = replace(
+            self._first_setup,
+            num_workers=delivery.num_workers,
+            max_in_flight=delivery.in_flight.num_batches if delivery.num_workers else 1,
+        )
+        return self.metrics.recent(setup, num_batches)
 
     def indices_of(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the dataset indices of a batch as planned; none if the present plan has no such batch."""

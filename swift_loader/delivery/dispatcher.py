@@ -83,6 +83,12 @@ class Dispatcher:
         """Bytes of the largest batch that has come from a worker; 0 before the first."""
         return self._executor.largest_batch_nbytes
 
+    @property
+    def fastest_build_s(self) -> float:
+        """How long the fastest worker takes for a batch; infinite before the first one. Any thread."""
+        with self._driver.lock:
+            return self._scheduler.ledger.queues.fastest_build_s
+
     # Starting ---------------------------------------------------------------------------------------------------------
 
     def start(self, *, tries_out: bool, keeps_trial: bool, skips: Skips = NO_SKIPS) -> None:

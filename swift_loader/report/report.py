@@ -30,6 +30,8 @@ class Report(Mapping[str, Any]):
     observations: Observations | None = None
     counts: Mapping[str, Any] = field(default_factory=dict)
     names: OptionNames = SWIFT_LOADER
+    tuning: tuple[str, ...] = ()
+    """What the loader did about its number of workers, and why, if it chooses that itself."""
 
     def __getitem__(self, name: str) -> Any:
         return self.counts[name]
@@ -109,6 +111,7 @@ class Report(Mapping[str, Any]):
             "setup": asdict(self.observations.setup),
             "breakdown": asdict(self.breakdown),
             "slowest": [asdict(sample) for sample in self.observations.slowest],
+            "tuning": list(self.tuning),
             "advice": [{"action": advice.action, **asdict(advice.prediction)} for advice in self.advice],
         }
 

@@ -16,6 +16,7 @@ __all__ = ["describe", "shown_seconds"]
 _MAX_WORKERS = 8
 _MAX_SLOWEST = 4
 _MAX_ADVICE = 3
+_MAX_TUNING = 3
 _MIN_SHOWN_SHARE = 0.002
 _THREE_DIGITS = 999.5
 """From here on, three digits show the next unit."""
@@ -37,6 +38,7 @@ def describe(report: Report) -> str:
             f"{sample.index} ({shown_seconds(sample.seconds)})" for sample in observations.slowest[:_MAX_SLOWEST]
         )
         lines.append(f"slowest samples: {slowest}")
+    lines += [f"workers: {line}" for line in report.tuning[-_MAX_TUNING:]]
     lines += ["", *_advice(report)]
     return "\n".join(lines)
 

@@ -158,6 +158,11 @@ class Queues:
         if is_current:
             queue.num_ready += 1
 
+    @property
+    def fastest_build_s(self) -> float:
+        """How long the fastest worker takes for a batch; infinite before the first one."""
+        return min((queue.build_s for queue in self._queues.values()), default=math.inf)
+
     def note_ready(self, serial: int, change: int) -> None:
         """Count a READY batch of a worker (1), or one less (-1). The worker may be gone."""
         queue = self._queues.get(serial)

@@ -26,6 +26,7 @@ WINDOW_S = 3.0
 """A window is at least so long: shorter ones are too noisy for gains of 2 %."""
 
 MIN_BATCHES = 8
+MAX_BATCHES = 4096
 BATCHES_PER_WORKER = 2
 """A window has at least so many batches: each worker has then built some."""
 
@@ -65,7 +66,7 @@ class Autotuner:
         self,
         num_workers: int,
         find_machine: Callable[[Observations], Machine],
-        observe: Callable[[], Observations],
+        observe: Callable[[int], Observations],
         resize: Callable[[int], None],
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -74,7 +75,7 @@ class Autotuner:
         Args:
             num_workers: How many workers the loader starts with.
             find_machine: Returns what the workers may use.
-            observe: Returns what was measured until now.
+            observe: Returns what was measured until now, with at most so many of the last batches.
             resize: Changes the number of workers.
             clock_ns: The clock of the observations.
         """
@@ -97,13 +98,20 @@ class Autotuner:
         """Why the loader has its workers, as half a sentence."""
         return "nothing was measured yet" if self._tuner is None else self._tuner.reason
 
+    def describe(self) -> list[str]:
+        """Return what it changed and what it thinks now, one line each."""
+        changes = [
+            f"after {change.at_s:.0f} s, {change.before} → {change.after}: {change.reason}" for change in self.history
+        ]
+        return [*changes, f"now {self._wanted}: {self.reason}"]
+
     def check(self) -> None:
         """Change the number of workers, if enough was measured to know a better one."""
         now_ns = self._clock_ns()
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + CHECK_NS
-        observations = self._observe()
+        observations = self._observe(1)
         if self._phase is _Phase.WARMING:
             num_new = observations.num_delivered - self._mark.num_delivered
             # Until then, the loop gets batches that were built by the workers before.
@@ -111,10 +119,11 @@ class Autotuner:
                 self._begin(_Phase.MEASURING, observations, now_ns)
             return
         if observations.elapsed_s - self._mark.elapsed_s >= WINDOW_S:
-            self._take_window(observations, now_ns)
+            self._take_window(now_ns)
 
-    def _take_window(self, observations: Observations, now_ns: int) -> None:
+    def _take_window(self, now_ns: int) -> None:
         """Let the tuner decide, if the window has enough batches."""
+        observations = self._observe(MAX_BATCHES)
         num_new = observations.num_delivered - self._mark.num_delivered
         if num_new < max(MIN_BATCHES, BATCHES_PER_WORKER * self._wanted):
             return

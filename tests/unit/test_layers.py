@@ -38,6 +38,7 @@ RULES: dict[str, set[str]] = {
     "log": {"checks"},
     "metrics": {"process_owner", "transport.messages", "scheduler.actions"},
     "checks": {"integers", "sampling"},
+    "auto_workers": {"checks"},
     # Pure: which samples, where a run is; which rank this is, and do the ranks agree.
     "sampling": {"errors", "integers"},
     "ranks": {"errors", "notices", "sampling"},
@@ -48,9 +49,11 @@ RULES: dict[str, set[str]] = {
     # Decides, and touches nothing.
     "scheduler": {"errors", "sampling"},
     # Says what was measured, predicts and advises; touches nothing.
+    # Chooses the number of workers, by what was measured.
+    "tuning": {"metrics.machine", "metrics.observations"},
     "report": {"metrics.observations", "sampling", "scheduler"},
     # Options are said once, so all that they are about is below them.
-    "options": {"process_owner", "checks", "log", "ranks", "sampling", "scheduler", "worker"},
+    "options": {"process_owner", "checks", "auto_workers", "log", "ranks", "sampling", "scheduler", "worker"},
     # Act, and decide nothing; they know neither who delivers nor who asks.
     "executors": {*FOUNDATION, "options", "sampling", "batch", "transport", "worker", "scheduler"},
     # Runs a scheduler over an executor, for the loop.
@@ -63,7 +66,17 @@ RULES: dict[str, set[str]] = {
     "lifecycle": {*FOUNDATION, "checks", "options", "ranks", "sampling", "device", "preparation", "session"},
     # The loader: a signature and its passes, no machinery.
     "next_lock": {"process_owner"},
-    "passes": {*FOUNDATION, "checks", "options", "sampling", "scheduler", "next_lock", "lifecycle", "session"},
+    "passes": {
+        *FOUNDATION,
+        "checks",
+        "options",
+        "sampling",
+        "scheduler",
+        "next_lock",
+        "lifecycle",
+        "session",
+        "tuning",
+    },
     "iterator": {*FOUNDATION, "delivery", "session", "passes"},
     "loader": {
         *FOUNDATION,
@@ -207,6 +220,10 @@ PURE = [
     "doctor.findings",
     "doctor.settings",
     "doctor.units",
+    "tuning.limits",
+    "tuning.tuner",
+    "tuning.window",
+    "tuning.windows",
     "samplers.buckets",
     "samplers.epochs",
     "samplers.passes",

@@ -42,9 +42,10 @@ class FakeLoader:
         self._records.append((asked_ns, self.now_ns))
         self.tuner.check()
 
-    def observe(self) -> Observations:
-        batches = np.zeros(len(self._records[-4096:]), BATCH)
-        asked, delivered = np.array(self._records[-4096:], np.int64).T
+    def observe(self, num_batches: int) -> Observations:
+        recent = self._records[-num_batches:]
+        batches = np.zeros(len(recent), BATCH)
+        asked, delivered = np.array(recent, np.int64).T
         batches["asked_ns"], batches["delivered_ns"] = asked, delivered
         batches["fetch_ns"] = int(self.service_s * NS)
         batches["run_delay_ns"] = -1
