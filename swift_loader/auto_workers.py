@@ -6,7 +6,7 @@ from typing import Any
 
 from swift_loader.checks import check_integer
 
-__all__ = ["AutoWorkers", "check_num_workers"]
+__all__ = ["AUTO", "AutoWorkers", "check_num_workers"]
 
 AUTO = "auto"
 

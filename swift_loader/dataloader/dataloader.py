@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from swift_loader.auto_workers import AutoWorkers
 from swift_loader.checks import check_integer
 from swift_loader.dataloader import batching
 from swift_loader.dataloader.binding import fitting, refuse_resize, shows_its_worker
@@ -27,23 +28,20 @@ from swift_loader.dataloader.epochs import epoch_of
 from swift_loader.dataloader.even import EvenEpoch, Votes
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.inline import InlineEpoch
-from swift_loader.dataloader.iterator import Epoch, LoaderIterator
-from swift_loader.dataloader.observing import observations_of
+from swift_loader.dataloader.iterator import Epoch, LoaderCalls, LoaderIterator
+from swift_loader.dataloader.observing import Observer
 from swift_loader.dataloader.pinning import pin_device_of
 from swift_loader.dataloader.pool import WorkerPool, check_pool, usable
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_of_shard
 from swift_loader.dataloader.skipping import check_ahead, checked_steps, no_steps
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.dataloader.tuning import check_auto, first_number
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
-from swift_loader.metrics.metrics import Metrics
-from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.options import MAX_WORKERS
-from swift_loader.report.advice import DATALOADER
 from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
-from swift_loader.report.telling import Teller
 from swift_loader.report.trace import write_trace
 from swift_loader.worker.stream_shard import StreamShard
 
@@ -76,7 +74,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -109,7 +107,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             shuffle: True visits the samples in a new order each epoch.
             sampler: Gives the indices of the samples.
             batch_sampler: Gives lists of indices, one for each batch.
-            num_workers: Worker processes, or threads. 0 builds batches in the calling thread.
+            num_workers: Worker processes, or threads. 0 builds batches in the calling thread. `"auto"` starts with one,
+                and changes their number while the loop runs, until that hardly waits or the machine has no more.
             collate_fn: Turns a list of samples into a batch. Default: as `torch.utils.data.default_collate`.
             pin_memory: True page-locks batches if there is an accelerator.
             drop_last: True leaves out the last batch if it isn't full.
@@ -144,7 +143,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: An argument has the wrong type.
         """
         others = {"multiprocessing_context": multiprocessing_context, "start_method": start_method}
-        num_workers = check_pool(workers, num_workers, others, worker_type)
+        num_workers = check_pool(workers, first_number(num_workers, workers), others, worker_type)
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -178,6 +177,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
+        check_auto(self)
         self._sharing = Sharing()
         self._to_skip: set[int] = set()
         """Steps that the next epoch leaves out, if it begins at its start."""
@@ -200,10 +200,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """With persistent workers the only iterator, once there is one."""
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
-        self._metrics = Metrics(enabled=True)
-        self._teller = Teller(DATALOADER)
-        self._first_setup: Setup | None = None
-        """What the machine had when metrics were asked for the first time."""
+        self._observer = Observer()
         weakref.finalize(self, self._shelf.close)
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
@@ -221,10 +218,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             "_iterator",
             "_substitute",
             "_votes",
-            "_metrics",
-            "_teller",
+            "_observer",
             "_changing",
-            "_first_setup",
         )
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -260,10 +255,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         passes_end = resume is not None and self._passes_end
         pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
-        begin, end = WeakMethod(self._begin_epoch), WeakMethod(self._end_epoch)
+        calls = LoaderCalls(WeakMethod(self._begin_epoch), WeakMethod(self._end_epoch), WeakMethod(self._tune))
         if self._iterator is None:
-            return LoaderIterator(self, epoch, pin_device=pin_device, begin=begin, end=end, passes_end=passes_end)
-        self._iterator.restart(self, epoch, pin_device=pin_device, begin=begin, end=end, passes_end=passes_end)
+            return LoaderIterator(self, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
+        self._iterator.restart(self, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
         return self._iterator
 
     def resize(self, num_workers: int) -> None:
@@ -283,6 +278,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """
         number = check_integer("num_workers", num_workers, 1, MAX_WORKERS)
         refuse_resize(self, number)
+        self.resize_to(number)
+
+    def resize_to(self, number: int) -> None:
+        """Change the number of workers as `resize` does, to one that is checked."""
         with self._changing:
             self.num_workers = number
             if isinstance(self._latest, IndexEpoch) and not shows_its_worker(self):
@@ -303,10 +302,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
-            epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._metrics, self._shard())
+            epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._observer.metrics, self._shard())
             epoch.skip(self._to_skip)
         else:
-            self.check_worker_number_rationality()
+            if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
+                self.check_worker_number_rationality()
             if self.workers is not None:
                 self.workers.check_open()
             epoch = self._begin_with_workers(number, resume)
@@ -356,12 +356,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return what starts workers with a base seed, as the loader is now."""
         every = self.snapshot_every_n_steps or 0
         start = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every)
-        pool, metrics = usable(self.workers), self._metrics
+        pool, metrics = usable(self.workers), self._observer.metrics
         return lambda base_seed: start.start(base_seed, metrics, pool)
 
+    # What is measured -------------------------------------------------------------------------------------------------
+
     def _end_epoch(self) -> None:
-        """Say what would help, if the loop waited in the epoch that it has met the end of."""
-        self._teller.tell(self._metrics.elapsed_s, self._observations)
+        self._observer.end_epoch(self)
+
+    def _tune(self) -> None:
+        self._observer.tune(self)
 
     def report(self) -> Report:
         """Return what was measured of all epochs so far: why the loop is slow, and what would help.
@@ -369,11 +373,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         `print` it, or ask it: `report.verdict`, `report.advice`, `report.predict(num_workers=8)`. As a mapping, it has
         counts and the times of each stage. Any thread may call it.
         """
-        return Report(self._observations(), self._metrics.report(), DATALOADER)
-
-    def _observations(self) -> Observations:
-        """Return what was measured of all epochs up to now. Any thread."""
-        return observations_of(self, self._metrics)
+        return self._observer.report(self)
 
     def metrics(self, prefix: str = "swift_loader/") -> dict[str, float]:
         """Return figures for dashboards: of the last 512 batches, and counts since the first epoch.
@@ -384,9 +384,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         Args:
             prefix: What each key begins with. Give each of several loaders its own.
         """
-        self._first_setup = self._first_setup or self._observations().setup  # asking the machine for its cores is slow
-        setup = replace(self._first_setup, num_workers=self.num_workers)
-        return flat_metrics(self._metrics.recent(setup, WINDOW), prefix)
+        return flat_metrics(self._observer.recent(self, WINDOW), prefix)
 
     def trace(self, path: str | PathLike[str], *, profile: str | PathLike[str] | None = None) -> None:
         """Write the last 4,096 batches as a trace, which Perfetto and chrome://tracing show.
@@ -397,7 +395,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             path: The file. If it ends in `.gz`, it is compressed.
             profile: A trace that `torch.profiler` exported in this process. It goes into the same file.
         """
-        write_trace(self._observations(), path, profile=profile)
+        write_trace(self._observer.observations(self), path, profile=profile)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
+from swift_loader.auto_workers import AutoWorkers
 from swift_loader.dataloader.processes import WorkerProcess
 from swift_loader.dataloader.state import LoaderPosition
 
-__all__ = ["Epoch", "LoaderIterator"]
+__all__ = ["Epoch", "LoaderCalls", "LoaderIterator"]
 
 
 class Epoch(Protocol):
@@ -54,6 +55,17 @@ class Epoch(Protocol):
         ...
 
 
+class LoaderCalls(NamedTuple):
+    """Weak references to methods of a loader. They return None once it is gone."""
+
+    begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None]
+    """Begins an epoch, at a position or afresh."""
+    end: Callable[[], Callable[[], None] | None]
+    """Called when the loop has met the end of an epoch."""
+    tune: Callable[[], Callable[[], None] | None]
+    """Called between two batches, if the loader chooses the number of its workers."""
+
+
 class LoaderIterator:
     """Yields the batches of one epoch. When nobody refers to it any more, the workers are free.
 
@@ -66,12 +78,11 @@ class LoaderIterator:
         epoch: Epoch,
         *,
         pin_device: str | None,
-        begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
-        end: Callable[[], Callable[[], None] | None],
+        calls: LoaderCalls,
         passes_end: bool,
     ) -> None:
         """Begin with an epoch. The arguments are those of `restart`."""
-        self.restart(loader, epoch, pin_device=pin_device, begin=begin, end=end, passes_end=passes_end)
+        self.restart(loader, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
 
     def restart(
         self,
@@ -79,8 +90,7 @@ class LoaderIterator:
         epoch: Epoch,
         *,
         pin_device: str | None,
-        begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None],
-        end: Callable[[], Callable[[], None] | None],
+        calls: LoaderCalls,
         passes_end: bool,
     ) -> None:
         """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
@@ -89,15 +99,15 @@ class LoaderIterator:
             loader: Whose epoch it is.
             epoch: Gives the batches.
             pin_device: Where to pin them for; None: not at all.
-            begin: A weak reference to what begins an epoch, at a position or afresh.
-            end: A weak reference to what is called when the loop has met the end of an epoch.
+            calls: What to call of the loader.
             passes_end: Whether the next epoch follows if the loop has had all batches of `epoch` already when it asks
                 for the first.
         """
         self._epoch = epoch
-        self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = begin
+        self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = calls.begin
         """None once a batch was asked for."""
-        self._end = end
+        self._end = calls.end
+        self._tune = calls.tune if isinstance(loader.num_workers, AutoWorkers) else None
         self._passes_end = passes_end
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
@@ -117,6 +127,8 @@ class LoaderIterator:
         return self._next()
 
     def _next(self) -> Any:
+        if self._tune is not None and (tune := self._tune()) is not None:
+            tune()
         try:
             batch = self._epoch.next() if self._begin is None else self._first(self._begin())
         except StopIteration:

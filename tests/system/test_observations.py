@@ -238,7 +238,7 @@ def test_a_dataloader_measures_all_its_epochs(kind: str, is_stream: bool) -> Non
     dataset: Any = SleepingStream() if is_stream else Sleeping()
     loader = DataLoader(dataset, BATCH_SIZE, **LOADERS[kind], **options)
     run_epochs(2)(loader)
-    observed = loader._observations()
+    observed = loader._observer.observations(loader)
     check_order(observed.batches)
     assert observed.batches["epoch"].tolist() == [0] * NUM_BATCHES + [1] * NUM_BATCHES
     assert observed.num_samples == 2 * NUM_SAMPLES
@@ -262,7 +262,7 @@ def test_the_pause_after_an_epoch_of_a_dataloader_does_not_count(num_workers: in
         passes_s += time.perf_counter() - began_s
         time.sleep(pause_s)
     next(iter(loader))
-    assert loader._observations().elapsed_s <= passes_s + 0.9 * pause_s
+    assert loader._observer.observations(loader).elapsed_s <= passes_s + 0.9 * pause_s
 
 
 def test_loaders_that_share_processes_are_measured_apart() -> None:
@@ -272,7 +272,7 @@ def test_loaders_that_share_processes_are_measured_apart() -> None:
         for _ in zip(*loaders, strict=True):
             pass
         for loader in loaders:
-            observed = loader._observations()
+            observed = loader._observer.observations(loader)
             check_order(observed.batches)
             assert observed.batches["step"].tolist() == list(range(NUM_BATCHES))
             assert (observed.batches["cpu_ns"] >= 0).all()

@@ -95,6 +95,8 @@ RULES: dict[str, set[str]] = {
     "dataloader": {
         *FOUNDATION,
         "report",
+        "tuning",
+        "auto_workers",
         "checks",
         "options",
         "ranks",

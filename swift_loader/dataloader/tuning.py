@@ -1,0 +1,51 @@
+"""Checks `num_workers="auto"`, with which a DataLoader chooses the number of its workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from swift_loader.auto_workers import AUTO, AutoWorkers
+from swift_loader.dataloader.binding import shows_its_worker
+
+if TYPE_CHECKING:
+    from swift_loader.dataloader.pool import WorkerPool
+
+__all__ = ["check_auto", "first_number"]
+
+
+def first_number(num_workers: int | str, workers: WorkerPool | None) -> int:
+    """Return the number of workers to begin with.
+
+    Raises:
+        TypeError: It is no number, and not `"auto"`.
+        ValueError: It is `"auto"`, and the workers are those of a pool.
+    """
+    if not isinstance(num_workers, str):
+        return num_workers
+    if num_workers != AUTO:
+        raise TypeError(f"num_workers={num_workers!r} is a str; give an integer, or {AUTO!r}")
+    if workers is not None:
+        raise ValueError(
+            f"num_workers={AUTO!r} doesn't work with workers=, because other loaders use the processes of a "
+            f"WorkerPool, too; leave one of the two out"
+        )
+    return AutoWorkers(1)
+
+
+def check_auto(loader: DataLoader[Any]) -> None:
+    """Check that the number of workers may change, if the loader chooses it.
+
+    Raises:
+        ValueError: Batches would depend on when it changes.
+    """
+    if not isinstance(loader.num_workers, AutoWorkers) or not shows_its_worker(loader):
+        return
+    reason = (
+        "an IterableDataset gives other batches with another number of workers"
+        if isinstance(loader.dataset, IterableDataset)
+        else "its batches show which worker builds them: because of worker_init_fn, rng=None, or a state_dict or a "
+        "generator of the dataset's own"
+    )
+    raise ValueError(f"num_workers={AUTO!r} doesn't work with this loader: {reason}. Give a number of workers")
