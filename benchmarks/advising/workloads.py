@@ -100,7 +100,7 @@ WORKLOADS = [
     Workload("CPU, more than the cores have", {"cpu_ms": 1.0}, 2, {"worker_per_consumer": 1}),
     Workload("heavy tail", _TAIL, 6, {"worker_per_consumer": 2}),
     Workload("heavy tail, few in flight", _TAIL, 4, {"worker_per_consumer": 4, "data_queue_size": 4}),
-    Workload("memory", {"copied_mb": 16}, 8, {"worker_per_consumer": 1}),
+    Workload("memory", {"copied_mb": 16}, 3, {"worker_per_consumer": 1}),
     Workload(
         "collate",
         {"sleep_ms": 0.1},

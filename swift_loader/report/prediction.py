@@ -25,8 +25,9 @@ _NUM_FITS = 3
 _MIN_ERROR = 0.02
 """No prediction is surer than this."""
 
-_UNKNOWN_SLOWDOWN = 0.4
-"""How much workers may slow each other down if nothing is known of it: for the lower end of a prediction."""
+_UNKNOWN_SLOWDOWN = 0.6
+"""How much workers may slow each other down if nothing is known of it: for the lower end of a prediction. Two copies of
+large arrays at once take 1.6 times as long on a machine with two cores."""
 
 _SHORTEST_S = 1e-9
 """Of a step or a run, so that rates are finite."""

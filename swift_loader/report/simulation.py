@@ -23,7 +23,7 @@ _NUM_BATCHES = 800
 _SHORTEST_S = 1e-6
 """Of a simulation, so that rates are finite."""
 
-_READY, _STEP_WAITED, _IO_DONE, _FREE = range(4)
+_READY, _STEP_WAITED, _COMPUTE, _IO_DONE, _FREE = range(5)
 _LOOP, _ASIDE = -1, -2
 """Jobs on the cores that aren't a worker's."""
 
@@ -126,7 +126,8 @@ class _Run:
         self._ready: list[int] = []
         """In order: a heap of batch numbers. Otherwise: a queue, its oldest first."""
         self._num_sent = self._next = 0
-        self._decoded_at = 0.0
+        self._gil_free_at = 0.0
+        """When the thread that decodes has decoded all that it has, or the loop lets go of the GIL."""
         self._asked_at: float | None = 0.0
         """When the loop asked for a batch that it hasn't got; None: it works at a step."""
         self.now = self.warm_at = self.delivered_at = self.waited = 0.0
@@ -151,10 +152,23 @@ class _Run:
         elif kind == _IO_DONE:
             self._cores.add(self.now, number, self._draws.cpu[self._doing[number]])
         elif kind == _STEP_WAITED:
+            self._take_gil(number)
+        elif kind == _COMPUTE:
             self._cores.add(self.now, _LOOP, self._draws.step_cpu[number])
         else:
             self._free.append(number)
             self._send()
+
+    def _take_gil(self, step: int) -> None:
+        """The loop needs a core for the rest of its step, and the GIL, which a thread that decodes may hold.
+
+        Then it waits for a decode at most. The model may compute without the GIL: it isn't known for how long the loop
+        holds it, so this is taken to be no longer than a decode.
+        """
+        decode = self._draws.decode[step]
+        begin = min(max(self.now, self._gil_free_at), self.now + decode)
+        self._gil_free_at = max(begin, self._gil_free_at) + min(self._draws.step_cpu[step], decode)
+        heappush(self._events, (begin, _COMPUTE, step))
 
     def _end_cpu(self, job: int) -> None:
         if job == _LOOP:
@@ -179,8 +193,8 @@ class _Run:
         batch = self._doing[worker]
         self.num_built += 1
         received = self.now + self._workload.transport
-        self._decoded_at = max(self._decoded_at, received) + self._draws.decode[batch]
-        heappush(self._events, (self._decoded_at, _READY, batch))
+        self._gil_free_at = max(self._gil_free_at, received) + self._draws.decode[batch]
+        heappush(self._events, (self._gil_free_at, _READY, batch))
         self._num_ready_of[worker] += 1
         if self._workload.aside_cpu:
             self._cores.add(self.now, _ASIDE, self._workload.aside_cpu)
