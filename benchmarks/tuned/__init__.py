@@ -1,0 +1,1 @@
+"""The loads and the loops of `autotune.py`."""
