@@ -207,11 +207,23 @@ class Options:
                 "worker_per_consumer='auto' chooses by what is measured, and benchmark=False measures nothing; give "
                 "benchmark=True, or a number of workers"
             )
+        if self.delivery.is_auto and self._copies_for_threads:
+            raise ValueError(
+                "worker_per_consumer='auto' adds workers, but worker threads can't be added with "
+                "dataset_per_worker=True and a dataset instance, because it can't be copied while others use it; give "
+                "dataset_class, leave dataset_per_worker out, or give a number of workers"
+            )
         if self.delivery.uses_threads and self.workers.rng is Rng.WORKER:
             raise ValueError(
                 "rng='worker' doesn't work with worker_type='thread' because threads share the random generators; give "
                 "rng='sample' or rng=None, or worker_type='process'"
             )
+
+    @property
+    def _copies_for_threads(self) -> bool:
+        """Whether each worker thread has a copy of a dataset instance."""
+        workers = self.workers
+        return self.delivery.uses_threads and workers.dataset_per_worker and workers.dataset_class is None
 
     def resized(self, num_workers: int, *, is_auto: bool) -> Options:
         """Return the same options with another number of workers, at least 1.

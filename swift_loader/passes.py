@@ -23,8 +23,7 @@ from swift_loader.sampling.skips import SkippedRange
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
 from swift_loader.tuning.autotuner import Autotuner
-from swift_loader.tuning.limits import first_guess
-from swift_loader.tuning.room import room_for
+from swift_loader.tuning.room import first_number, room_for
 
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator
@@ -85,8 +84,7 @@ class Passes:
     def _make_autotuner(self, session: Session) -> Autotuner:
         """Return what chooses the number of workers from now on. The first number follows from the trial batch."""
         setup = session.recent_observations(1).setup
-        cores = setup.num_cores / max(1, setup.world_size_here)
-        number = max(setup.num_workers, first_guess(session.dispatcher.fastest_build_s, cores))
+        number = first_number(setup, session.dispatcher.fastest_build_s)
         resize = partial(self._lifecycle.resize, is_auto=True)
         if number != setup.num_workers:
             resize(number)
@@ -94,8 +92,9 @@ class Passes:
 
     def tune(self) -> None:
         """Change the number of workers if that is due. Between two batches."""
-        if self._autotuner is not None:
-            self._autotuner.check()
+        autotuner = self._autotuner  # another thread may end the tuning at any time
+        if autotuner is not None:
+            autotuner.check()
 
     def stop_tuning(self) -> None:
         """Leave the number of workers to the user. Any thread."""
@@ -104,7 +103,8 @@ class Passes:
     @property
     def tuning(self) -> list[str]:
         """What was done about the number of workers, and why. Empty if the user has chosen it."""
-        return [] if self._autotuner is None else self._autotuner.describe()
+        autotuner = self._autotuner
+        return [] if autotuner is None else autotuner.describe()
 
     def note_delivery(self, delivered: Delivered, num_steps: int) -> None:
         """Record that the loop got this batch, and that `num_steps` steps of the epoch are done."""

@@ -12,6 +12,11 @@ __all__ = ["batches_since", "window_of"]
 
 _NS_PER_S = 1e9
 
+PAUSE_S = 1.0
+PAUSE_FACTOR = 20
+"""A loop that takes at least so long between two batches, and so many times as long as usually, did something else: it
+evaluated, or saved a checkpoint."""
+
 
 def batches_since(observations: Observations, since_ns: int) -> NDArray[np.void]:
     """Return the observed batches that the loop asked for after this reading of the clock."""
@@ -33,7 +38,7 @@ def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float)
     steps = batches["asked_ns"][1:] - batches["delivered_ns"][:-1]
     steps = steps[batches["epoch"][1:] == batches["epoch"][:-1]]  # between two epochs, the loop does something else
     waited_s = float(waits.mean()) / _NS_PER_S
-    step_s = float(steps.mean()) / _NS_PER_S if steps.size else 0.0
+    step_s = _mean_step_s(steps / _NS_PER_S)
     builds = (batches["fetch_ns"] + batches["collate_ns"] + batches["encode_ns"]).astype(np.float64)
     delays = batches["run_delay_ns"]
     was_measured = delays >= 0
@@ -50,3 +55,11 @@ def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float)
         cpu_s=cpu_ns / _NS_PER_S,
         trainer_cpu_s=trainer_cpu_s,
     )
+
+
+def _mean_step_s(steps_s: NDArray[np.float64]) -> float:
+    """Return the mean of the loop's own times, without pauses."""
+    if not steps_s.size:
+        return 0.0
+    pause_s = max(PAUSE_S, PAUSE_FACTOR * float(np.median(steps_s)))
+    return float(steps_s[steps_s < pause_s].mean())

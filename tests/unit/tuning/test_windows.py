@@ -33,6 +33,23 @@ def test_a_pause_between_epochs_is_not_a_step() -> None:
     assert window.wait_share == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("step_ms", [8, 4_000])
+def test_a_pause_within_an_epoch_is_not_a_step(step_ms: int) -> None:
+    batches = batches_of(40, wait_ms=2, step_ms=step_ms, per_epoch=25, pause_ms=300_000)
+    batches["epoch"] = 3
+    window = window_of(batches, 3, 0.0)
+    assert window is not None
+    assert window.step_s == pytest.approx(step_ms / 1e3)
+
+
+def test_a_step_that_is_only_ten_times_as_long_is_no_pause() -> None:
+    batches = batches_of(41, wait_ms=2, step_ms=100, per_epoch=10, pause_ms=1_100)
+    batches["epoch"] = 3
+    window = window_of(batches, 3, 0.0)
+    assert window is not None
+    assert window.step_s == pytest.approx(0.2)
+
+
 def test_waiting_for_a_core_is_not_service() -> None:
     batches = batches_of(10, wait_ms=1, step_ms=1, per_epoch=10, pause_ms=0)
     batches["run_delay_ns"][::2] = 3 * MS
