@@ -67,21 +67,27 @@ class _Search:
 
     first: int
     """Where it began."""
-    rates: dict[int, float] = field(default_factory=dict)
-    """Batches per second, by number of workers."""
+    windows: dict[int, Window] = field(default_factory=dict)
+    """The last one of each number of workers."""
     num_tries: int = 0
     has_jumped: bool = False
     """Whether the model was asked. It is asked once, so that its error can't move the search for ever."""
 
     @property
+    def rates(self) -> dict[int, float]:
+        """Batches per second, by number of workers."""
+        return {number: window.rate for number, window in self.windows.items()}
+
+    @property
     def best(self) -> int:
         """The fewest workers with nearly the highest rate."""
-        highest = max(self.rates.values())
-        return min(number for number, rate in self.rates.items() if rate >= (1 - GAIN) * highest)
+        rates = self.rates
+        highest = max(rates.values())
+        return min(number for number, rate in rates.items() if rate >= (1 - GAIN) * highest)
 
     def has_tried(self, low: int, high: int) -> bool:
         """Return whether a number from `low` to `high` was tried. True if there is none."""
-        return low > high or any(low <= number <= high for number in self.rates)
+        return low > high or any(low <= number <= high for number in self.windows)
 
 
 class Tuner:
@@ -94,7 +100,7 @@ class Tuner:
         """Why the loader has the workers that it has, as half a sentence for the user."""
         self._search: _Search | None = None
         self._settled: Window | None = None
-        """The window that it settled with."""
+        """The window with the number that it settled with."""
         self._num_differing = 0
         """Windows in a row that differ from it."""
         self._patience = PATIENCE
@@ -107,7 +113,7 @@ class Tuner:
         if search is None:
             search = self._search = _Search(window.num_workers)
             self.state = TunerState.SEARCHING
-        search.rates[window.num_workers] = window.rate
+        search.windows[window.num_workers] = window
         search.num_tries += 1
         wanted = self._next_try(search, window)
         if wanted is not None and search.num_tries < MAX_TRIES:
@@ -118,7 +124,7 @@ class Tuner:
     def _has_changed(self, window: Window) -> bool:
         """Return whether the load is another one than when the tuner settled."""
         settled = self._settled
-        if settled is None or settled.num_workers != window.num_workers:  # the first window with the final number
+        if settled is None or settled.num_workers != window.num_workers:  # there was no room for the number
             self._settled, self._num_differing = window, 0
             return False
         differs = (
@@ -166,7 +172,7 @@ class Tuner:
         self.reason = _verdict(best, search) if not is_enough else _contentment(best, window)
         found_same = best == search.first and self._settled is not None
         self._patience = min(MAX_PATIENCE, 2 * self._patience) if found_same else PATIENCE
-        self._settled = window if best == window.num_workers else None
+        self._settled = search.windows[best]  # not the next window: the load may be another one by then
         self._search, self._num_differing, self.state = None, 0, TunerState.SETTLED
         return best
 

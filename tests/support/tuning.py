@@ -1,6 +1,6 @@
 """What tests of `worker_per_consumer="auto"` need: samples that take time, loops that take time, and a hasty tuner.
 
-Importing it is part of every worker's start, so it imports pytest and the loader for types only.
+Importing it is part of every worker's start, so it imports little.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def tuner_of(loader: SwiftLoader) -> Autotuner:
 
 
 def is_settled(loader: SwiftLoader) -> bool:
-    """Return whether the search for a number is over."""
+    """Return whether the search for a number is over. It isn't before the first pass."""
     from swift_loader.tuning.tuner import TunerState
 
-    tuner = tuner_of(loader)._tuner
+    autotuner = loader._passes._autotuner
+    tuner = None if autotuner is None else autotuner._tuner
     return tuner is not None and tuner.state is TunerState.SETTLED

@@ -146,6 +146,16 @@ def test_follows_a_load_that_changes_twice() -> None:
         assert world.share_of_best() > 0.95
 
 
+def test_notices_a_load_that_changes_as_the_search_ends() -> None:
+    world = World(LOADS["CPU-bound"], Machine(num_cores=2, max_workers=16))
+    while world.tuner.state is not TunerState.SETTLED:
+        world.run(WINDOW_S)
+    assert world.num_workers == 2  # the last try was 3
+    world.load = LOADS["I/O-bound"]
+    world.run(SEARCH_S)
+    assert world.share_of_best() > 0.95
+
+
 def test_gives_workers_back_when_the_load_needs_far_fewer() -> None:
     world = World(LOADS["I/O-bound"], Machine(num_cores=8, max_workers=32), noise=0.01)
     world.run(SEARCH_S)
