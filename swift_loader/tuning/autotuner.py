@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from swift_loader.metrics.observations import Observations
-from swift_loader.tuning.tuner import Tuner
+from swift_loader.tuning.tuner import Tuner, TunerState
 from swift_loader.tuning.window import Machine
 from swift_loader.tuning.windows import batches_since, window_of
 
@@ -103,7 +103,8 @@ class Autotuner:
         changes = [
             f"after {change.at_s:.0f} s, {change.before} → {change.after}: {change.reason}" for change in self.history
         ]
-        return [*changes, f"now {self._wanted}: {self.reason}"]
+        is_trying = self.history and self._tuner is not None and self._tuner.state is TunerState.SEARCHING
+        return [*changes, f"now {self._wanted}: {'it is being tried' if is_trying else self.reason}"]
 
     def check(self) -> None:
         """Change the number of workers, if enough was measured to know a better one."""
