@@ -281,8 +281,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.resize_to(number)
 
     def resize_to(self, number: int) -> None:
-        """Change the number of workers as `resize` does, to one that is checked."""
+        """Change the number of workers as `resize` does, to one that is checked. What the user chooses stays."""
         with self._changing:
+            if isinstance(number, AutoWorkers) and not isinstance(self.num_workers, AutoWorkers):
+                return  # the user has just chosen a number, on another thread
             self.num_workers = number
             if isinstance(self._latest, IndexEpoch) and not shows_its_worker(self):
                 self._latest.resize(number)

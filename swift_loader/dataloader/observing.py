@@ -51,7 +51,8 @@ class Observer:
 
     def report(self, loader: DataLoader[Any]) -> Report:
         """Return what was measured, and what it means."""
-        tuning = () if self._autotuner is None else tuple(self._autotuner.describe())
+        autotuner = self._autotuner  # the loop's thread may end the tuning at any time
+        tuning = () if autotuner is None else tuple(autotuner.describe())
         return Report(self.observations(loader), self.metrics.report(), DATALOADER, tuning)
 
     def end_epoch(self, loader: DataLoader[Any]) -> None:
