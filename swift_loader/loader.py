@@ -350,7 +350,9 @@ class SwiftLoader:
         Raises:
             LoaderClosed: The loader was closed.
             TypeError: A step isn't an integer.
-            ValueError: The epoch has no such step, or the loop is beyond it. Nothing is skipped then.
+            ValueError: The epoch has no such step; or the loop is beyond it; or a part of the epoch was delivered or
+                skipped with another batch size or number of ranks, so its batches begin elsewhere. Nothing is skipped
+                then.
             RuntimeError: With `in_order=False`, in the middle of this epoch.
         """
         self._passes.skip(steps, epoch)

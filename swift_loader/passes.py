@@ -143,19 +143,16 @@ class Passes:
     def skip(self, steps: int | Iterable[int], epoch: int | None) -> None:
         """Leave steps out, see `SwiftLoader.skip`."""
         self._lifecycle.check_open()
-        progress, num_samples = self._run.progress, self._lifecycle.num_samples()
+        progress, (plan, present) = self._run.progress, self.next_plan()
         current = self._current() if self._current is not None else None
         is_running = current is not None and current.is_active
-        if epoch is None:
-            epoch = progress.position.epoch if progress.is_in_pass else progress.next_begin(num_samples).epoch
-        epoch = check_integer("epoch", epoch, 0, MAX_EPOCH)
+        epoch = check_integer("epoch", present if epoch is None else epoch, 0, MAX_EPOCH)
         if not self._in_order and is_running and epoch == progress.pass_position.epoch:
             raise RuntimeError(
                 f"steps of epoch {epoch} can't be skipped in the middle of it with in_order=False: batches arrive as "
                 f"they get ready, so no position says which ones are left. Skip them before the pass begins"
             )
-        plan = Plan.of(num_samples, self._lifecycle.plan_settings())
-        self._run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], num_samples)
+        self._run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], plan.order.num_samples)
         session = self._lifecycle.session
         if current is not None and current.is_active and session is not None:
             if self._in_order:  # else it continues as it is: the skips are of later epochs
@@ -212,9 +209,16 @@ def _each_step(steps: Any) -> Iterable[Any]:
 def _range_of(plan: Plan, epoch: int, step: Any) -> SkippedRange:
     number = check_integer("step", step, 0)
     try:
-        return plan.range_of(epoch, number)
+        found = plan.range_of(epoch, number)
     except IndexError as error:
         raise ValueError(f"step {shown(number)} can't be skipped: {error}; steps count from 0") from error
+    if not plan.has_whole_steps_in(found):
+        raise ValueError(
+            f"step {number} of epoch {epoch} can't be skipped: a part of that epoch was delivered or skipped with "
+            f"another batch_size or nb_consumer, so its batches begin elsewhere. Load the state into a loader with "
+            f"these numbers, skip there, and load the state_dict() of that loader here"
+        )
+    return found
 
 
 class EpochSampler:

@@ -224,6 +224,13 @@ class Plan:
         begin, length = step * self.settings.samples_per_step, self.settings.samples_per_step
         return SkippedRange(epoch, begin, num_samples if step == num_steps - 1 else begin + length)
 
+    def has_whole_steps_in(self, asked: SkippedRange) -> bool:
+        """Return whether what isn't skipped of a range is whole steps of this plan, so that all others can stay."""
+        epoch, skips, per_step = asked.epoch, self.settings.skips, self.settings.samples_per_step
+        begin, end = (skips.place_of(epoch, position) - self._offset(epoch) for position in (asked.begin, asked.end))
+        is_end = end % per_step == 0 or asked.end == self.order.num_samples
+        return begin == end or (begin % per_step == 0 and is_end)
+
     def end_of(self, epoch: int) -> Position:
         """Return the end of an epoch. Samples that were left out count as used."""
         return Position(epoch, self.order.num_samples)

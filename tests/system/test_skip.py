@@ -267,3 +267,49 @@ def test_a_loader_that_is_resized_skips_the_same(epochs: list[Any]) -> None:
             if len(seen) == 5:
                 loader.resize(1)
         assert seen == without(epochs[0], 4, 6)
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_a_step_that_is_no_batch_of_a_resumed_epoch_is_refused(has_started: bool) -> None:
+    with loader_of() as loader:
+        for _, _batch in zip(range(3), loader, strict=False):
+            pass
+        state = loader.state_dict()
+    with loader_of(batch_size=16) as loader:  # its batches begin at 24, 40, 56, …
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        expected = [ids_of([batch]) for batch in batches]
+        loader.load_state_dict(state)
+        if has_started:
+            batches = iter(loader)
+            assert ids_of([next(batches)]) == expected[0]
+        with pytest.raises(ValueError, match="step 3 of epoch 0 can't be skipped: a part of that epoch was delivered"):
+            loader.skip(3)
+        loader.skip(3, epoch=1)
+        assert loader.state_dict()["skipped"] == [[1, 48, 64]]
+
+
+def test_a_step_is_refused_after_a_skip_with_another_batch_size() -> None:
+    with loader_of() as loader:
+        loader.skip(1)
+        state = loader.state_dict()
+    with loader_of(batch_size=16) as loader:  # its batches are 0 to 23 without 8 to 15, 24 to 39, …
+        loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="step 2 of epoch 0 can't be skipped"):
+            loader.skip(2)
+        assert loader.state_dict() == state
+
+
+def test_steps_are_skipped_with_the_batch_size_of_the_part_before(epochs: list[Any]) -> None:
+    with loader_of() as loader:
+        batches = iter(loader)
+        first = [ids_of([next(batches)]) for _ in range(3)]
+        state = loader.state_dict()
+    with loader_of() as loader:
+        loader.load_state_dict(state)
+        loader.skip([4, 5])
+        state = loader.state_dict()
+    with loader_of(batch_size=16) as loader:
+        loader.load_state_dict(state)
+        rest = [ids_of([batch]) for batch in loader]
+    assert flat([*first, *rest]) == flat(without(epochs[0], 4, 5))
