@@ -52,7 +52,7 @@ class InlineEpoch:
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._num_yielded = self._num_fetched = 0
         self._num_skipped = 0
-        """Steps before the next batch that the loop didn't get."""
+        """Steps before the next batch that the loop didn't get: they are left out, or building them failed."""
         self._skipped: set[int] = set()
         self._shard = shard
         self._metrics = metrics
@@ -157,10 +157,12 @@ class InlineEpoch:
             raise
         except Exception:
             self._num_fetched += 1
+            if not self._is_stream:  # the next batch is that of the next step, also after a resume
+                self._num_skipped += 1
+                self._sampler_state = drawn.sampler_state
             raise
-        self._metrics.note_built_here(
-            self.number, self._num_fetched, len(drawn.keys) if self._batches else 1, asked_ns, began_ns
-        )
+        step = self._num_fetched if self._is_stream else drawn.step
+        self._metrics.note_built_here(self.number, step, len(drawn.keys) if self._batches else 1, asked_ns, began_ns)
         self._num_fetched += 1
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state

@@ -225,3 +225,34 @@ def test_a_shared_stream_in_the_middle_refuses_another_batch_size() -> None:
     with pytest.raises(StateMismatch, match="this loader has batch_size=2"):
         DataLoader(Everything(), 2, shard_stream=True).load_state_dict(loader.state_dict())
     del iterator
+
+
+class _Fragile:
+    """A dataset with a sample that can't be built."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise ValueError("sample 3 is bad")
+        return index
+
+
+@pytest.mark.parametrize("num_before", [2, 3, 4])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_that_went_on_after_an_error_resumes_with_its_next_batch(num_workers: int, num_before: int) -> None:
+    def taken(loader: DataLoader[Any], num_batches: int) -> list[Any]:
+        batches, got = iter(loader), []
+        for _ in range(num_batches):
+            try:
+                got.append(next(batches).tolist())
+            except ValueError:
+                got.append("error")
+        return got
+
+    loader: DataLoader[Any] = DataLoader(_Fragile(), batch_size=2, num_workers=num_workers)  # type: ignore[arg-type]
+    before = taken(loader, num_before)
+    resumed: DataLoader[Any] = DataLoader(_Fragile(), batch_size=2, num_workers=num_workers)  # type: ignore[arg-type]
+    resumed.load_state_dict(loader.state_dict())
+    assert [*before, *taken(resumed, 6 - num_before)] == [[0, 1], "error", [4, 5], [6, 7], [8, 9], [10, 11]]
