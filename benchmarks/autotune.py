@@ -11,7 +11,7 @@ with its best number. The ratios are those of the medians of these turns.
 - resizes later: how often the number of workers changed after `--seconds`; `--long` adds ten minutes.
 
 In the load `changing`, the model becomes faster, and later the samples slower. Each of its three phases takes
-`--seconds`, and has a grid search of its own.
+`--seconds`, and has a grid search and turns of its own, between which auto's loader stays as it is.
 
 The model sleeps for a fixed time per step. Samples sleep, use CPU time, or are large. Only `CPU` needs all cores, so
 other programs disturb that one most.
@@ -32,11 +32,12 @@ from common.report import Result, describe_machine, format_machine, format_numbe
 from tuned.loads import CHANGES, LOADS, ChangingSamples, Load
 from tuned.loops import Course, Dataset, rate_of, rate_with, swift_loader_of
 
+from swift_loader import SwiftLoader
+
 _CHANGING = "changing"
 _NEARLY_BEST = 0.99
 _WITHIN = 0.95
 _LONG_S = 600.0
-_CHANGING_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 _SCOUTING = 0.5
 """A turn of the grid search is so long, compared with the others."""
 
@@ -135,14 +136,23 @@ def measure(load: Load, times: Times) -> Row:
         course.follow(loader, step_s, times.tuning_s + times.later_s)
         resizes = f"{course.num_resizes(times.tuning_s)} in {times.later_s:.0f} s" if times.later_s else "-"
         num_chosen = loader.worker_per_consumer
-        best = {system: best_number(system, dataset, load.grid, step_s, times) for system in ("swift_loader", "torch")}
-        results = {system: Result(load.name, system, "batches/s") for system in ("auto", *best)}
-        for _ in range(times.num_rounds):
-            results["auto"].samples.append(rate_of(loader, step_s, times.turn_s))
-            for system, number in best.items():
-                results[system].samples.append(rate_with(system, dataset, number, step_s, times.turn_s))
+        best, results = compare(load, loader, dataset, times)
     until = course.seconds_until(_WITHIN * results["swift_loader"].median)
     return Row(load.name, load.step_ms, num_chosen, best, results, until, resizes)
+
+
+def compare(
+    load: Load, loader: SwiftLoader, dataset: Dataset, times: Times
+) -> tuple[dict[str, int], dict[str, Result]]:
+    """Find the best fixed numbers, and let them and a loader that has tuned itself take turns."""
+    step_s = load.step_ms / 1e3
+    best = {system: best_number(system, dataset, load.grid, step_s, times) for system in ("swift_loader", "torch")}
+    results = {system: Result(load.name, system, "batches/s") for system in ("auto", *best)}
+    for _ in range(times.num_rounds):
+        results["auto"].samples.append(rate_of(loader, step_s, times.turn_s))
+        for system, number in best.items():
+            results[system].samples.append(rate_with(system, dataset, number, step_s, times.turn_s))
+    return best, results
 
 
 def best_number(system: str, dataset: Dataset, grid: Sequence[int], step_s: float, times: Times) -> int:
@@ -154,41 +164,25 @@ def best_number(system: str, dataset: Dataset, grid: Sequence[int], step_s: floa
 
 
 def measure_changing(times: Times) -> list[Row]:
-    """Let auto follow a load that changes twice. Then compare the last part of each phase with the best."""
+    """Let auto follow a load that changes twice. After each phase, compare it with the best."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sleep_ms")
-        dataset = (ChangingSamples, {"path": str(path)})
         path.write_text(f"{CHANGES[0].sleep_ms}")
-        course, chosen, since_s = Course(), [], []
+        dataset = (ChangingSamples, {"path": str(path)})
         with swift_loader_of(dataset, "auto") as loader:
-            for change in CHANGES:
+            course = Course()
+            for number, change in enumerate(CHANGES, start=1):
                 path.write_text(f"{change.sleep_ms}")
-                since_s.append(course.times[-1] if course.times else 0.0)
+                since_s = course.times[-1] if course.times else 0.0
                 course.follow(loader, change.step_ms / 1e3, times.tuning_s)
-                chosen.append(loader.worker_per_consumer)
-        for number, change in enumerate(CHANGES):
-            path.write_text(f"{change.sleep_ms}")
-            ends_s = [*since_s[1:], course.times[-1]]
-            rows.append(_phase_row(number, course, (since_s[number], ends_s[number]), chosen[number], dataset, times))
-            print(f"measured: {' | '.join(rows[-1].as_cells())}", file=sys.stderr, flush=True)
+                num_chosen = loader.worker_per_consumer
+                load = Load(f"{_CHANGING}, phase {number}", {}, change.step_ms)
+                best, results = compare(load, loader, dataset, times)
+                until = course.seconds_until(_WITHIN * results["swift_loader"].median, since_s=since_s)
+                rows.append(Row(load.name, load.step_ms, num_chosen, best, results, until, "-"))
+                print(f"measured: {' | '.join(rows[-1].as_cells())}", file=sys.stderr, flush=True)
     return rows
-
-
-def _phase_row(
-    number: int, course: Course, phase: tuple[float, float], num_chosen: int, dataset: Dataset, times: Times
-) -> Row:
-    """Compare a phase's last turns with fixed numbers of workers, which run afterwards."""
-    step_s = CHANGES[number].step_ms / 1e3
-    name = f"{_CHANGING}, phase {number + 1}"
-    best = {system: best_number(system, dataset, _CHANGING_GRID, step_s, times) for system in ("swift_loader", "torch")}
-    results = {system: Result(name, system, "batches/s") for system in ("auto", *best)}
-    results["auto"].samples += course.rates(phase[1], times.turn_s, times.num_rounds)
-    for _ in range(times.num_rounds):
-        for system, workers in best.items():
-            results[system].samples.append(rate_with(system, dataset, workers, step_s, times.turn_s))
-    until = course.seconds_until(_WITHIN * results["swift_loader"].median, since_s=phase[0])
-    return Row(name, CHANGES[number].step_ms, num_chosen, best, results, until, "-")
 
 
 if __name__ == "__main__":

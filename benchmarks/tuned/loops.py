@@ -55,11 +55,6 @@ class Course:
         is_fast = (counts / window_s >= rate) & (begins + window_s <= times[-1])
         return float(begins[is_fast.argmax()] - since_s) if is_fast.any() else float("inf")
 
-    def rates(self, end_s: float, turn_s: float, number: int) -> list[float]:
-        """Return the rates of the last turns before a time."""
-        edges = end_s - turn_s * np.arange(number, -1, -1)
-        return [float(count) for count in np.diff(np.searchsorted(self.times, edges)) / turn_s]
-
     def num_resizes(self, since_s: float) -> int:
         """Return how often the number of workers has changed from then on."""
         return sum(at_s > since_s for at_s, _ in self.changes[1:])

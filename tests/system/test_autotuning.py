@@ -118,7 +118,7 @@ def test_a_state_is_that_of_a_loader_with_a_fixed_number() -> None:
     for loader in (auto_loader(), make_loader(SleepingChecked, workers=1, **OPTIONS)):
         with loader:
             batches = loop(loader)
-            assert len(list(islice(batches, 30))) == 30
+            assert len(list(islice(batches, 12))) == 12
             states.append(loader.state_dict())
     assert states[0] == states[1]
 
@@ -226,7 +226,7 @@ def test_the_report_says_what_it_did_and_why() -> None:
         assert json.loads(report.to_json())["tuning"] == list(report.tuning)
 
 
-@pytest.mark.parametrize("num_batches", [1, 30])
+@pytest.mark.parametrize("num_batches", [slow(1), 30])
 def test_after_a_break_the_next_pass_begins_afresh(num_batches: int) -> None:
     with auto_loader() as loader:
         for number in range(4):
