@@ -128,7 +128,7 @@ class Predictor:
             samples_per_s=outcome.batches_per_s * samples_per_batch,
             wait_share=outcome.wait_share,
             gain=gain,
-            low=(1 + min([gain, *gains])) * (1 - error) - 1,
+            low=(1 + min([gain, *gains])) / (1 + error) - 1,
             high=(1 + max([gain, *gains])) * (1 + error) - 1,
         )
 

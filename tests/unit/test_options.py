@@ -277,6 +277,15 @@ def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None
         options_of(benchmark_file=3)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"benchmark": False}, {"worker_type": "thread", "dataset_per_worker": True}],
+)
+def test_a_loader_that_cannot_change_its_workers_does_not_choose_their_number(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="worker_per_consumer='auto' c"):
+        options_of(worker_per_consumer="auto", **options)
+
+
 def test_the_window_is_350_batches_of_at_least_32_unless_given() -> None:
     windows = [options_of(batch_size=batch_size).sampling.order_settings().window for batch_size in (1, 32, 64)]
     assert windows == [350 * 32, 350 * 32, 350 * 64]

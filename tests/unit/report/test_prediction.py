@@ -130,3 +130,10 @@ def test_a_prediction_takes_less_than_a_third_of_a_second() -> None:
     began = time.process_time()
     predict(observations, Change(num_workers=12))
     assert time.process_time() - began < 0.6
+
+
+def test_a_loop_is_never_said_to_lose_all_of_its_speed() -> None:
+    # The trainer computes for longer than its steps take, so the simulation can't be as fast as what was observed.
+    costs = Costs(fetch_ms=0.1, step_ms=1, cpu_share=1, delay_share=0.9, trainer_cpu_ms=5)
+    prediction = predict(observe(costs, with_workers(4), num_batches=80), Change())
+    assert -1 < prediction.low <= prediction.gain <= prediction.high
