@@ -11,7 +11,7 @@ from swift_loader.doctor.facts import Batches, Contention, Evidence, Sample, Slo
 from swift_loader.doctor.findings import Finding, Severity, Verdict, quoted
 from swift_loader.doctor.rules.lines import line_shares
 from swift_loader.doctor.rules.workers import WorkersNeeded
-from swift_loader.doctor.units import count_text, nbytes_text, share_text, time_text
+from swift_loader.doctor.units import count_text, share_text, time_text
 
 __all__ = ["BatchTime", "Timing", "batch_time", "is_slow_each_time", "judge_time", "timing"]
 
@@ -156,8 +156,3 @@ def _not_fed(workers: WorkersNeeded) -> Finding:
         f"{count_text(workers.num_workers, 'worker')}",
         "Make samples cheaper (smaller files, work done once beforehand), or use a machine with more cores.",
     )
-
-
-def size_text(seen: Timing) -> str:
-    """Return the mean size of a sample as text."""
-    return nbytes_text(seen.nbytes)
