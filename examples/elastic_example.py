@@ -1,9 +1,9 @@
-"""Train on handwritten digits with ranks that may die. torchrun starts them again, and no sample is lost or repeated.
+r"""Train on handwritten digits with ranks that may die. torchrun starts them again, and no sample is lost or repeated.
 
 On each node, with the address of the first node and a folder that all nodes see:
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    torchrun --nnodes=1:2 --nproc-per-node=2 --max-restarts=100 --rdzv-backend=c10d --rdzv-endpoint=node0:29500 \\
+    torchrun --nnodes=1:2 --nproc-per-node=2 --max-restarts=100 --rdzv-backend=c10d --rdzv-endpoint=node0:29500 \
         examples/elastic_example.py --save /shared/digits-elastic
 
 The variable gives each start a new store. Else ranks read addresses there that ranks of an earlier start left. To try

@@ -1,0 +1,66 @@
+"""Ranks of two nodes die, and nodes leave and join: the checkpoints that survive have seen each sample once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.support.elastic import Attempt, Cluster, attempts_in, surviving
+from tests.support.helpers import exhaustive, slow
+
+NUM_SAMPLES = 1438
+"""The training part of the digits."""
+
+NUM_EPOCHS = 2
+WORLD_SIZES = (4, 3, 2, 4)
+
+LIMIT_S = 600
+
+TRAINING = [f"--epochs={NUM_EPOCHS}", "--batch-size=8", "--workers=1", "--save-every=2"]
+NUM_FREE = 5
+"""Batches that a start trains before it waits to be killed. It saves after 2 and 4, and has delivered more by then."""
+
+pytestmark = [
+    pytest.mark.timeout(LIMIT_S),
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="the example needs sklearn: pip install scikit-learn"),
+]
+
+
+def kill_one(attempt: Attempt, random: Random) -> None:
+    rank = random.choice(sorted(attempt.ranks))
+    os.kill(attempt.ranks[rank][0]["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("num_kills", [slow((1, 1, 0, 1)), exhaustive((3, 3, 2, 2))], ids=sum)
+def test_checkpoints_have_seen_each_sample_once_though_ranks_die_and_nodes_come_and_go(
+    num_kills: tuple[int, ...], tmp_path: Path
+) -> None:
+    random, last = Random(sum(num_kills)), ""
+    with Cluster(tmp_path, [str(NUM_FREE), f"--save={tmp_path}/saved", *TRAINING]) as cluster:
+        first, other = cluster.add_node(2), None
+        for world_size, num_here in zip(WORLD_SIZES, num_kills, strict=True):
+            if other is not None:
+                cluster.end_node(other)
+            other = cluster.add_node(world_size - 2) if world_size > 2 else None
+            for _ in range(num_here):
+                attempt = cluster.trained(world_size, last, random.randint(3, NUM_FREE))
+                kill_one(attempt, random)
+                last = attempt.name
+            last = cluster.trained(world_size, last, 3).name
+        (tmp_path / "go").touch()
+        assert other is not None
+        assert [agent.wait(LIMIT_S / 2) for agent in (first, other)] == [0, 0], cluster.logs()
+        assert "of 359 digits" in cluster.logs()
+    attempts = attempts_in(tmp_path)
+    assert len(attempts) >= sum(num_kills) + len(WORLD_SIZES)
+    assert Counter(surviving(attempts)) == Counter(
+        (epoch, index) for epoch in range(NUM_EPOCHS) for index in range(NUM_SAMPLES)
+    )
+    delivered = sum(len(line["ids"]) for attempt in attempts for lines in attempt.ranks.values() for line in lines[1:])
+    assert delivered > NUM_EPOCHS * NUM_SAMPLES  # some batches were trained after the last checkpoint, and again
