@@ -22,8 +22,6 @@ __all__ = ["Attempt", "Cluster", "attempts_in", "surviving"]
 _PATIENCE_S = 240
 """For the ranks to start again and train a few steps on a machine with other work."""
 
-_SCRIPT = ROOT / "tests" / "system" / "elastic_script.py"
-
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -87,6 +85,8 @@ class Cluster:
     """
 
     folder: Path
+    script: str
+    """In tests/system. Gets the folder as its first argument."""
     arguments: list[str]
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _port: int = 0
@@ -116,7 +116,7 @@ class Cluster:
         command += ["--max-restarts=100", "--monitor-interval=0.1", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
         command += [f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--log-dir={self.folder}"]
         command += [f"--rdzv-conf=is_host={int(not self.agents)},last_call_timeout=5,keep_alive_interval=2"]
-        command += [str(_SCRIPT), str(self.folder), *self.arguments]
+        command += [str(ROOT / "tests" / "system" / self.script), str(self.folder), *self.arguments]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),

@@ -10,17 +10,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.support.helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "examples"))
-
-import elastic_example
 from torch import distributed
 
 from swift_loader import SwiftLoader
+from tests.support.helpers import ROOT
 
 FOLDER, NUM_FREE = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -32,6 +29,7 @@ class Attempt:
         self.resumed: str | None = None
         self.name = ""
         self.num_batches = 0
+        self._path = FOLDER
 
     def state_dict(self) -> dict[str, str]:
         return {"name": self.name}
@@ -87,5 +85,7 @@ def _position(loader: SwiftLoader) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "examples"))
+    elastic_example = import_module("elastic_example")
     parser = elastic_example.make_parser(None)
     elastic_example.run(parser.parse_args(sys.argv[3:]), RecordedLoader, attempt=ATTEMPT)

@@ -282,7 +282,7 @@ def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None
     [{"benchmark": False}, {"worker_type": "thread", "dataset_per_worker": True}],
 )
 def test_a_loader_that_cannot_change_its_workers_does_not_choose_their_number(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="worker_per_consumer='auto' c"):
+    with pytest.raises(ValueError, match="worker_per_consumer='auto'"):
         options_of(worker_per_consumer="auto", **options)
 
 
