@@ -161,8 +161,8 @@ def test_a_load_that_changes_twice_is_followed(tmp_path: Path, monkeypatch: pyte
         loader.start(0)
         run_until(lambda: is_settled(loader), 0.001, 0.02)
         assert loader.worker_per_consumer <= 2
-        run_until(lambda: loader.worker_per_consumer >= 6, 0.01, 0.005)
-        run_until(lambda: is_settled(loader) and loader.worker_per_consumer <= 3, 0.001, 0.02)
+        run_until(lambda: loader.worker_per_consumer >= 4, 0.01, 0.005)
+        run_until(lambda: loader.worker_per_consumer <= 3, 0.001, 0.02)
         assert sorted(ids_of(loader)) == list(range(200))
 
 
