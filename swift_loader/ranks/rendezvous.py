@@ -6,11 +6,16 @@ stops waiting (Ctrl-C or its time-out) says so and writes that key, too, so that
     rank 0: set facts, add 1 ─► wait(wake) ────────────────┐
     rank 1: set facts, add 1 ─► wait(wake) ──────────────┐ │
     rank 2:              set facts, add 1, set(wake) ────┴─┴─► each gets the facts of all
+
+Assumes that the store is new with each start of the ranks, as torch's own process groups do. torchrun keeps it over a
+restart unless told otherwise (https://github.com/pytorch/pytorch/issues/135712). If then one rank has counted more
+exchanges than another, it waits for one that never comes, and ends with an error that names the remedy.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, TimeoutError  # noqa: A004 - the builtin one from Python 3.11 on
@@ -89,7 +94,7 @@ class Rendezvous:
                 return
             warn(f"{self._problem()}: {hint}. It keeps waiting, up to {limit_s:g} s in all")
             if not _is_done(woken, limit_s - patience_s):
-                raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}")
+                raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}{_kept_store()}")
 
     @contextmanager
     def _watch(self, limit_s: float) -> Iterator[Future[None]]:
@@ -148,6 +153,16 @@ class Rendezvous:
 
     def _key(self, name: str) -> str:
         return f"{_PREFIX}/{self.number}/{name}"
+
+
+def _kept_store() -> str:
+    """Return what to do if torchrun has kept the store of an earlier start. It doesn't say whether it has."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return ""
+    return (
+        ". If torchrun has restarted the ranks, the store may still hold what the earlier ranks left. Start torchrun "
+        "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    )
 
 
 def _is_done(future: Future[None], timeout_s: float) -> bool:

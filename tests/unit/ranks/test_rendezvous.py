@@ -68,6 +68,20 @@ def test_a_rank_that_is_late_is_named_and_nothing_is_printed(capfd: pytest.Captu
     assert (printed.out, lines) == ("", [])  # torch logs a wait that times out
 
 
+def test_ranks_of_an_earlier_start_in_the_store_end_in_an_error_that_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    stores = connect(1.0)
+    join(stores[0], 0)  # and dies, before the other one comes
+    restarted = [join(stores[0], 0), join(stores[1], 1)]
+    with (
+        pytest.warns(UserWarning, match="rank 1 hasn't"),
+        pytest.raises(RuntimeError, match=r"rank 1 hasn't within 1 s: .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+    ):
+        restarted[0].gather()
+
+
 def gather_and_press_ctrl_c(rendezvous: Rendezvous) -> None:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     rendezvous.gather()
