@@ -21,7 +21,7 @@ NUM_EPOCHS = 2
 WORLD_SIZES = (4, 3, 2, 4)
 
 LIMIT_S = 1500
-"""With other work on two cores, a restart took about 40 s."""
+"""With other work on two cores, a restart took 18 to 40 s."""
 
 TRAINING = [f"--epochs={NUM_EPOCHS}", "--batch-size=8", "--workers=1", "--save-every=2"]
 NUM_FREE = 5
