@@ -243,7 +243,7 @@ class Session:
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
-        if self.plan.settings.rank == 0:
+        if self.plan.settings.rank == 0 and not self._options.delivery.is_auto:  # else it does what it would say
             self._teller.tell(self.metrics.elapsed_s, self.observations)
 
     def observations(self) -> Observations:

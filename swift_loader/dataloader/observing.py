@@ -56,7 +56,9 @@ class Observer:
         return Report(self.observations(loader), self.metrics.report(), DATALOADER, tuning)
 
     def end_epoch(self, loader: DataLoader[Any]) -> None:
-        """Say what would help, if the loop waited in the epoch that it has met the end of."""
+        """Say what would help, if the loop waited in the epoch that it has met the end of, and nobody tunes it."""
+        if isinstance(loader.num_workers, AutoWorkers):
+            return
         self._teller.tell(self.metrics.elapsed_s, lambda: self.observations(loader))
 
     def tune(self, loader: DataLoader[Any]) -> None:

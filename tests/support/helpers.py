@@ -54,7 +54,7 @@ def slow_unless(
     return [case if case in quick else others[is_sampled(case)](case) for case in cases]
 
 
-def make_loader(dataset_class: Any, *, workers: int = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
+def make_loader(dataset_class: Any, *, workers: int | str = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
     """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
     options.setdefault("seed", 7)
     options.setdefault("start_method", START_METHOD)

@@ -108,6 +108,14 @@ def test_a_dataloader_says_it_too(logged: list[str]) -> None:
     assert "num_workers=" in logged[0]
 
 
+@pytest.mark.usefixtures("_long_run")
+def test_a_loader_that_chooses_its_workers_is_silent(logged: list[str]) -> None:
+    with make_loader(datasets.Slow, kwargs=SLOW, workers="auto") as loader:
+        list(loader)
+    list(DataLoader(slow_samples(), batch_size=8, num_workers="auto"))
+    assert logged == []
+
+
 def test_a_short_run_is_silent(logged: list[str]) -> None:
     with make_loader(datasets.Slow, kwargs=SLOW) as loader:
         list(loader)
