@@ -82,7 +82,10 @@ def describe_work(work: Work, plan: Plan) -> str:
     """Return which batch a work is, for a message."""
     if isinstance(work, StreamWork):
         return f"batch {work.turn} of its shard of the stream, in epoch {work.epoch}"
-    return describe_batch(work.epoch, work.step, keys_of(work, plan))
+    described = describe_batch(work.epoch, work.step, keys_of(work, plan))
+    if isinstance(work, IndexWork) or (number := plan.number_in_epoch(work.epoch, work.step)) == work.step:
+        return described
+    return f"{described}, which is step {number} if the skipped ones count"
 
 
 def shown(key: Any) -> str:

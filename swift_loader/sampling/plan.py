@@ -224,6 +224,16 @@ class Plan:
         begin, length = step * self.settings.samples_per_step, self.settings.samples_per_step
         return SkippedRange(epoch, begin, num_samples if step == num_steps - 1 else begin + length)
 
+    def number_in_epoch(self, epoch: int, step: int) -> int:
+        """Return which step of the epoch a step is if skipped ones count, as in `range_of`.
+
+        After a skip or a resume with other batches, it is the step that has its first sample.
+        """
+        if not self.settings.skips.num_samples(epoch):
+            return step
+        first = self._offset(epoch) + step * self.settings.samples_per_step
+        return self.settings.skips.position_of(epoch, first) // self.settings.samples_per_step
+
     def has_whole_steps_in(self, asked: SkippedRange) -> bool:
         """Return whether what isn't skipped of a range is whole steps of this plan, so that all others can stay."""
         epoch, skips, per_step = asked.epoch, self.settings.skips, self.settings.samples_per_step

@@ -221,6 +221,18 @@ def test_what_cannot_be_skipped_says_why_and_changes_nothing(
     assert seen == epochs[0]
 
 
+def test_an_error_gives_the_number_by_which_the_step_can_be_skipped(epochs: list[Any]) -> None:
+    with make_loader(Fragile, kwargs={"bad": {epochs[0][5][0]}}, batch_size=BATCH_SIZE) as loader:
+        loader.skip([1, 3])
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        with pytest.raises(ValueError, match="bad") as caught:
+            next(iterator)
+        assert "batch 3 of epoch 0" in str(caught.value.__cause__)
+        assert "which is step 5 if the skipped ones count" in str(caught.value.__cause__)
+
+
 def test_a_closed_loader_skips_nothing() -> None:
     loader = loader_of()
     loader.close()

@@ -105,6 +105,7 @@ def test_skipping_steps_leaves_all_others_as_they_are(
         less = Plan(plan.order, replace(plan.settings, skips=skips))
         left = [step for step in range(plan.num_batches(1)) if step not in steps]
         assert [kept(less, 1, step) for step in range(less.num_batches(1))] == [kept(plan, 1, step) for step in left]
+        assert [less.number_in_epoch(1, step) for step in range(less.num_batches(1))] == left[: less.num_batches(1)]
         reader = PlanReader(less)
         for step in range(less.num_batches(1)):
             assert reader.batch(1, step).indices.tolist() == less.batch(1, step).indices.tolist()
