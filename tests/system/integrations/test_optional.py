@@ -35,6 +35,8 @@ def test_a_missing_framework_is_an_import_error_that_says_what_to_install(
 ) -> None:
     monkeypatch.delitem(sys.modules, f"swift_loader.integrations.{module}", raising=False)
     for name in missing:
+        for imported in [other for other in sys.modules if other.startswith(f"{name}.")]:
+            monkeypatch.delitem(sys.modules, imported)  # Python doesn't ask for a parent of what it has
         monkeypatch.setitem(sys.modules, name, None)  # so that importing it fails
 
     with pytest.raises(ImportError, match=hint):
