@@ -33,6 +33,7 @@ class StackDumper:
         self._descriptor = descriptor
         self._stop = -1
         self._thread: threading.Thread | None = None
+        faulthandler.disable()  # if it is enabled, enabling it again leaves handlers that a library has set since
         faulthandler.enable(file=descriptor)
         faulthandler.register(DUMP_SIGNAL, file=descriptor)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -68,6 +69,22 @@ def test_the_stacks_of_all_threads_come_on_request(pair: tuple[socket.socket, so
     os.close(told)
     assert status == 0
     assert "Current thread" in found[0]
+
+
+def test_a_crash_is_shown_although_a_library_has_set_a_handler_since(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+
+    def work() -> None:
+        ours.close()
+        faulthandler.enable()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        StackDumper(theirs.fileno())
+        signal.raise_signal(signal.SIGSEGV)
+
+    exit_code = run_in_fork(work)
+    theirs.close()
+    assert exit_code == -signal.SIGSEGV
+    assert "in work" in all_from(ours)
 
 
 @pytest.mark.parametrize("number", [DUMP_SIGNAL, signal.SIGSEGV])
