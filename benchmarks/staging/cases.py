@@ -85,11 +85,14 @@ def spdl_loader(function: Callable[[int], Any], **options: Any) -> System:
     return run
 
 
-def processes(num_items: int) -> Iterator[Any]:
-    mapped = Pipeline(range(num_items)).map(
-        array_of, concurrency=NUM_PROCESSES, on="process", output_order="completion"
-    )
-    return iter(mapped.prefetch(3))
+def processes(num_processes: int) -> System:
+    def run(num_items: int) -> Iterator[Any]:
+        mapped = Pipeline(range(num_items)).map(
+            array_of, concurrency=num_processes, on="process", output_order="completion"
+        )
+        return iter(mapped.prefetch(3))
+
+    return run
 
 
 def spdl_pool(num_items: int) -> Iterator[Any]:
@@ -148,12 +151,12 @@ CASES = (
         "arrays",
         "arrays of 10 MB made in 2 processes",
         150,
-        {"swift_loader": processes, "spdl": spdl_pool},
+        {"swift_loader": processes(NUM_PROCESSES), "spdl": spdl_pool},
     ),
     StageCase(
         "arrays, segments",
-        "the same; SPDL makes them in one process, with its pool of shared-memory segments",
+        "the same in one process; SPDL with its pool of shared-memory segments",
         300,
-        {"swift_loader": processes, "spdl": spdl_segments},
+        {"swift_loader": processes(1), "spdl": spdl_segments},
     ),
 )
