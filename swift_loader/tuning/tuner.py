@@ -89,6 +89,11 @@ class _Search:
         """Return whether a number from `low` to `high` was tried. True if there is none."""
         return low > high or any(low <= number <= high for number in self.windows)
 
+    def has_seen(self, number: int, now: Window) -> bool:
+        """Return whether a number was tried with the load that there is now: the load may change during a search."""
+        before = self.windows.get(number)
+        return before is not None and not _differ(before.step_s, now.step_s)
+
 
 class Tuner:
     """Chooses the number of workers of one loader. Not thread-safe."""
@@ -148,10 +153,7 @@ class Tuner:
         now, most = window.num_workers, self.machine.max_workers
         if window.wait_share < LITTLE_WAIT:
             needed = math.ceil(HEADROOM * window.needed_workers(self.machine))
-            if now >= TOO_MANY * needed and not search.has_jumped:
-                search.has_jumped = True
-                return needed
-            return None
+            return needed if now >= TOO_MANY * needed and not search.has_seen(needed, window) else None
         if not search.has_jumped:
             search.has_jumped = True
             needed = min(most, math.ceil(window.needed_workers(self.machine)))

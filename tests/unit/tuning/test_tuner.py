@@ -156,6 +156,18 @@ def test_notices_a_load_that_changes_as_the_search_ends() -> None:
     assert world.share_of_best() > 0.95
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_gives_workers_back_when_the_load_needs_far_fewer_during_the_search(first: int) -> None:
+    world = World(LOADS["I/O-bound"], Machine(num_cores=8, max_workers=32))
+    world.num_workers = first
+    world.run(WINDOW_S / 2)
+    assert world.tuner.state is TunerState.SEARCHING
+    assert world.num_workers >= 8
+    world.load = LOADS["model-bound"]
+    world.run(SEARCH_S)
+    assert world.num_workers <= 2
+
+
 def test_gives_workers_back_when_the_load_needs_far_fewer() -> None:
     world = World(LOADS["I/O-bound"], Machine(num_cores=8, max_workers=32), noise=0.01)
     world.run(SEARCH_S)
