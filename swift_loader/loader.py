@@ -482,7 +482,7 @@ class SwiftLoader:
         session = self._session
         if session is None:
             raise RuntimeError("there is nothing to trace before the loader starts; call trace after a few batches")
-        write_trace(session.observations(), path, profile=profile, indices_of=session.indices_of)
+        write_trace(session.observations(), path, profile=profile, indices_of=session.past_plans.indices_of)
 
     def __repr__(self) -> str:
         sampling, delivery, session = self._options.sampling, self._options.delivery, self._session

@@ -15,9 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.in_flight import CopiesInFlight
@@ -40,6 +37,7 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.report.advice import SWIFT_LOADER
 from swift_loader.report.report import Report
 from swift_loader.report.telling import Teller
+from swift_loader.sampling.past_plans import PastPlans
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
@@ -91,6 +89,8 @@ class Session:
         self._settings = plan
         self.plan: Plan
         """The plan of the current pass. Known after `start`."""
+        self.past_plans = PastPlans()
+        """Those of all passes."""
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.report.benchmark)
@@ -167,6 +167,7 @@ class Session:
         settings = replace(self.plan.settings, order=run.order, skips=run.skips)
         settings, step = settings.resumed_at(position)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
+        self.past_plans.note(time.perf_counter_ns(), self.plan)
         self.dispatcher.seek(position.epoch, step, settings)
         return step
 
@@ -269,12 +270,6 @@ class Session:
             max_in_flight=delivery.in_flight.num_batches if delivery.num_workers else 1,
         )
         return self.metrics.recent(setup, num_batches)
-
-    def indices_of(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Return the dataset indices of a batch as planned; none if the present plan has no such batch."""
-        if step >= self.plan.num_batches(epoch):  # it was delivered before another state was loaded
-            return np.empty(0, np.int64)
-        return self.plan.batch(epoch, step).indices
 
     def _setup(self) -> Setup:
         """Return what there is now."""

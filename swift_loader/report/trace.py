@@ -33,8 +33,8 @@ from swift_loader.metrics.observations import BATCH, Observations
 __all__ = ["Clock", "IndicesOf", "write_trace"]
 
 Event = dict[str, Any]
-IndicesOf = Callable[[int, int], "Sequence[int] | NDArray[np.int64]"]
-"""`(epoch, step) -> dataset indices` of a batch."""
+IndicesOf = Callable[[int, int, int], "Sequence[int] | NDArray[np.int64]"]
+"""`(epoch, step, delivered_ns) -> dataset indices` of a batch."""
 
 _CATEGORY = "swift_loader"
 _QUARTER_NS = 7_889_238 * 1_000_000_000
@@ -241,7 +241,7 @@ class _Trace:
             "nbytes": batch["nbytes"],
         }
         if self._indices_of is not None:
-            args["indices"] = _shortened(self._indices_of(batch["epoch"], batch["step"]))
+            args["indices"] = _shortened(self._indices_of(batch["epoch"], batch["step"], batch["delivered_ns"]))
         return args
 
     def _names(self) -> Iterator[Event]:

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.report.flat import NAMES, flat_metrics
+from tests.support.datasets import Counting
 from tests.support.pictures import Pictures
 from tests.support.trace_format import check_format, named, read_trace, spans
 
@@ -92,6 +93,19 @@ def test_a_trace_names_the_indices_of_a_swift_loaders_batch(tmp_path: Path) -> N
         loader.trace(tmp_path / "trace.json")
     fetches = spans(read_trace(tmp_path / "trace.json")["traceEvents"], "fetch")
     assert {one["args"]["step"]: one["args"]["indices"] for one in fetches}[3] == "12 to 15"
+
+
+def test_a_trace_names_the_indices_that_batches_had_before_another_state_was_loaded(tmp_path: Path) -> None:
+    with SwiftLoader(Counting, batch_size=3, worker_per_consumer=0, seed=1) as other:
+        next(iter(other))
+        state = other.state_dict()
+    with SwiftLoader(Counting, batch_size=4, worker_per_consumer=0) as loader:
+        got = [next(iter(loader))["id"].tolist()]
+        loader.load_state_dict(state)
+        got.append(next(iter(loader))["id"].tolist())
+        loader.trace(tmp_path / "trace.json")
+    fetches = spans(read_trace(tmp_path / "trace.json")["traceEvents"], "fetch")
+    assert [one["args"]["indices"] for one in fetches] == [", ".join(map(str, indices)) for indices in got]
 
 
 def test_before_the_start_there_is_nothing_to_trace(tmp_path: Path) -> None:

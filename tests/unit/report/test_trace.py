@@ -119,7 +119,7 @@ def test_the_copy_to_the_device_is_within_the_step(tmp_path: Path) -> None:
     ],
 )
 def test_indices_are_named_in_short(tmp_path: Path, indices: NDArray[np.int64], text: str) -> None:
-    events = traced(tmp_path, observed(num_batches=1), indices_of=lambda _epoch, _step: indices)
+    events = traced(tmp_path, observed(num_batches=1), indices_of=lambda _epoch, _step, _delivered_ns: indices)
     assert spans(events, "fetch")[0]["args"]["indices"] == text
 
 
