@@ -1,7 +1,8 @@
 """Finds descriptors and threads that make it unsafe to fork a process.
 
 Forks share the offset of an open file, and the data of a socket or a pipe: two workers that read from one get each
-other's bytes. A fork has none of the parent's other threads, but all the locks that those threads held.
+other's bytes. A fork has none of the parent's other threads, but all the locks that those threads held. Threads of a
+memory allocator don't count: an allocator has to be usable in a fork, so it takes its locks before each one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import stat
 import threading
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["ForkHazards"]
 
@@ -20,6 +23,9 @@ _MAX_SHOWN = 5
 
 _SETTLING_S = 0.1
 _LOOK_EVERY_MS = 2
+
+_ALLOCATORS = frozenset({"jemalloc_bg_thd"})
+"""Threads of memory allocators, by name. pyarrow starts one when it is imported."""
 
 _STATELESS = frozenset(os.makedev(1, minor) for minor in (3, 5, 7, 8, 9))
 """The devices null, zero, full, random and urandom, from Linux's devices.txt. They have no state to share."""
@@ -38,7 +44,8 @@ class ForkHazards:
         own = set(own_descriptors)
         described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
         threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
-        return cls(frozenset(filter(None, described)), frozenset(threads))
+        counting = (thread for thread in threads if _thread_name(thread) not in _ALLOCATORS)
+        return cls(frozenset(filter(None, described)), frozenset(counting))
 
     @classmethod
     def of_streams(cls) -> ForkHazards:
@@ -67,6 +74,13 @@ class ForkHazards:
         if started:
             parts.append(f"{doing} left {started} threads running")
         return "; ".join(parts)
+
+
+def _thread_name(thread: str) -> str:
+    """Return the kernel's name of one of this process's threads; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()
+    return ""
 
 
 def _describe(number: int) -> str:

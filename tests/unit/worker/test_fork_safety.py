@@ -53,6 +53,24 @@ def test_a_thread_that_runs_counts_unless_it_is_the_loaders() -> None:
     assert ForkHazards.settled([], []).beyond(before, "building it") == ""
 
 
+def test_the_thread_of_a_memory_allocator_does_not_count() -> None:
+    before, go, ready = now(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("jemalloc_bg_thd")
+        ready.set()
+        go.wait(60)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(60)
+        assert now().beyond(before, "building it") == ""
+    finally:
+        go.set()
+        thread.join()
+
+
 def test_both_causes_are_named() -> None:
     found = ForkHazards(frozenset({"9 (file)"}), frozenset({"17"}))
     text = found.beyond(ForkHazards(frozenset(), frozenset()), "building it")
