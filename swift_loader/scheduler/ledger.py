@@ -1,12 +1,7 @@
 """Records which worker builds which batch, and which batch comes next.
 
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
-batches in the order of delivery, without end. Generation 0 is the trial batch alone. Only `BATCH_STATES` moves a batch:
-
-    PLANNED ──assign──► SENT ──complete──► READY ──deliver──► GONE, with the user
-                        ▲ │ └─────end────► VOID ───pass─────► GONE: its shard of a stream had no batch left
-                        │ └─lose─► LOST
-                        └──assign───┘       before any other batch, to the worker with the least to do
+batches in the order of delivery, without end. Generation 0 is the trial batch alone.
 
 A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
 of earlier ones are dropped.
@@ -18,75 +13,19 @@ thread-safe.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from enum import Enum
+from collections import deque
 from typing import Generic, TypeVar
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.batches import BATCH_STATES, Batch, BatchMove, BatchState
+from swift_loader.scheduler.lost import LostBatches
 from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.work import IndexWork, StreamWork, Work, WorkSource
 
-__all__ = ["BATCH_STATES", "Batch", "BatchMove", "BatchState", "Ledger"]
+__all__ = ["Ledger"]
 
 Answer = TypeVar("Answer")
-
-
-class BatchState(str, Enum):
-    """Where a batch is."""
-
-    PLANNED = "planned"
-    SENT = "sent"
-    LOST = "lost"
-    READY = "ready"
-    VOID = "void"
-    GONE = "gone"
-
-
-class BatchMove(str, Enum):
-    """What moves a batch to another state."""
-
-    ASSIGN = "assign"
-    COMPLETE = "complete"
-    END = "end"
-    LOSE = "lose"
-    DELIVER = "deliver"
-    PASS = "pass"  # noqa: S105 - not a password
-
-
-class _BatchStates(dict[tuple[BatchState, BatchMove], BatchState]):
-    """The state after each legal move. Only a lookup of an illegal one calls a method."""
-
-    def __missing__(self, key: tuple[BatchState, BatchMove]) -> BatchState:
-        state, move = key
-        raise ProtocolError(f"a batch is {state.value}, which {move.value} can't follow")
-
-
-BATCH_STATES = _BatchStates(
-    {
-        (BatchState.PLANNED, BatchMove.ASSIGN): BatchState.SENT,
-        (BatchState.LOST, BatchMove.ASSIGN): BatchState.SENT,
-        (BatchState.SENT, BatchMove.COMPLETE): BatchState.READY,
-        (BatchState.SENT, BatchMove.END): BatchState.VOID,
-        (BatchState.SENT, BatchMove.LOSE): BatchState.LOST,
-        (BatchState.READY, BatchMove.DELIVER): BatchState.GONE,
-        (BatchState.VOID, BatchMove.PASS): BatchState.GONE,
-    }
-)
-
-
-@dataclass(slots=True)
-class Batch(Generic[Answer]):
-    """A batch in flight."""
-
-    sequence: int
-    work: Work
-    state: BatchState = BatchState.PLANNED
-    worker: int = -1
-    """The worker that it was sent to last."""
-    answer: Answer | None = None
-    """Set once the batch is READY."""
 
 
 class Ledger(Generic[Answer]):
@@ -103,13 +42,16 @@ class Ledger(Generic[Answer]):
         """The current generation. Answers of earlier ones are dropped."""
         self._batches: dict[int, Batch[Answer]] = {}
         """The batches in flight by sequence, in that order."""
+        self._first_sequence = 0
+        """None in flight comes before it."""
         self._next_sequence = 0
         self.num_delivered = 0
         """How many batches of the generation were delivered."""
-        self._lost: list[int] = []
-        """Sequences that are LOST."""
+        self._lost = LostBatches()
         self._ready: dict[int, Batch[Answer]] = {}
         """The READY batches by sequence, in the order of completion."""
+        self._ready_by_epoch: dict[int, deque[Batch[Answer]]] = {}
+        """The same, by epoch; empty if they are delivered in order."""
 
     # Generations
 
@@ -130,12 +72,14 @@ class Ledger(Generic[Answer]):
         self.generation += 1
         self._batches.clear()
         self._ready.clear()
+        self._ready_by_epoch.clear()
         self._lost.clear()
         self._source, self._planned = source, None
-        self._next_sequence = self.num_delivered = 0
+        self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.queues.begin()
         if is_first and reuses_trial and dropped and self._peek() == dropped[0].work:
-            trial = self._batches[0] = self._ready[0] = dropped.pop()
+            trial = self._batches[0] = dropped.pop()
+            self._note_ready(trial)
             self._planned, self._next_sequence = None, 1
             self.queues.note_ready(trial.worker, 1)
         return dropped
@@ -147,9 +91,11 @@ class Ledger(Generic[Answer]):
 
         Batches that a sampler chose for one worker may be built by any worker then: theirs may be leaving.
         """
-        self._limits = self.queues.limits = limits
+        self._limits = limits
+        self.queues.use_limits(limits)
         for batch in self._batches.values():
             batch.work = _unbound(batch.work)
+        self._lost.restart(batch for batch in self._batches.values() if batch.state is BatchState.LOST)
         if self._planned is not None:
             self._planned = _unbound(self._planned)
 
@@ -159,7 +105,7 @@ class Ledger(Generic[Answer]):
         for sequence in lost:
             batch = self._batches[sequence]
             batch.state = BATCH_STATES[batch.state, BatchMove.LOSE]
-        self._lost = sorted(self._lost + lost)
+            self._lost.add(batch)
         return len(lost)
 
     # Tasks and answers
@@ -168,10 +114,10 @@ class Ledger(Generic[Answer]):
         """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
         if self._lost:
             # The loop waits for the lost batches, so a worker takes one even if it has its maximum of ready batches.
-            for position, sequence in enumerate(self._lost):
+            for sequence in self._lost.firsts():
                 batch = self._batches[sequence]
-                if (serial := self.queues.pick(batch.work, math.inf)) is not None:
-                    del self._lost[position]
+                if (serial := self.queues.pick_for_lost(batch.work)) is not None:
+                    self._lost.remove(batch)
                     return self._send(serial, batch)
         if len(self._batches) >= self._limits.max_in_flight or self._peek() is None:
             return None
@@ -203,7 +149,7 @@ class Ledger(Generic[Answer]):
         batch = self._batches[sequence]
         batch.state = BATCH_STATES[batch.state, BatchMove.COMPLETE]
         batch.answer = answer
-        self._ready[sequence] = batch
+        self._note_ready(batch)
         return True
 
     def end_shard(self, serial: int, generation: int, sequence: int) -> None:
@@ -242,12 +188,13 @@ class Ledger(Generic[Answer]):
         """Return the batch that `deliver` would return."""
         if not self._ready:
             return None
-        head = next(iter(self._batches.values()))
+        first = self._first()
+        assert first is not None, "what is ready is in flight"
         if self._limits.in_order:
-            return head if head.state is BatchState.READY else None
+            return first if first.state is BatchState.READY else None
         # No batch of a later epoch before all of this epoch are delivered.
-        epoch = head.work.epoch
-        return next((batch for batch in self._ready.values() if batch.work.epoch == epoch), None)
+        ready = self._ready_by_epoch.get(first.work.epoch)
+        return ready[0] if ready else None
 
     def deliver(self) -> Batch[Answer] | None:
         """Remove and return the next batch for the loop. Return None if it isn't ready."""
@@ -255,6 +202,8 @@ class Ledger(Generic[Answer]):
         if batch is None:
             return None
         del self._batches[batch.sequence], self._ready[batch.sequence]
+        if not self._limits.in_order:
+            self._take_ready(batch.work.epoch)
         batch.state = BATCH_STATES[batch.state, BatchMove.DELIVER]
         self.queues.note_ready(batch.worker, -1)
         self.num_delivered += 1
@@ -282,7 +231,8 @@ class Ledger(Generic[Answer]):
 
     def head(self) -> Work | None:
         """Return the oldest work that isn't delivered: in order, the next one. None if there is none."""
-        return next(iter(self._batches.values())).work if self._batches else self._peek()
+        first = self._first()
+        return self._peek() if first is None else first.work
 
     # For those who judge workers
 
@@ -291,7 +241,7 @@ class Ledger(Generic[Answer]):
 
         If the next batch is LOST, none of those that may build it has room, so it waits for all of them.
         """
-        batch = next(iter(self._batches.values()), None)
+        batch = self._first()
         if not self._limits.in_order or (batch is not None and batch.state is BatchState.LOST):
             return self.queues.busy()
         return [batch.worker] if batch is not None and batch.state is BatchState.SENT else []
@@ -313,16 +263,16 @@ class Ledger(Generic[Answer]):
 
         Out of order, a shard whose worker has no room lets the others pass.
         """
-        work, max_ready = self._planned, self._limits.max_ready_per_worker
+        work = self._planned
         assert work is not None, "the caller has looked"
-        serial = self.queues.pick(work, max_ready)
+        serial = self.queues.pick(work)
         if serial is None and not self._limits.in_order and isinstance(work, StreamWork) and self._source is not None:
             full = work.worker_id
             while serial is None:
                 self._planned = work = self._source.swap(work)
                 if work.worker_id == full:
                     return None
-                serial = self.queues.pick(work, max_ready)
+                serial = self.queues.pick(work)
         return None if serial is None else (serial, work)
 
     def _send(self, serial: int, batch: Batch[Answer]) -> Send:
@@ -331,14 +281,33 @@ class Ledger(Generic[Answer]):
         batch.worker = serial
         return Send(serial, self.generation, batch.sequence, batch.work)
 
+    def _first(self) -> Batch[Answer] | None:
+        """Return the oldest batch in flight; None if there is none."""
+        # The first item of a dict isn't found in O(1) once many items before it were deleted.
+        batches = self._batches
+        if not batches:
+            return None
+        while (batch := batches.get(self._first_sequence)) is None:
+            self._first_sequence += 1
+        return batch
+
+    def _note_ready(self, batch: Batch[Answer]) -> None:
+        self._ready[batch.sequence] = batch
+        if not self._limits.in_order:
+            self._ready_by_epoch.setdefault(batch.work.epoch, deque()).append(batch)
+
+    def _take_ready(self, epoch: int) -> None:
+        """Forget the batch of this epoch that was READY first."""
+        ready = self._ready_by_epoch[epoch]
+        ready.popleft()
+        if not ready:
+            del self._ready_by_epoch[epoch]
+
     def _pass_void(self) -> None:
         """Pass over the batches at the head that don't exist."""
-        while self._batches:
-            sequence, batch = next(iter(self._batches.items()))
-            if batch.state is not BatchState.VOID:
-                return
-            batch.state = BATCH_STATES[batch.state, BatchMove.PASS]
-            del self._batches[sequence]
+        while (first := self._first()) is not None and first.state is BatchState.VOID:
+            first.state = BATCH_STATES[first.state, BatchMove.PASS]
+            del self._batches[first.sequence]
 
     def __repr__(self) -> str:
         lost = f", {len(self._lost)} lost" if self._lost else ""

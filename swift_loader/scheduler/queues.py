@@ -6,16 +6,14 @@ A worker does its tasks in order, so it is building the first of them, and each 
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swift_loader.errors import ProtocolError
+from swift_loader.scheduler.room import Room
 from swift_loader.scheduler.work import PlannedWork, Work
+from swift_loader.scheduler.worker_queue import MAX_TASKS, Queue, Task
 
-__all__ = ["MAX_TASKS", "Limits", "Queue", "Queues"]
-
-Task = tuple[int, int]
-"""(generation, sequence)."""
+__all__ = ["Limits", "Queues"]
 
 QUEUED_S = 0.001
 """Work that should wait in a worker's pipe, so that the worker isn't idle while the trainer's thread wakes up."""
@@ -26,9 +24,6 @@ MIN_TASKS = 2
 STEADY_S = 0.01
 """How much the time to build a batch may vary, in order, for a second task to wait at the worker: ten times the time
 that a waiting task saves. Behind a slow batch, the task would hold up all later ones, which others have built."""
-
-MAX_TASKS = 64
-"""Far fewer messages than a pipe holds, so sending a task never blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,64 +50,47 @@ class Limits:
         return max(1, self.max_in_flight // max(1, num_workers))
 
 
-@dataclass(slots=True)
-class Queue:
-    """The tasks of a worker."""
-
-    worker_id: int
-    max_tasks: int
-    """How many tasks of the current generation it should have. Depends on `build_s`."""
-    tasks: deque[tuple[int, int]] = field(default_factory=deque)
-    """(generation, sequence) of tasks that were sent and aren't answered, in the order sent."""
-    num_current: int = 0
-    """How many of these tasks belong to the current generation."""
-    num_ready: int = 0
-    build_s: float = math.inf
-    """Smoothed time to build a batch. Infinite until the first one is known."""
-    deviation_s: float = 0.0
-    """Smoothed absolute difference from `build_s`."""
-
-    def note_build(self, build_s: float) -> None:
-        """Record how long a batch took."""
-        if math.isinf(self.build_s):
-            self.build_s = build_s
-        else:
-            self.deviation_s += 0.2 * (abs(build_s - self.build_s) - self.deviation_s)
-            self.build_s += 0.2 * (build_s - self.build_s)
-
-
 class Queues:
     """The tasks of all workers."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self._limits = limits
         self._queues: dict[int, Queue] = {}
         """By the worker's serial number."""
-        self._open: dict[int, Queue] = {}
-        """Those that get tasks."""
+        self._room = Room(self._share, limits.max_ready_per_worker)
+        """Knows which of them get tasks."""
+
+    def use_limits(self, limits: Limits) -> None:
+        """Hold to these limits from now on."""
+        self._limits = limits
+        self._note_number()
 
     def add(self, serial: int, worker_id: int) -> None:
         """Give tasks to this worker from now on."""
-        self._queues[serial] = self._open[serial] = Queue(worker_id, self._task_limit(math.inf, 0.0))
+        queue = self._queues[serial] = Queue(serial, worker_id, self._task_limit(math.inf, 0.0))
+        self._room.open(queue)
+        self._note_number()
 
     def reopen(self, serial: int) -> None:
         """Give tasks to a worker that was retired."""
-        self._open[serial] = self._queues[serial]
+        self._room.open(self._queues[serial])
 
     def retire(self, serial: int) -> None:
         """Give this worker no more tasks. It may still answer those that it has. Idempotent."""
-        self._open.pop(serial, None)
+        self._room.close(serial)
 
     def remove(self, serial: int) -> list[Task]:
         """Forget a worker, which may be unknown. Return its tasks."""
         self.retire(serial)
         queue = self._queues.pop(serial, None)
+        self._note_number()
         return [] if queue is None else list(queue.tasks)
 
     def begin(self) -> None:
         """Count none of the tasks and batches so far: they belong to earlier generations."""
         for queue in self._queues.values():
             queue.num_current = queue.num_ready = 0
+        self._room.look_again()
 
     def push(self, serial: int, task: Task) -> None:
         """Record that a worker gets a task of the current generation."""
@@ -120,8 +98,8 @@ class Queues:
         queue.tasks.append(task)
         queue.num_current += 1
 
-    def pop(self, serial: int, task: Task, *, is_current: bool) -> Queue:
-        """Remove the oldest task of a worker, which has answered it. Return its other tasks.
+    def pop(self, serial: int, task: Task, *, is_current: bool) -> None:
+        """Remove the oldest task of a worker, which has answered it without a batch.
 
         Args:
             serial: The worker's serial number.
@@ -131,16 +109,10 @@ class Queues:
         Raises:
             ProtocolError: The worker answers another task.
         """
-        queue = self._queues.get(serial)
-        if queue is None or not queue.tasks or queue.tasks[0] != task:
-            raise ProtocolError(f"worker {serial} answered task {task}, but its next task is {self.first(serial)}")
-        queue.tasks.popleft()
-        if is_current:
-            queue.num_current -= 1
-        return queue
+        self._room.note_less(self._pop(serial, task, is_current=is_current))
 
     def complete(self, serial: int, task: Task, build_s: float | None, *, is_current: bool) -> None:
-        """Remove the oldest task of a worker, as `pop` does. Its batch is READY now if it is needed.
+        """Remove the oldest task of a worker. Its batch is READY now if it is needed.
 
         Args:
             serial: As in `pop`.
@@ -151,12 +123,22 @@ class Queues:
         Raises:
             ProtocolError: The worker answers another task.
         """
-        queue = self.pop(serial, task, is_current=is_current)
+        queue = self._pop(serial, task, is_current=is_current)
         if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit
             queue.note_build(build_s)
             queue.max_tasks = self._task_limit(queue.build_s, queue.deviation_s)
         if is_current:
             queue.num_ready += 1
+        self._room.note_less(queue)
+
+    def _pop(self, serial: int, task: Task, *, is_current: bool) -> Queue:
+        queue = self._queues.get(serial)
+        if queue is None or not queue.tasks or queue.tasks[0] != task:
+            raise ProtocolError(f"worker {serial} answered task {task}, but its next task is {self.first(serial)}")
+        queue.tasks.popleft()
+        if is_current:
+            queue.num_current -= 1
+        return queue
 
     @property
     def fastest_build_s(self) -> float:
@@ -168,6 +150,8 @@ class Queues:
         queue = self._queues.get(serial)
         if queue is not None:
             queue.num_ready += change
+            if change < 0:
+                self._room.note_less(queue)
 
     def first(self, serial: int) -> Task | None:
         """Return the oldest task of a worker; None if it has none or is gone."""
@@ -178,33 +162,35 @@ class Queues:
         """Return the workers that have tasks of the current generation."""
         return [serial for serial, queue in self._queues.items() if queue.num_current]
 
-    def pick(self, work: Work, max_ready: float) -> int | None:
+    def pick(self, work: Work) -> int | None:
         """Return the worker with the least to do among those that have room and may build this.
 
-        A batch that only one worker may build may as well wait there.
+        Of equals, it is the one with the lowest id.
         """
         worker_id = None if isinstance(work, PlannedWork) else work.worker_id
+        if worker_id is None:
+            return self._room.least()
+        return self._room.least_of_id(worker_id, self._limits.max_ready_per_worker)
+
+    def pick_for_lost(self, work: Work) -> int | None:
+        """Return the same as `pick`, but a worker may have any number of READY batches."""
+        worker_id = None if isinstance(work, PlannedWork) else work.worker_id
+        return self._room.least_for_lost() if worker_id is None else self._room.least_of_id(worker_id, math.inf)
+
+    @property
+    def _share(self) -> int:
         # With more than its share, a worker has a task waiting while another one has none, and the limit is used up.
-        share = self.limits.share(len(self._queues)) if len(self._queues) >= self.limits.num_expected else 1
-        least: tuple[int, int, int] | None = None
-        for serial, queue in self._open.items():
-            if (
-                queue.num_ready < max_ready
-                and queue.num_current < (queue.max_tasks if worker_id is None else MAX_TASKS)
-                and queue.num_current < share
-                and len(queue.tasks) < 2 * MAX_TASKS
-                and (worker_id is None or queue.worker_id == worker_id)
-            ):
-                load = (len(queue.tasks), queue.num_ready, serial)
-                if least is None or load < least:
-                    least = load
-        return least[2] if least is not None else None
+        num_workers = len(self._queues)
+        return self._limits.share(num_workers) if num_workers >= self._limits.num_expected else 1
+
+    def _note_number(self) -> None:
+        self._room.use(self._share, self._limits.max_ready_per_worker)
 
     def _task_limit(self, build_s: float, deviation_s: float) -> int:
-        if self.limits.in_order and deviation_s > STEADY_S:
+        if self._limits.in_order and deviation_s > STEADY_S:
             return 1
         num_tasks = 1 + math.ceil(QUEUED_S / build_s) if build_s > 0 else MAX_TASKS
-        return min(max(MIN_TASKS, num_tasks), self.limits.max_tasks, MAX_TASKS)
+        return min(max(MIN_TASKS, num_tasks), self._limits.max_tasks, MAX_TASKS)
 
     def __repr__(self) -> str:
         return ", ".join(f"worker {serial}: {len(queue.tasks)}" for serial, queue in self._queues.items()) or "none"

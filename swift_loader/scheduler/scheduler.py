@@ -35,6 +35,7 @@ from swift_loader.scheduler.actions import (
     Warn,
     WorkerLost,
 )
+from swift_loader.scheduler.batches import Batch
 from swift_loader.scheduler.events import (
     Built,
     Death,
@@ -49,7 +50,7 @@ from swift_loader.scheduler.events import (
     StreamEnded,
     TemplateEnded,
 )
-from swift_loader.scheduler.ledger import Batch, Ledger
+from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
 from swift_loader.scheduler.roster import Roster

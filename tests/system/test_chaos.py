@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from swift_loader import ProtocolError, WorkerStalled
-from swift_loader.scheduler.ledger import Batch, BatchState, Ledger
+from swift_loader.scheduler.batches import Batch, BatchState
+from swift_loader.scheduler.ledger import Ledger
 from tests.support.chaos import Case, run_case
 from tests.support.helpers import slow
 from tests.support.killer import Aim
@@ -73,7 +74,7 @@ def test_a_ledger_that_builds_again_what_is_here_already_is_caught(monkeypatch: 
             if batch.worker == index:
                 again: Batch[Any] = Batch(ledger._next_sequence, batch.work, BatchState.LOST)
                 ledger._batches[again.sequence] = again
-                ledger._lost.append(again.sequence)
+                ledger._lost.add(again)
                 ledger._next_sequence += 1
         return real(ledger, index)
 

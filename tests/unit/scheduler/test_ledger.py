@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.ledger import BATCH_STATES, BatchMove, BatchState, Ledger
-from swift_loader.scheduler.queues import MAX_TASKS, Limits
+from swift_loader.scheduler.batches import BATCH_STATES, BatchMove, BatchState
+from swift_loader.scheduler.ledger import Ledger
+from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork
+from swift_loader.scheduler.worker_queue import MAX_TASKS
 from tests.unit.scheduler.streams import StreamSource
 
 Task = tuple[int, int]

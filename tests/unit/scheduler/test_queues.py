@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.queues import MAX_TASKS, Limits, Queues
+from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork
+from swift_loader.scheduler.worker_queue import MAX_TASKS
 
 LIMITS = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
 WORK = PlannedWork(0, 0)
@@ -25,7 +26,7 @@ def queues_of(num_workers: int, limits: Limits = LIMITS) -> Queues:
 def num_given(queues: Queues, limit: int = 200) -> int:
     """Return how many tasks the workers get until none has room."""
     for number in range(limit):
-        serial = queues.pick(WORK, 100)
+        serial = queues.pick(WORK)
         if serial is None:
             return number
         queues.push(serial, (0, number))
@@ -37,7 +38,7 @@ def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_work
     limits = replace(LIMITS, max_in_flight=max_in_flight)
     queues = queues_of(num_workers, limits)
     counts = [0] * num_workers
-    while (serial := queues.pick(WORK, 100)) is not None:
+    while (serial := queues.pick(WORK)) is not None:
         assert counts[serial] == min(counts)
         queues.push(serial, (0, sum(counts)))
         counts[serial] += 1
@@ -53,7 +54,7 @@ def test_a_streams_batches_wait_at_their_worker_up_to_its_share(num_workers: int
         queues.push(0, (0, 0))
         queues.complete(0, (0, 0), build_s, is_current=True)
     turn = 0
-    while queues.pick(StreamWork(0, turn, 0, turn), 100) == 0:
+    while queues.pick(StreamWork(0, turn, 0, turn)) == 0:
         queues.push(0, (0, turn))
         turn += 1
     assert turn == min(MAX_TASKS, limits.share(num_workers))
@@ -90,27 +91,29 @@ def test_the_users_limit_of_tasks_holds() -> None:
     assert num_given(queues) == 3
 
 
-def test_a_worker_with_many_ready_batches_gets_no_task() -> None:
-    queues = queues_of(2)
-    queues.push(0, (0, 0))
-    queues.pop(0, (0, 0), is_current=True)
-    queues.note_ready(0, 3)
-    assert queues.pick(WORK, 4) == 1
+def test_a_worker_with_many_ready_batches_gets_no_task_unless_one_was_lost() -> None:
+    queues = queues_of(2, replace(LIMITS, max_ready_per_worker=3))
+    queues.push(1, (0, 0))
+    for number in range(3):
+        queues.push(0, (0, number))
+        queues.complete(0, (0, number), None, is_current=True)
+    assert (queues.pick(WORK), queues.pick_for_lost(WORK)) == (1, 0)
     queues.retire(1)
-    assert queues.pick(WORK, 4) == 0
-    assert queues.pick(WORK, 3) is None
+    assert (queues.pick(WORK), queues.pick_for_lost(WORK)) == (None, 0)
+    queues.note_ready(0, -1)
+    assert (queues.pick(WORK), queues.pick_for_lost(WORK)) == (0, 0)
 
 
 def test_only_the_worker_of_a_shard_builds_its_batches() -> None:
     queues = queues_of(3)
     queues.push(2, (0, 0))
-    assert [queues.pick(StreamWork(0, 1, worker_id, 0), 100) for worker_id in (0, 1, 2, 3)] == [0, 1, 2, None]
+    assert [queues.pick(StreamWork(0, 1, worker_id, 0)) for worker_id in (0, 1, 2, 3)] == [0, 1, 2, None]
 
 
 def test_only_the_worker_that_a_samplers_batch_names_builds_it() -> None:
     queues = queues_of(2)
     queues.push(1, (0, 0))
-    assert [queues.pick(IndexWork(0, 1, [5], worker_id), 100) for worker_id in (None, 0, 1, 2)] == [0, 0, 1, None]
+    assert [queues.pick(IndexWork(0, 1, [5], worker_id)) for worker_id in (None, 0, 1, 2)] == [0, 0, 1, None]
 
 
 @given(st.lists(st.integers(0, 5), max_size=6))
@@ -135,7 +138,7 @@ def test_a_worker_that_is_gone_answers_nothing_and_is_forgotten_once() -> None:
     queues.push(0, (7, 1))
     assert queues.remove(0) == [(7, 1)]
     assert queues.remove(0) == []
-    assert (queues.first(0), queues.pick(WORK, 100), repr(queues)) == (None, None, "none")
+    assert (queues.first(0), queues.pick(WORK), repr(queues)) == (None, None, "none")
     with pytest.raises(ProtocolError, match=r"worker 0 answered task \(7, 1\), but its next task is None"):
         queues.pop(0, (7, 1), is_current=True)
 
@@ -145,7 +148,7 @@ def test_a_retired_worker_gets_no_task_and_still_answers() -> None:
     queues.push(0, (0, 1))
     queues.retire(0)
     queues.retire(0)
-    assert [queues.pick(StreamWork(0, 0, worker_id, 0), 100) for worker_id in (0, 1)] == [None, 1]
+    assert [queues.pick(StreamWork(0, 0, worker_id, 0)) for worker_id in (0, 1)] == [None, 1]
     queues.pop(0, (0, 1), is_current=True)
     assert queues.first(0) is None
 
@@ -175,8 +178,8 @@ def test_a_worker_gets_a_second_task_once_all_expected_workers_are_there() -> No
     queues = Queues(replace(LIMITS, num_expected=2))
     queues.add(0, 0)
     queues.push(0, (1, 0))
-    assert queues.pick(PlannedWork(0, 1), 10) is None
+    assert queues.pick(PlannedWork(0, 1)) is None
     queues.add(1, 1)
-    assert queues.pick(PlannedWork(0, 1), 10) == 1
+    assert queues.pick(PlannedWork(0, 1)) == 1
     queues.push(1, (1, 1))
-    assert queues.pick(PlannedWork(0, 2), 10) == 0
+    assert queues.pick(PlannedWork(0, 2)) == 0

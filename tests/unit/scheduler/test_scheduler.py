@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.batches import Batch, BatchState
 from swift_loader.scheduler.events import Built, Ended, Failed, SampleFailed
-from swift_loader.scheduler.ledger import Batch, BatchState, Ledger
+from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.restarts import Restarts
 from swift_loader.scheduler.roster import Roster
@@ -138,7 +139,7 @@ def send_again_what_is_being_built(patch: pytest.MonkeyPatch) -> None:
     def assign(self: Ledger[object]) -> Send | None:
         send = real(self)
         if send is None:
-            return last.pop() if last and last[0].worker in self.queues._open else None
+            return last.pop() if last and last[0].worker in self.queues._room._open else None
         last[:] = [send]
         return send
 
@@ -269,7 +270,7 @@ def give_tasks_to_a_worker_that_was_killed(patch: pytest.MonkeyPatch) -> None:
     real = Queues.remove
 
     def remove(self: Queues, serial: int) -> list[tuple[int, int]]:
-        self._open.pop(serial, None)
+        self._room.close(serial)
         return real(self, serial)
 
     patch.setattr(Queues, "retire", lambda self, serial: None)
@@ -286,8 +287,7 @@ def exceed_what_may_be_in_flight(patch: pytest.MonkeyPatch) -> None:
 
 
 def exceed_what_may_be_ready(patch: pytest.MonkeyPatch) -> None:
-    real = Queues.pick
-    patch.setattr(Queues, "pick", lambda self, work, max_ready: real(self, work, max_ready + 1))
+    patch.setattr(Queues, "pick", Queues.pick_for_lost)
 
 
 def use_a_trial_batch_that_means_another_one_now(patch: pytest.MonkeyPatch) -> None:
