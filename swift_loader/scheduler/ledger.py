@@ -203,7 +203,7 @@ class Ledger(Generic[Answer]):
             return None
         del self._batches[batch.sequence], self._ready[batch.sequence]
         if not self._limits.in_order:
-            self._take_ready(batch.work.epoch)
+            self._ready_by_epoch[batch.work.epoch].popleft()
         batch.state = BATCH_STATES[batch.state, BatchMove.DELIVER]
         self.queues.note_ready(batch.worker, -1)
         self.num_delivered += 1
@@ -293,15 +293,13 @@ class Ledger(Generic[Answer]):
 
     def _note_ready(self, batch: Batch[Answer]) -> None:
         self._ready[batch.sequence] = batch
-        if not self._limits.in_order:
-            self._ready_by_epoch.setdefault(batch.work.epoch, deque()).append(batch)
-
-    def _take_ready(self, epoch: int) -> None:
-        """Forget the batch of this epoch that was READY first."""
-        ready = self._ready_by_epoch[epoch]
-        ready.popleft()
-        if not ready:
-            del self._ready_by_epoch[epoch]
+        if self._limits.in_order:
+            return
+        ready = self._ready_by_epoch.get(batch.work.epoch)
+        if ready is None:  # those that are empty are of earlier epochs
+            self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
+            ready = self._ready_by_epoch[batch.work.epoch] = deque()
+        ready.append(batch)
 
     def _pass_void(self) -> None:
         """Pass over the batches at the head that don't exist."""

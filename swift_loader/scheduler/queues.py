@@ -189,6 +189,8 @@ class Queues:
     def _task_limit(self, build_s: float, deviation_s: float) -> int:
         if self._limits.in_order and deviation_s > STEADY_S:
             return 1
+        if build_s >= QUEUED_S:  # nearly always
+            return min(MIN_TASKS, self._limits.max_tasks)
         num_tasks = 1 + math.ceil(QUEUED_S / build_s) if build_s > 0 else MAX_TASKS
         return min(max(MIN_TASKS, num_tasks), self._limits.max_tasks, MAX_TASKS)
 

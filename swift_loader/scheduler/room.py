@@ -11,14 +11,17 @@ So no entry of a worker with room is beyond its load, and the first one that is 
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 from swift_loader.scheduler.worker_queue import MAX_TASKS, Load, Queue
 
 __all__ = ["Room"]
 
+MAX_HELD = 2 * MAX_TASKS
+"""Tasks that a worker may have, with those of earlier generations."""
+
 MIN_ENTRIES = 64
-"""Up to so many more than twice the workers, old entries may stay. Removing them all then costs O(1) per entry."""
+"""Old entries are removed when there are so many more than twice the workers, which is O(1) per entry."""
 
 
 class Room:
@@ -64,13 +67,16 @@ class Room:
             del self._by_id[queue.worker_id]
 
     def note_less(self, queue: Queue) -> None:
-        """Record that a worker has less to do than before."""
-        if queue.serial not in self._open or not self._has_room_for_tasks(queue, queue.max_tasks):
+        """Record that a worker, which may be closed, has less to do than before. For each batch, so it is quick."""
+        num_tasks, num_current = len(queue.tasks), queue.num_current
+        if num_current >= queue.max_tasks or num_current >= self._share or num_tasks >= MAX_HELD:
+            return
+        if queue.serial not in self._open:
             return
         if queue.num_ready >= self._max_ready:
             self._ready_full[queue.serial] = queue
             return
-        load = queue.load
+        load = num_tasks, queue.num_ready, queue.worker_id, queue.serial
         if queue.entry is None or load < queue.entry:
             queue.entry = load
             heappush(self._entries, load)
@@ -80,17 +86,10 @@ class Room:
     def look_again(self) -> None:
         """Look at each worker: many may have less to do than before. O(workers)."""
         self._ready_full.clear()
-        entries = self._entries = []
+        self._entries.clear()
         for queue in self._open.values():
             queue.entry = None
-            if not self._has_room_for_tasks(queue, queue.max_tasks):
-                continue
-            if queue.num_ready >= self._max_ready:
-                self._ready_full[queue.serial] = queue
-            else:
-                queue.entry = queue.load
-                entries.append(queue.entry)
-        heapify(entries)
+            self.note_less(queue)
 
     def least(self) -> int | None:
         """Return the worker with the least to do; None if none has room."""
@@ -100,14 +99,17 @@ class Room:
             queue = self._open.get(entry[3])
             if queue is None or queue.entry is not entry:
                 heappop(entries)
-            elif queue.num_ready >= self._max_ready or not self._has_room_for_tasks(queue, queue.max_tasks):
+                continue
+            num_tasks, num_ready, num_current = len(queue.tasks), queue.num_ready, queue.num_current
+            has_room = num_current < queue.max_tasks and num_current < self._share and num_tasks < MAX_HELD
+            if not has_room or num_ready >= self._max_ready:
                 heappop(entries)
                 queue.entry = None
-                self.note_less(queue)
-            elif len(queue.tasks) == entry[0] and queue.num_ready == entry[1]:
+                self.note_less(queue)  # for `least_for_lost`
+            elif num_tasks == entry[0] and num_ready == entry[1]:
                 return entry[3]
             else:
-                queue.entry = queue.load
+                queue.entry = num_tasks, num_ready, queue.worker_id, queue.serial
                 heapreplace(entries, queue.entry)
         return None
 
@@ -138,7 +140,7 @@ class Room:
 
     def _has_room_for_tasks(self, queue: Queue, max_tasks: int) -> bool:
         num_current = queue.num_current
-        return num_current < max_tasks and num_current < self._share and len(queue.tasks) < 2 * MAX_TASKS
+        return num_current < max_tasks and num_current < self._share and len(queue.tasks) < MAX_HELD
 
     def __repr__(self) -> str:
         return f"<Room at {len(self._open)} workers, {len(self._entries)} entries>"
