@@ -40,7 +40,7 @@ class Watchdog:
         """When the wait began; later if the process was stopped or a worker was given up."""
         self.deadline_s = math.inf
         """When to judge the workers again."""
-        self._warned: tuple[float, ...] = ()
+        self._warned: set[float] = set()
         self._left_s, self._expected_s = math.inf, math.inf
         """When the loop last blocked, and when it should run again."""
         self._num_stops = 0
@@ -55,7 +55,7 @@ class Watchdog:
         """
         self._grace_s = grace_s
         self.began_s, self.deadline_s = now_s, now_s + self._period_s
-        self._warned = ()
+        self._warned.clear()
         self._left_s, self._expected_s = now_s, math.inf
         self._num_stops = 0
 
@@ -64,7 +64,7 @@ class Watchdog:
         if now_s >= max(since_s, self.began_s) + self._timeout_s:
             return Judgement.GIVE_UP
         if now_s >= since_s + self._stall_warning_s and since_s not in self._warned:
-            self._warned = (*self._warned, since_s)
+            self._warned.add(since_s)
             return Judgement.WARN
         return Judgement.NOTHING
 
