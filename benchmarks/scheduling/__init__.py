@@ -1,0 +1,1 @@
+"""What `scheduler.py` measures."""
