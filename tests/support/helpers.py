@@ -54,6 +54,11 @@ def slow_unless(
     return [case if case in quick else others[is_sampled(case)](case) for case in cases]
 
 
+def every(step: int, cases: Iterable[_Case]) -> Container[_Case]:
+    """Return one of `step` cases, in turn: a sample for `slow_unless`."""
+    return list(cases)[::step]
+
+
 def make_loader(dataset_class: Any, *, workers: int | str = 2, batch_size: int = 8, **options: Any) -> SwiftLoader:
     """Return a loader with the defaults of these tests; `kwargs` go to the dataset."""
     options.setdefault("seed", 7)

@@ -19,6 +19,9 @@ from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, ST
 NUM_STOPS = 50
 NUM_EPOCHS = 14
 
+CHAINS = [slow(12, 4), exhaustive(NUM_STOPS, NUM_EPOCHS)]
+"""How often a chain with processes stops, and over how many epochs."""
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
@@ -30,11 +33,14 @@ def test_a_sampler_continues_after_50_stops(name: str, restores_generators: bool
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("restores_generators", [exhaustive(False), slow(True)])
+@pytest.mark.parametrize("restores_generators", [exhaustive(False), True])
+@pytest.mark.parametrize(("num_stops", "num_epochs"), CHAINS)
 @pytest.mark.parametrize("name", SAMPLED)
-def test_a_sampler_continues_after_50_stops_with_other_numbers_of_workers(name: str, restores_generators: bool) -> None:
-    whole = run_whole(SAMPLED[name], 1, NUM_EPOCHS)
-    assert Chain(SAMPLED[name], (0, 1, 2, 3), restores_generators).run(NUM_STOPS, NUM_EPOCHS) == whole
+def test_a_sampler_continues_after_many_stops_with_other_numbers_of_workers(
+    name: str, num_stops: int, num_epochs: int, restores_generators: bool
+) -> None:
+    whole = run_whole(SAMPLED[name], 1, num_epochs)
+    assert Chain(SAMPLED[name], (0, 1, 2, 3), restores_generators).run(num_stops, num_epochs) == whole
 
 
 @pytest.mark.parametrize("name", ["shuffle", "np.random", "buckets", "single samples, iterators with a state"])
@@ -45,7 +51,12 @@ def test_a_sampler_continues_after_a_few_stops_with_other_numbers_of_workers(nam
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("name", "num_stops", "num_epochs"), [("shuffle", 3, 3)] + [slow(name, 50, 14) for name in DRAWING]
+    ("name", "num_stops", "num_epochs"),
+    [
+        ("shuffle", 3, 3),
+        *[slow(name, 12, 4) for name in DRAWING],
+        *[exhaustive(name, NUM_STOPS, NUM_EPOCHS) for name in DRAWING],
+    ],
 )
 def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
     name: str, num_stops: int, num_epochs: int
@@ -55,10 +66,14 @@ def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in STREAMS] + [slow(name, 2) for name in STREAMS])
-def test_a_stream_continues_after_50_stops(name: str, num_workers: int) -> None:
-    whole = run_whole(STREAMS[name], num_workers, NUM_EPOCHS)
-    assert Chain(STREAMS[name], (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+@pytest.mark.parametrize(
+    ("num_workers", "num_stops", "num_epochs"),
+    [(0, NUM_STOPS, NUM_EPOCHS), slow(2, 12, 4), exhaustive(2, NUM_STOPS, NUM_EPOCHS)],
+)
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_continues_after_many_stops(name: str, num_workers: int, num_stops: int, num_epochs: int) -> None:
+    whole = run_whole(STREAMS[name], num_workers, num_epochs)
+    assert Chain(STREAMS[name], (num_workers,)).run(num_stops, num_epochs) == whole
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -70,7 +85,11 @@ def test_a_shared_stream_continues_after_50_stops(name: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "num_stops", "num_epochs"),
-    [("iterator, rare snapshots", 4, 3), slow("no state", 50, 14), exhaustive("dataset", 50, 14)],
+    [
+        ("iterator, rare snapshots", 4, 3),
+        slow("no state", 12, 4),
+        *[exhaustive(name, NUM_STOPS, NUM_EPOCHS) for name in ("no state", "dataset")],
+    ],
 )
 def test_a_shared_stream_continues_with_other_numbers_of_workers(name: str, num_stops: int, num_epochs: int) -> None:
     whole = run_whole(SHARED[name], 0, num_epochs)
@@ -91,13 +110,16 @@ def test_a_shared_stream_of_datasets_continues_with_other_numbers_of_workers() -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_workers", [exhaustive(0), slow(2)])
+@pytest.mark.parametrize("num_workers", [exhaustive(0), 2])
+@pytest.mark.parametrize(("num_stops", "num_epochs"), CHAINS)
 @pytest.mark.parametrize("kind", ["plain", "mapped", "shuffled", "interleaved"])
-def test_a_stream_of_datasets_continues_after_50_stops(kind: str, num_workers: int) -> None:
+def test_a_stream_of_datasets_continues_after_many_stops(
+    kind: str, num_stops: int, num_epochs: int, num_workers: int
+) -> None:
     pytest.importorskip("datasets")
     make = streaming(kind)
-    whole = run_whole(make, num_workers, NUM_EPOCHS)
-    assert Chain(make, (num_workers,)).run(NUM_STOPS, NUM_EPOCHS) == whole
+    whole = run_whole(make, num_workers, num_epochs)
+    assert Chain(make, (num_workers,)).run(num_stops, num_epochs) == whole
 
 
 @pytest.mark.parametrize("name", ["in order", "shuffle", "np.random", "own shuffle", *STREAMS])
@@ -132,7 +154,7 @@ def test_a_loader_that_keeps_its_workers_goes_back_to_the_beginning_of_an_epoch(
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_stops", "num_epochs"), [slow("plain", 3, 2), slow("mapped", 50, 14), slow("shuffled", 12, 5)]
+    ("kind", "num_stops", "num_epochs"), [slow("plain", 3, 2), exhaustive("mapped", 50, 14), slow("shuffled", 12, 5)]
 )
 def test_a_stream_of_datasets_is_dealt_out_to_other_numbers_of_workers(
     kind: str, num_stops: int, num_epochs: int

@@ -19,7 +19,17 @@ import pytest
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
 from tests.support import datasets, elsewhere
-from tests.support.helpers import ROOT, allowed_s, ids_of, make_loader, run_script, session_of, slow, wait_until
+from tests.support.helpers import (
+    ROOT,
+    allowed_s,
+    exhaustive,
+    ids_of,
+    make_loader,
+    run_script,
+    session_of,
+    slow,
+    wait_until,
+)
 
 GONE_WITHIN_S = 2.0
 
@@ -76,10 +86,9 @@ def test_a_worker_that_dies_is_replaced_and_the_bytes_are_the_same(code: str, tm
         assert bytes_of(loader) == survived
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [slow(0), exhaustive(1), exhaustive(2)])
 def test_nothing_is_lost_however_often_workers_are_killed(seed: int) -> None:
     rng = random.Random(seed)
     options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "batch_size": 4, "workers": 3, "worker_restarts": 1000}
@@ -340,11 +349,10 @@ for name in ("memfd_create", "pidfd_open"):
     assert finished.stderr == ""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "names",
-    [*([f"{name}.py"] for name in TESTS_THAT_APPLY), OF_DATALOADER],
+    [*((slow if name == "loader" else exhaustive)([f"{name}.py"]) for name in TESTS_THAT_APPLY), slow(OF_DATALOADER)],
     ids=[*TESTS_THAT_APPLY, "of DataLoader"],
 )
 def test_the_tests_of_workers_pass_without_what_only_linux_has(names: list[str], tmp_path: Path) -> None:

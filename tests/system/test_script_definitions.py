@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import run_script, slow_unless
+from tests.support.helpers import every, run_script, slow_unless
 from tests.support.script_definitions import DEFINITIONS, as_script
 
 QUICK = set(list(DEFINITIONS)[::28])
 OPTIONAL = ("attrs", "matplotlib", "PIL", "pydantic", "torchvision")
 
 
-@pytest.mark.parametrize("name", slow_unless(QUICK, DEFINITIONS))
+@pytest.mark.parametrize("name", slow_unless(QUICK, DEFINITIONS, every(3, DEFINITIONS).__contains__))
 def test_a_definition_gives_the_same_batches_without_workers_with_a_template_and_with_spawn(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import exhaustive, slow
 from tests.system.integrations.ranks import run_ranks
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("num_ranks", "num_workers", "case"),
     [
-        (1, 0, "sampler"),
-        (1, 2, "seedable sampler"),
-        (2, 0, "sampler"),
-        (2, 0, "seedable sampler"),
-        (2, 0, "split batches"),
-        (2, 0, "stream"),
-        (2, 0, "stream, each rank its own"),
-        (2, 2, "sampler"),
+        slow(1, 0, "sampler"),
+        slow(1, 2, "seedable sampler"),
+        slow(2, 0, "sampler"),
+        exhaustive(2, 0, "seedable sampler"),
+        exhaustive(2, 0, "split batches"),
+        exhaustive(2, 0, "stream"),
+        slow(2, 0, "stream, each rank its own"),
+        slow(2, 2, "sampler"),
     ],
 )
 def test_a_prepared_loader_keeps_its_class_gives_what_torch_gives_and_resumes_exactly(
