@@ -48,7 +48,7 @@ def measure_batches(numbers: Sequence[int], rounds: int) -> list[Result]:
         for in_order in (True, False):
             key = (number, in_order)
             order = "in order" if in_order else "as they are ready"
-            results[key] = Result(f"{number} workers", order, "us/batch")
+            results[key] = Result(f"{number} worker{'s' * (number > 1)}", order, "us/batch")
             clusters[key] = Cluster(ClusterSettings(1, number, build_s=0.02, in_order=in_order))
             clusters[key].run(6 * number + 100)
     for turn in range(rounds):

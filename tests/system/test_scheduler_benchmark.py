@@ -45,7 +45,7 @@ def test_the_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
     )
     results = json.loads(figures.read_text())["results"]
     assert {result["case"] for result in results} == {
-        *("1 workers", "40 workers"),
+        *("1 worker", "40 workers"),
         *(
             f"{nbytes} MB, {lost} lost"
             for nbytes in (1, 10)
