@@ -12,14 +12,14 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.checks import check_rank
 from swift_loader.device.target import Target, find_target
 from swift_loader.errors import LoaderClosed
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.preparation import Preparation
 from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure
-from swift_loader.ranks.ranks import Ranks, expected_ranks, find_ranks
+from swift_loader.ranks.choice import RankChoice
+from swift_loader.ranks.ranks import Ranks, expected_ranks
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.sampling.run import Run
 from swift_loader.session import Session
@@ -77,7 +77,7 @@ class Lifecycle:
 
     def start(
         self,
-        consumer_index: int | None = None,
+        choice: RankChoice | None = None,
         device: torch.device | str | int | None = None,
         to_device: Callable[..., Any] | None = None,
         dtype: torch.dtype | None = None,
@@ -88,7 +88,7 @@ class Lifecycle:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
         self.state = LoaderState.STARTING
         try:
-            ranks = find_ranks(check_rank(consumer_index), self.options.sampling.world_size)
+            ranks = (choice or RankChoice()).find(self.options.sampling.world_size)
             target = find_target(device, to_device, dtype, pin_memory=self.options.delivery.pin_memory)
             is_made_here = self.options.maker.is_here()
             agree_on_run(self._run, ranks, self.options.facts(), is_made_here=is_made_here)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.checks import check_callable
+from swift_loader.checks import check_callable, check_optional_integer, check_rank
 from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
 from swift_loader.passes import EpochSampler, Passes
+from swift_loader.ranks.choice import RankChoice
 from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
 from swift_loader.report.trace import write_trace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["SwiftLoader"]
 
@@ -212,6 +214,11 @@ class SwiftLoader:
         device: torch.device | str | int | None = None,
         to_device: Callable[..., Any] | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        data_dims: Sequence[str] | None = None,
     ) -> None:
         """Start the workers of one consumer. They begin to build batches at once.
 
@@ -229,12 +236,22 @@ class SwiftLoader:
                 numbers. Default: `swift_loader.to_device`.
             dtype: Floating-point dtype of torch to which floating-point tensors are converted on the device. Default:
                 no conversion. Excludes `to_device`.
+            rank: Another name of `consumer_index`. With `world_size`, it may be the same on several ranks of
+                torch.distributed: they get the same data. All of them must start their loaders.
+            world_size: Another name of `nb_consumer`.
+            mesh: Device mesh of torch.distributed, instead of `rank` and `world_size`. Ranks that differ in a
+                dimension such as "dp" or "fsdp" get different data, ranks that differ only in others, such as "tp",
+                "cp" or "pp", get the same data.
+            data_dims: Names of the mesh's dimensions whose ranks get different data. Default: they are known by their
+                names; a name that isn't known raises `ValueError`.
 
         Raises:
             RuntimeError: The loader runs already; or there are several consumers and nothing says which one this is; or
                 there is no such device.
-            TypeError: An argument has the wrong type, or `to_device` or `dtype` was given without `device`.
-            ValueError: The ranks have different options or datasets, or `consumer_index` is out of range.
+            TypeError: An argument has the wrong type, or `to_device` or `dtype` was given without `device`; or two
+                arguments exclude each other.
+            ValueError: The ranks have different options or datasets, or `consumer_index` is out of range, or the mesh
+                doesn't tell which data this rank gets.
             StateMismatch: The dataset has another length than that of the loaded state.
             LoaderClosed: The loader was closed.
             WorkerDied: A process ended while it started.
@@ -242,7 +259,14 @@ class SwiftLoader:
 
         With more than four workers, it returns while the rest are being started. Their errors come out of `next`.
         """
-        self._lifecycle.start(consumer_index, device, to_device, dtype)
+        choice = RankChoice(
+            check_rank(consumer_index),
+            check_optional_integer("rank", rank, 0),
+            check_optional_integer("world_size", world_size, 1),
+            mesh,
+            data_dims,
+        )
+        self._lifecycle.start(choice, device, to_device, dtype)
 
     def prepare(self) -> None:
         """Begin to build the dataset in another process, and return at once.

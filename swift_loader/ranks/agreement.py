@@ -6,7 +6,10 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 
 from __future__ import annotations
 
+from typing import Any
+
 from swift_loader.notices import warn
+from swift_loader.ranks.group import Group, Member, Offer
 from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
@@ -15,12 +18,16 @@ __all__ = ["agree_on_length", "agree_on_run", "agree_on_seed", "report_failure"]
 
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
-_MAY_DIFFER = (_CLOCK, _INDEX)
+_PROCESS = "rank"
+_NODE, _PID, _ADDRESS = "node", "pid", "address"
+_MAY_DIFFER = (_CLOCK, _INDEX, _PROCESS, _NODE, _PID, _ADDRESS)
 
 _LENGTH = "len(dataset)"
 
 
-def agree_on_run(run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool) -> None:
+def agree_on_run(
+    run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool, offer: Offer | None = None
+) -> Group | None:
     """Check that all ranks have the same run and options. Without a chosen seed, give them rank 0's.
 
     Args:
@@ -29,13 +36,17 @@ def agree_on_run(run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool) 
         options: The options that must be equal on all ranks.
         is_made_here: True if this process made the loader, False if it got the loader from another process, as by
             pickle or fork.
+        offer: What this rank says to those that need the same data. None: it shares no batches.
+
+    Returns:
+        The ranks that share batches with this one. None if there are no others.
 
     Raises:
         ValueError: The ranks have different options, or each has drawn its own seed.
         RuntimeError: A rank didn't arrive.
     """
-    if ranks.world_size == 1:
-        return
+    if _is_alone(ranks):
+        return None
     order, position = run.order, run.progress.position
     facts = {
         **options,
@@ -46,12 +57,29 @@ def agree_on_run(run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool) 
         "skipped": str(run.skips.to_list()),
         _CLOCK: order.seed,
     }
+    if offer is not None:
+        facts |= {_NODE: offer.node, _PID: offer.pid, _ADDRESS: offer.address}
     answers = _exchange(ranks, facts)
     if answers is not None:
         _check_equal(answers)
         run.take_seed(int(answers[0][_CLOCK]))
-    elif is_made_here and not run.has_own_seed:
+        return None if offer is None else _group_of(answers, ranks, offer)
+    if is_made_here and not run.has_own_seed:
         _refuse_own_seeds(run, ranks)
+    return None
+
+
+def _group_of(answers: list[Facts], ranks: Ranks, offer: Offer) -> Group | None:
+    """Return the ranks with the same data on this node that also share batches. None if there are no others."""
+    members = [
+        Member(int(answer[_PROCESS]), Offer(str(answer[_NODE]), int(answer[_PID]), str(answer[_ADDRESS])))
+        for answer in answers
+        if answer[_INDEX] == ranks.rank and answer.get(_NODE) == offer.node
+    ]
+    if len(members) == 1:
+        return None
+    [process] = [member.process for member in members if member.offer == offer]
+    return Group(tuple(sorted(members, key=lambda member: member.process)), process)
 
 
 def agree_on_length(ranks: Ranks, num_samples: int) -> None:
@@ -71,7 +99,7 @@ def agree_on_seed(ranks: Ranks, seed: int) -> int:
         ValueError: The ranks can't exchange it.
         RuntimeError: A rank didn't arrive.
     """
-    if ranks.world_size == 1:
+    if _is_alone(ranks):
         return seed
     answers = _exchange(ranks, {_CLOCK: seed})
     if answers is None:
@@ -101,16 +129,24 @@ def _refuse_own_seeds(run: Run, ranks: Ranks) -> None:
     warn(problem)
 
 
+def _is_alone(ranks: Ranks) -> bool:
+    return ranks.world_size == 1 and ranks.processes is None
+
+
 def _join(ranks: Ranks, facts: Facts) -> Rendezvous | None:
     """Publish facts to all ranks. None with one rank or without torch.distributed. Doesn't block."""
     distributed = torch_distributed()
-    if ranks.world_size == 1 or distributed is None:
+    if _is_alone(ranks) or distributed is None:
         return None
-    if ranks.world_size != distributed.get_world_size():
-        return None  # several processes form one consumer, as with tensor parallelism
+    everyone = range(distributed.get_world_size())
+    if ranks.processes is None and ranks.world_size != len(everyone):
+        return None  # several processes form one consumer, as with tensor parallelism, but may not all have a loader
+    processes = everyone if ranks.processes is None else ranks.processes
+    name = "" if len(processes) == len(everyone) else f"ranks {','.join(map(str, processes))}"
     # Private, but stable since torch 1.8, and other libraries use it for the same purpose.
-    store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-    return Rendezvous.join(store, distributed.get_rank(), ranks.world_size, {**facts, _INDEX: ranks.rank})
+    store: Any = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+    process = distributed.get_rank()
+    return Rendezvous.join(store, process, processes, {**facts, _INDEX: ranks.rank, _PROCESS: process}, name)
 
 
 def _exchange(ranks: Ranks, facts: Facts) -> list[Facts] | None:
@@ -122,11 +158,17 @@ def _exchange(ranks: Ranks, facts: Facts) -> list[Facts] | None:
     if rendezvous is None:
         return None
     answers = rendezvous.gather()
-    claimed = [answer[_INDEX] for answer in answers]
-    if sorted(claimed) != list(range(ranks.world_size)):
+    claimed = [int(answer[_INDEX]) for answer in answers]
+    if ranks.processes is None and sorted(claimed) != list(range(ranks.world_size)):
         raise ValueError(
             f"the ranks were started with consumer_index={claimed} (in the order of torch.distributed), but each needs "
             f"its own, from 0 to {ranks.world_size - 1}. Call start() without consumer_index"
+        )
+    if sorted(set(claimed)) != list(range(ranks.world_size)):
+        raise ValueError(
+            f"the ranks have the data-parallel coordinates {claimed} (in the order of torch.distributed), but "
+            f"each from 0 to {ranks.world_size - 1} is needed. Give all ranks the same mesh, or each the rank and world_size of "
+            f"its data"
         )
     return sorted(answers, key=lambda answer: int(answer[_INDEX]))
 
@@ -137,10 +179,10 @@ def _check_equal(answers: list[Facts]) -> None:
     Raises:
         ValueError: They don't. The message names the first difference.
     """
-    for rank, other in enumerate(answers):
+    for other in answers:
         for name, value in answers[0].items():
             if name not in _MAY_DIFFER and other.get(name) != value:
                 raise ValueError(
-                    f"rank {rank} has {name}={other.get(name)!r}, but rank 0 has {name}={value!r}: they would load "
-                    f"different data. Give all ranks the same value. {ONLY_SOME}"
+                    f"rank {other[_PROCESS]} has {name}={other.get(name)!r}, but rank {answers[0][_PROCESS]} has "
+                    f"{name}={value!r}: they would load different data. Give all ranks the same value. {ONLY_SOME}"
                 )

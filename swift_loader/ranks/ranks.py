@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Ranks", "expected_ranks", "find_ranks", "torch_distributed"]
+from swift_loader.ranks.mesh import place_in
+
+__all__ = ["Ranks", "expected_ranks", "find_ranks", "ranks_of_job", "ranks_of_mesh", "torch_distributed"]
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
@@ -30,6 +32,54 @@ class Ranks:
     world_size: int
     source: str
     """Where this comes from, for error messages."""
+    processes: tuple[int, ...] | None = None
+    """All ranks of torch.distributed that start the loader, if some of them have the same `rank` here and get the same
+    data. None: each has its own."""
+
+
+def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | None) -> Ranks:
+    """Return the data-parallel rank in a device mesh.
+
+    Args:
+        mesh: A `torch.distributed.device_mesh.DeviceMesh`.
+        data_dims: Names of the dimensions that split the data. None: known by their names.
+        world_size: The option `nb_consumer`, or None.
+
+    Raises:
+        TypeError: It isn't a mesh, or `data_dims` aren't names.
+        ValueError: The mesh doesn't tell the coordinate, or it isn't that of `nb_consumer` ranks.
+    """
+    place = place_in(mesh, data_dims)
+    if world_size not in (None, place.world_size):
+        raise ValueError(
+            f"nb_consumer={world_size}, but the mesh has {place.world_size} data-parallel ranks; leave nb_consumer out"
+        )
+    return _with_processes(Ranks(place.rank, place.world_size, "the mesh"), _ranks_in(mesh))
+
+
+def ranks_of_job(rank: int, world_size: int) -> Ranks:
+    """Return the data-parallel rank that `start(rank, world_size=...)` gave. All ranks of the job call it.
+
+    Raises:
+        ValueError: The rank isn't below the world size.
+    """
+    return _with_processes(_checked(Ranks(rank, world_size, "start()")), None)
+
+
+def _with_processes(ranks: Ranks, processes: tuple[int, ...] | None) -> Ranks:
+    """Add the ranks of torch.distributed that start the loader, by default all, unless each has its own data."""
+    distributed = torch_distributed()
+    if distributed is None:
+        return ranks
+    everyone = tuple(range(distributed.get_world_size()))
+    processes = everyone if processes is None or distributed.get_rank() not in processes else processes
+    return ranks if processes == everyone and len(everyone) <= ranks.world_size else replace(ranks, processes=processes)
+
+
+def _ranks_in(mesh: Any) -> tuple[int, ...] | None:
+    """Return the ranks of a mesh; of the one that it is a part of, if torch tells. None if nothing tells."""
+    get_whole = getattr(mesh, "_get_root_mesh", None)  # private: before torch 2.8 it is elsewhere
+    return None if get_whole is None else tuple(sorted(get_whole().mesh.flatten().tolist()))
 
 
 def find_ranks(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Ranks:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, TimeoutError  # noqa: A004 - the builtin one from Python 3.11 on
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,19 +54,30 @@ class Rendezvous:
     number: int
     process: int
     """This rank, in torch.distributed."""
-    world_size: int
+    processes: Sequence[int]
+    """The ranks that exchange facts."""
+    prefix: str = _PREFIX
 
     @classmethod
-    def join(cls, store: Any, process: int, world_size: int, facts: Facts) -> Rendezvous:
-        """Publish the facts of this rank. Doesn't block."""
-        rendezvous = cls(store, int(store.add(f"{_PREFIX}/process {process}", 1)), process, world_size)
+    def join(cls, store: Any, process: int, processes: Sequence[int], facts: Facts, name: str = "") -> Rendezvous:
+        """Publish the facts of this rank. Doesn't block.
+
+        Args:
+            store: Of torch.distributed.
+            process: This rank.
+            processes: The ranks that exchange facts.
+            facts: What this rank says.
+            name: Of the exchanges among these ranks. Those of other ranks need another one.
+        """
+        prefix = f"{_PREFIX}/{name}" if name else _PREFIX
+        rendezvous = cls(store, int(store.add(f"{prefix}/process {process}", 1)), process, processes, prefix)
         store.set(rendezvous._facts_key(process), json.dumps(facts))
-        if store.add(rendezvous._key("arrived"), 1) == world_size:
+        if store.add(rendezvous._key("arrived"), 1) == len(processes):
             store.set(rendezvous._key("wake"), "")
         return rendezvous
 
     def gather(self) -> list[Facts]:
-        """Return the facts of all ranks, in the order of torch.distributed.
+        """Return the facts of all ranks, in the order of `processes`.
 
         Blocks until all have joined, at most for the store's time-out (that of `init_process_group`).
 
@@ -80,7 +91,7 @@ class Rendezvous:
                 f"rank {process} stopped waiting before all ranks had started their loaders: see its own error. "
                 f"{ONLY_SOME}"
             )
-        return [json.loads(self.store.get(self._facts_key(process))) for process in range(self.world_size)]
+        return [json.loads(self.store.get(self._facts_key(process))) for process in self.processes]
 
     def _wait(self) -> None:
         """Block until this rank is woken. After a while, warn the user of the missing ranks and the possible reason."""
@@ -145,14 +156,14 @@ class Rendezvous:
         return True
 
     def _problem(self) -> str:
-        missing = [process for process in range(self.world_size) if not self.store.check([self._facts_key(process)])]
+        missing = [process for process in self.processes if not self.store.check([self._facts_key(process)])]
         return f"this rank has started its loader, but rank {', '.join(map(str, missing))} hasn't"
 
     def _facts_key(self, process: int) -> str:
         return self._key(str(process))
 
     def _key(self, name: str) -> str:
-        return f"{_PREFIX}/{self.number}/{name}"
+        return f"{self.prefix}/{self.number}/{name}"
 
 
 def _kept_store() -> str:
