@@ -14,6 +14,9 @@ __all__ = [
     "LoaderClosed",
     "NoDescriptorsLeft",
     "ProtocolError",
+    "RankDied",
+    "RankMismatch",
+    "RankStalled",
     "RemoteTraceback",
     "SharedMemoryFull",
     "StateMismatch",
@@ -61,6 +64,18 @@ class WorkerDied(SwiftLoaderError, RuntimeError):
 
 class WorkerStalled(SwiftLoaderError, RuntimeError, TimeoutError):
     """A worker spent more than `timeout` seconds on one batch, or no worker was there to build it for that long."""
+
+
+class RankDied(SwiftLoaderError, RuntimeError):
+    """The rank that loads the batches of this rank has ended, or has closed its loader. The message names both."""
+
+
+class RankMismatch(SwiftLoaderError, RuntimeError):
+    """Ranks that share batches take different ones. The message names both ranks, and where each of them is."""
+
+
+class RankStalled(SwiftLoaderError, RuntimeError, TimeoutError):
+    """A rank waited for one that it shares batches with for more than `timeout` seconds. The message names both."""
 
 
 class SharedMemoryFull(SwiftLoaderError, OSError):

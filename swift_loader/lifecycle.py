@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.device.target import Target, find_target
 from swift_loader.errors import LoaderClosed
+from swift_loader.executors.sharing import listen
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.preparation import Preparation
@@ -26,6 +28,8 @@ from swift_loader.session import Session
 
 if TYPE_CHECKING:
     import torch
+
+    from swift_loader.executors.group.meeting import Listener, Meeting
 
 __all__ = ["Lifecycle", "LoaderState"]
 
@@ -88,11 +92,15 @@ class Lifecycle:
             raise RuntimeError("the loader runs already; call start() at most once, before the first iteration")
         self.state = LoaderState.STARTING
         try:
-            ranks = (choice or RankChoice()).find(self.options.sampling.world_size)
+            choice = choice or RankChoice()
+            ranks = choice.find(self.options.sampling.world_size)
             target = find_target(device, to_device, dtype, pin_memory=self.options.delivery.pin_memory)
             is_made_here = self.options.maker.is_here()
-            agree_on_run(self._run, ranks, self.options.facts(), is_made_here=is_made_here)
-            self.session = self._start_session(ranks, target)
+            with self._listening(ranks, shares_batches=choice.share_batches) as listener:
+                offer = None if listener is None else listener.offer
+                group = agree_on_run(self._run, ranks, self.options.facts(), is_made_here=is_made_here, offer=offer)
+                meeting = None if listener is None or group is None else listener.meet(group)
+            self.session = self._start_session(ranks, target, meeting)
         finally:
             self._end_start()
         self.session.seek(self._run)
@@ -124,7 +132,26 @@ class Lifecycle:
         if self.session is not None and options.delivery.in_flight.warning:
             warn(options.delivery.in_flight.warning)
 
-    def _start_session(self, ranks: Ranks, target: Target | None) -> Session:
+    @contextmanager
+    def _listening(self, ranks: Ranks, *, shares_batches: bool) -> Iterator[Listener | None]:
+        """Be found by ranks that need the same data, if there may be any and this one can share batches."""
+        delivery = self.options.delivery
+        if ranks.processes is None or len(ranks.processes) <= ranks.world_size or not shares_batches:
+            yield None
+            return
+        if not delivery.in_order:
+            raise ValueError(
+                "ranks that need the same data share batches, which works in order only, but in_order=False; give "
+                "in_order=True, or start(share_batches=False)"
+            )
+        listener = listen(self.options.workers.start_method) if delivery.uses_processes else None
+        try:
+            yield listener
+        finally:
+            if listener is not None:
+                listener.close()
+
+    def _start_session(self, ranks: Ranks, target: Target | None, meeting: Meeting | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
         options, delivery = self.options, self.options.delivery
         plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
@@ -132,14 +159,20 @@ class Lifecycle:
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
             dataset = None if delivery.uses_processes else self.preparation.built_dataset()
-            supervisor = self.preparation.supervisor_for(plan)
-            session = Session(options, plan, target, dataset=dataset, supervisor=supervisor)
+            if meeting is not None and not meeting.group.is_leader:
+                self.preparation.close()
+                supervisor = None
+            else:
+                supervisor = self.preparation.supervisor_for(plan)
+            session = Session(options, plan, target, dataset=dataset, supervisor=supervisor, meeting=meeting)
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
             self.preparation.hand_over()
             self.check_open("the loader was closed while it started")
             session.start()
         except BaseException as error:
             self._release()
+            if meeting is not None:
+                meeting.close()
             report_failure(ranks, error)
             raise
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.checks import check_callable, check_optional_integer, check_rank
+from swift_loader.checks import check_callable, check_flag, check_optional_integer, check_rank
 from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
@@ -219,6 +219,7 @@ class SwiftLoader:
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
         data_dims: Sequence[str] | None = None,
+        share_batches: bool = True,
     ) -> None:
         """Start the workers of one consumer. They begin to build batches at once.
 
@@ -244,6 +245,9 @@ class SwiftLoader:
                 "cp" or "pp", get the same data.
             data_dims: Names of the mesh's dimensions whose ranks get different data. Default: they are known by their
                 names; a name that isn't known raises `ValueError`.
+            share_batches: True loads once for all ranks of a node that need the same data: one of them has workers,
+                the others map the same memory. They take the same batches in the same order. False: each rank loads
+                for itself. Only matters with `mesh`, or with `rank` and `world_size`.
 
         Raises:
             RuntimeError: The loader runs already; or there are several consumers and nothing says which one this is; or
@@ -265,6 +269,7 @@ class SwiftLoader:
             check_optional_integer("world_size", world_size, 1),
             mesh,
             data_dims,
+            check_flag("share_batches", share_batches),
         )
         self._lifecycle.start(choice, device, to_device, dtype)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
@@ -27,12 +27,13 @@ from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.processes import Starter, make_executor
 from swift_loader.executors.setup import setup_of
+from swift_loader.executors.sharing import make_follower, make_leader
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.notices import warn
-from swift_loader.options import Options
+from swift_loader.options import DeliveryOptions, Options
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.report.advice import SWIFT_LOADER
 from swift_loader.report.report import Report
@@ -45,6 +46,11 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from swift_loader.executors.group.follower import GroupFollower
+    from swift_loader.executors.group.leader import GroupLeader
+    from swift_loader.executors.group.meeting import Meeting
 
 __all__ = ["OpenEpoch", "Session"]
 
@@ -74,6 +80,7 @@ class Session:
         *,
         dataset: Any = None,
         supervisor: Starter | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
 
@@ -83,7 +90,13 @@ class Session:
             target: Where batches are moved; None leaves them as they are.
             dataset: The dataset, if batches are built in this process.
             supervisor: Starts the worker processes. The session owns it once it is made. None: there are none.
+            meeting: With the ranks that share batches with this one. The session owns it. None: there are no others.
         """
+        self._meeting = meeting
+        self._leader: GroupLeader | None = None
+        """Hands batches on, if this rank loads for others."""
+        self._follower: GroupFollower | None = None
+        """Gets batches, if another rank loads for this one."""
         self._options = options
         self._target = target
         self._settings = plan
@@ -122,16 +135,24 @@ class Session:
             num_workers=delivery.num_workers,
         )
         executor: Executor
-        if supervisor is not None:
-            make_page_lock = self._target.make_page_lock if self._target is not None else None
-            on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
-            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment)
+        make_page_lock = self._target.make_page_lock if self._target is not None else None
+        on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
+        if self._meeting is not None and not self._meeting.group.is_leader:
+            executor = self._follower = make_follower(self._meeting, spec, delivery, self.metrics, on_segment)
+            settings = _settings_of_follower(delivery)
+        elif supervisor is not None:
+            if self._meeting is not None:
+                self._leader = make_leader(self._meeting, spec, delivery)
+            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, self._leader)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
         else:
             executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
-        return Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
+        dispatcher = Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
+        if self._leader is not None:
+            self._leader.on_awaited = dispatcher.serve_others
+        return dispatcher
 
     def _note_restart(self, notice: str) -> None:
         """Record that a process is replaced. Any thread."""
@@ -144,7 +165,7 @@ class Session:
         plan = self._settings
         workers, delivery = self._options.workers, self._options.delivery
         self.dispatcher.start(
-            tries_out=workers.validate and delivery.num_workers > 0,
+            tries_out=workers.validate and delivery.num_workers > 0 and self._follower is None,
             # Out of order, the trial batch would always be delivered first.
             keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
             skips=plan.skips,
@@ -200,7 +221,8 @@ class Session:
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
-        self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
+        if self._follower is None:  # else they are those of another rank
+            self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
         self._options = options
         self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
@@ -211,6 +233,8 @@ class Session:
         """
         if not self._process.is_here():  # a fork of the trainer: everything here belongs to the parent
             return
+        if self._leader is not None:
+            self._leader.close()
         self.dispatcher.close()
         self._at_close.close()
 
@@ -236,10 +260,21 @@ class Session:
     def pull(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
         self.issue_warnings()
+        if self._leader is not None:
+            try:
+                self._leader.await_others(self._options.delivery.stall_warning_s, self._options.delivery.timeout_s)
+            except SwiftLoaderError as error:
+                return Delivery(None, 0, 0, error=error)
         delivery = self.dispatcher.next_batch()
         if isinstance(delivery.error, SwiftLoaderError):
             self.issue_warnings()  # the warnings that led to the error
         return delivery
+
+    def note_taken(self, epoch: int, step: int) -> None:
+        """Record that the loop is about to get a batch, for the ranks that share batches. Loop's thread."""
+        shared = self._leader or self._follower
+        if shared is not None:
+            shared.note_taken(epoch, step)
 
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
@@ -283,7 +318,7 @@ class Session:
 
     def is_ready(self) -> bool:
         """Return whether `pull` would return without blocking. Loop's thread."""
-        return self.dispatcher.is_ready()
+        return (self._leader is None or self._leader.may_go_on) and self.dispatcher.is_ready()
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return a batch on the device. Loop's thread."""
@@ -309,3 +344,14 @@ class Session:
     def __repr__(self) -> str:
         settings = self._settings
         return f"<Session rank {settings.rank} of {settings.world_size}, {self.dispatcher!r}>"
+
+
+def _settings_of_follower(delivery: DeliveryOptions) -> SchedulerSettings:
+    """Return the settings for one worker that is another rank, which is neither killed nor replaced."""
+    num_ahead = delivery.limits.max_in_flight
+    return SchedulerSettings(
+        Limits(num_ahead, num_ahead, num_ahead, in_order=delivery.in_order),
+        stall_warning_s=delivery.stall_warning_s,
+        timeout_s=delivery.timeout_s,
+        replaces_stalled=False,
+    )

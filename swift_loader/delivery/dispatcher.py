@@ -280,6 +280,19 @@ class Dispatcher:
             error.__cause__ = interrupt
             self._driver.fail(error)
 
+    def serve_others(self) -> None:
+        """Have the threads receive while the loop is elsewhere, because others wait for its batches. Any thread."""
+        receivers = self._receivers
+        if receivers is None:
+            return
+        receivers.is_awaited = True  # first: if the loop is here, it hands over when it leaves
+        if self._loop_lock.acquire(blocking=False):
+            try:
+                if self._phase is Phase.IDLE:
+                    receivers.hand_over()
+            finally:
+                self._loop_lock.release()
+
     # Another number of workers ----------------------------------------------------------------------------------------
 
     def resize(self, num_workers: int, limits: Limits) -> None:

@@ -20,6 +20,7 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 if TYPE_CHECKING:
+    from swift_loader.executors.group.leader import GroupLeader
     from swift_loader.executors.pool.pool import ProcessPool
     from swift_loader.executors.pool.template import PoolDataset
 
@@ -131,8 +132,9 @@ def make_executor(
     metrics: Metrics,
     log: Callable[[str], None],
     on_segment: Callable[[Segment], None] | None = None,
+    group: GroupLeader | None = None,
 ) -> Executor:
-    """Return the executor of a starter's processes. It owns the starter."""
+    """Return the executor of a starter's processes. It owns the starter. `group` gets its batches, too."""
     from swift_loader.executors.portable.executor import PortableExecutor
     from swift_loader.executors.portable.supervisor import PortableSupervisor
 
@@ -143,4 +145,4 @@ def make_executor(
     from swift_loader.executors.process.supervisor import Supervisor
 
     assert isinstance(starter, (Supervisor, SeatSupervisor))
-    return ProcessExecutor(starter, metrics, log, on_segment)
+    return ProcessExecutor(starter, metrics, log, on_segment, group)

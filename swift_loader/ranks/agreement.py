@@ -167,8 +167,8 @@ def _exchange(ranks: Ranks, facts: Facts) -> list[Facts] | None:
     if sorted(set(claimed)) != list(range(ranks.world_size)):
         raise ValueError(
             f"the ranks have the data-parallel coordinates {claimed} (in the order of torch.distributed), but "
-            f"each from 0 to {ranks.world_size - 1} is needed. Give all ranks the same mesh, or each the rank and world_size of "
-            f"its data"
+            f"each from 0 to {ranks.world_size - 1} is needed. Give all ranks the same mesh, or each the rank and "
+            f"world_size of its data"
         )
     return sorted(answers, key=lambda answer: int(answer[_INDEX]))
 

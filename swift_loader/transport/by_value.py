@@ -89,6 +89,10 @@ class Definitions:
         """Return the number of a class or function; None if it has none."""
         return self._numbers.get(id(thing))
 
+    def names(self) -> list[str]:
+        """Return what they are called, by number. Several may have one name."""
+        return [f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}" for thing in self._things]
+
     def loads(self, pickled: memoryview) -> Any:
         """Return what was pickled in the trainer, by its plain pickler. Finds the script's classes that are known."""
         return _Unpickler(pickled, self._named).load() if self._things else pickle.loads(pickled)

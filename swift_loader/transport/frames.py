@@ -52,6 +52,12 @@ class Kind(IntEnum):
     UNSHARE = 27  # trainer -> template of a pool: drop that dataset
     PAGE = 28  # trainer -> worker of a pool: show in the attached page for whom it works
     SEAT = 29  # trainer -> worker of a pool: also serve the loader at the attached channel
+    WELCOME = 30  # rank that loads -> rank that shares its batches: the dataset is built
+    PUSH = 31  # the same: a batch, or what came in its place
+    DROPPED = 32  # the same: batches that it won't take
+    ENDED = 33  # the same: no more batches come, for this reason
+    TAKEN = 34  # rank that shares batches -> rank that loads: it has taken this one; these slots are free
+    AWAITED = 35  # the same: it waits for this batch
 
 
 _KINDS = {int(kind): kind for kind in Kind}

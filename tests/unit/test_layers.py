@@ -55,7 +55,17 @@ RULES: dict[str, set[str]] = {
     # Options are said once, so all that they are about is below them.
     "options": {"process_owner", "checks", "auto_workers", "log", "ranks", "sampling", "scheduler", "worker"},
     # Act, and decide nothing; they know neither who delivers nor who asks.
-    "executors": {*FOUNDATION, "options", "sampling", "batch", "transport", "worker", "scheduler"},
+    "executors": {
+        *FOUNDATION,
+        "options",
+        "ranks.group",
+        "ranks.node",
+        "sampling",
+        "batch",
+        "transport",
+        "worker",
+        "scheduler",
+    },
     # Runs a scheduler over an executor, for the loop.
     "delivery": {*FOUNDATION, "sampling", "transport", "scheduler", "executors"},
     # Moves batches, from wherever they come.
@@ -63,7 +73,17 @@ RULES: dict[str, set[str]] = {
     # One rank, from start to close.
     "session": {*FOUNDATION, "report", "options", "sampling", "worker", "scheduler", "executors", "delivery", "device"},
     "preparation": {*FOUNDATION, "options", "sampling", "worker", "executors"},
-    "lifecycle": {*FOUNDATION, "checks", "options", "ranks", "sampling", "device", "preparation", "session"},
+    "lifecycle": {
+        *FOUNDATION,
+        "checks",
+        "options",
+        "ranks",
+        "sampling",
+        "executors.sharing",
+        "device",
+        "preparation",
+        "session",
+    },
     # The loader: a signature and its passes, no machinery.
     "next_lock": {"process_owner"},
     "passes": {
@@ -351,6 +371,9 @@ def test_the_public_names_are_these() -> None:
         "LoaderClosed",
         "NoDescriptorsLeft",
         "ProtocolError",
+        "RankDied",
+        "RankMismatch",
+        "RankStalled",
         "RemoteTraceback",
         "SampleFailure",
         "SharedMemoryFull",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.group.leader import GroupLeader
 from swift_loader.executors.handle import AnyHandle, Hang
 from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.process.deaths import attached
@@ -65,6 +66,7 @@ class ProcessExecutor:
         metrics: Metrics,
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
+        group: GroupLeader | None = None,
     ) -> None:
         """Make an executor that isn't started.
 
@@ -74,11 +76,13 @@ class ProcessExecutor:
             log: Writes a line to the log.
             on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
                 calls it.
+            group: Hands batches on to other ranks. None: there are no others.
         """
         self._supervisor = supervisor
         self._metrics = metrics
         self._log = log
         self._on_segment = on_segment
+        self._group = group
         self._running: _Running | None = None
         self._resumes = ResumePoints()
         self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
@@ -102,7 +106,11 @@ class ProcessExecutor:
         plan = Plan.of(num_samples, supervisor.spec.plan)
         explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)
-        reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment, self._resumes)
+        reader = MessageReader(
+            batches, templates.datasets, explainer, self._metrics, self._on_segment, self._resumes, self._group
+        )
+        if self._group is not None:
+            self._group.welcome(num_samples, templates.definitions)
         inboxes = Inboxes(num_receivers(options), reader)
         self._running = _Running(plan, explainer, reader, inboxes)
         try:
@@ -157,6 +165,8 @@ class ProcessExecutor:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.running.explainer.current = (generation, plan)
         self._resumes.begin(generation, resume)
+        if self._group is not None:
+            self._group.use_plan(generation, plan.settings)
         if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
             self._plan = (generation, plan.settings)
 
@@ -206,6 +216,12 @@ class ProcessExecutor:
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
+        error = self._error_of(cause)
+        if self._group is not None and not isinstance(cause, Stall):  # after a stall, the loop may go on
+            self._group.fail(error)
+        return error
+
+    def _error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         explainer = self.running.explainer
         if isinstance(cause, Stall):
             if cause.worker is None:

@@ -1,6 +1,6 @@
 """Notices when nobody uses a batch any more.
 
-All arrays and tensors of a batch are views of one `_LeasedMemory`. The user may slice them, keep a part and drop the
+All arrays and tensors of a batch are views of one `LeasedMemory`. The user may slice them, keep a part and drop the
 rest. When the last view dies, the lease dies, and its slot goes back to the worker. If the trainer forked in between,
 the slot is retired instead, because the child may still use it. A lease may die on any thread, wherever Python drops a
 reference. So its end takes no lock: it only removes from a dict and appends to a deque, which are both atomic.
@@ -12,13 +12,12 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swift_loader.executors.base import Lease, LeaseState
 from swift_loader.executors.process.forks import FORKS, Forks
 from swift_loader.transport.segments import Segment
 
-__all__ = ["LeaseBook"]
+__all__ = ["LeaseBook", "LeasedMemory"]
 
 MAX_HELD_BYTES = 1 << 30
 """What the user may keep of one worker's slots, in bytes. Beyond it, further batches are copied out. Batches that are
@@ -31,7 +30,7 @@ MAX_HELD_SLOTS = 512
 """The same limit as a count. Each slot is one mapping, and a process may have 65,530 mappings."""
 
 
-class _LeasedMemory(np.ndarray[Any, np.dtype[np.uint8]]):
+class LeasedMemory(np.ndarray[Any, np.dtype[np.uint8]]):
     """The bytes of a slot. It lives as long as any view of them.
 
     A subclass of ndarray, because a NumPy view refers to the last array in a chain of plain arrays and skips those in
@@ -50,6 +49,10 @@ class _LeasedMemory(np.ndarray[Any, np.dtype[np.uint8]]):
         self._stamp = FORKS.stamp
         self._book, self._slot, self._segment = book, slot, segment
 
+    def retire(self) -> None:
+        """Have the slot never written again: a fork of another process may use it still."""
+        self._stamp = object()
+
     def __del__(self, _forks: Forks = FORKS) -> None:  # bound here: at exit, the module's names may be gone
         if self._book is not None:  # None: a view that the user made of the lease itself
             self._book.release(self._slot, is_shared=_forks.may_have_seen(self._stamp))
@@ -67,7 +70,7 @@ class LeaseBook:
         self._shared: deque[int] = deque()
         """Those of the ended that a forked child may have."""
 
-    def lease(self, slot: int, segment: Segment, used: int | None = None) -> NDArray[np.uint8]:
+    def lease(self, slot: int, segment: Segment, used: int | None = None) -> LeasedMemory:
         """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists.
 
         Args:
@@ -75,12 +78,11 @@ class LeaseBook:
             segment: Its memory.
             used: How many bytes of it the batch fills; by default all.
         """
-        leased = _LeasedMemory((segment.nbytes,), np.uint8, buffer=segment.memory)
+        leased: LeasedMemory = LeasedMemory((segment.nbytes,), np.uint8, buffer=segment.memory)
         self._held[slot] = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))
         self._largest = max(self._largest, segment.nbytes)
         leased.bind(self, slot, segment)
-        memory: NDArray[np.uint8] = leased
-        return memory
+        return leased
 
     def lease_of(self, slot: int) -> Lease | None:
         """Return how a slot is in use; None if it isn't."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
+from swift_loader.executors.group.messages import Awaited, Dropped, End, Ended, Place, Push, Taken, Welcome
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
@@ -68,6 +69,12 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.SHARE: Share(1, PayloadLayout(4096, 100, 200, 300, 5)),
     Kind.UNSHARE: Unshare(1),
     Kind.SEAT: Seat(3, 1, PayloadLayout(4096, 100, 200, 300, 5), A_PLAN),
+    Kind.WELCOME: Welcome(100, ["__main__.Dataset"]),
+    Kind.PUSH: Push(Place(7, 1, 2), 1, 3, 1234, [b"sample", b"batch"]),
+    Kind.DROPPED: Dropped(2, 1, 4),
+    Kind.ENDED: Ended(End.FAILED, "because"),
+    Kind.TAKEN: Taken(9, Place(7, 1, 2), (3, 4), (5,)),
+    Kind.AWAITED: Awaited(9, 7, 1, 3),
 }
 BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.PAGE]
 PICKLED = [
@@ -83,6 +90,10 @@ PICKLED = [
     Kind.POOL,
     Kind.SHARE,
     Kind.SEAT,
+    Kind.WELCOME,
+    Kind.DROPPED,
+    Kind.ENDED,
+    Kind.AWAITED,
 ]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]

@@ -1,0 +1,99 @@
+"""The batches that a rank has got from the rank that loads, and that its loop hasn't taken. Pure.
+
+    HERE ──a task asks for it──► GIVEN ──the loop takes it──► removed
+      ▲                            │
+      └── the loop goes elsewhere ─┘
+
+A batch that was given and not taken stays: the loop may go where it is needed again, and it comes only once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from swift_loader.executors.group.messages import Dropped, Place
+
+__all__ = ["Stash", "Stashed"]
+
+
+class _State(Enum):
+    HERE = "here"
+    GIVEN = "given"
+    DROPPED = "given, but the rank that loads doesn't take it"
+
+
+@dataclass(slots=True)
+class Stashed:
+    """A batch."""
+
+    place: Place
+    generation: int
+    """Of the rank that loads."""
+    content: Any
+    state: _State = field(default=_State.HERE)
+
+    def is_before(self, other: Stashed) -> bool:
+        """Return whether the loop that took `other` is beyond this one."""
+        return (self.generation, *self.place[1:]) < (other.generation, *other.place[1:])
+
+
+class Stash:
+    """The batches, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._all: list[Stashed] = []
+
+    def add(self, stashed: Stashed) -> None:
+        """Add a batch that came."""
+        self._all.append(stashed)
+
+    def has(self, place: Place) -> bool:
+        """Return whether `give` would return a batch."""
+        return any(one.place == place and one.state is _State.HERE for one in self._all)
+
+    def give(self, place: Place) -> Stashed | None:
+        """Return the batch of this place, and forget those before it. None if it isn't here."""
+        for one in self._all:
+            if one.place == place and one.state is _State.HERE:
+                one.state = _State.GIVEN
+                self._all = [other for other in self._all if other.state is not _State.HERE or not other.is_before(one)]
+                return one
+        return None
+
+    def take(self, place: Place) -> None:
+        """Remove the batch that the loop takes."""
+        for number, one in enumerate(self._all):
+            if one.place == place and one.state is not _State.HERE:
+                del self._all[number]
+                return
+
+    def go_elsewhere(self) -> None:
+        """Note that the loop hasn't taken what was given, and goes elsewhere."""
+        self._all = [one for one in self._all if one.state is not _State.DROPPED]
+        for one in self._all:
+            one.state = _State.HERE
+
+    def drop(self, dropped: Dropped) -> None:
+        """Remove what the rank that loads won't take. What was given stays until the loop goes elsewhere."""
+        for one in self._all:
+            if one.generation < dropped.generation and one.place[1:] > (dropped.epoch, dropped.step):
+                one.state = _State.DROPPED if one.state is _State.GIVEN else one.state
+        self._all = [
+            one
+            for one in self._all
+            if one.state is not _State.HERE
+            or one.generation >= dropped.generation
+            or one.place[1:] <= (dropped.epoch, dropped.step)
+        ]
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._all.clear()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        return f"<Stash of {len(self)}>"
