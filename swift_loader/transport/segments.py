@@ -51,7 +51,7 @@ def capacity_for(nbytes: int) -> int:
 class Segment:
     """A mapping of shared memory in this process. It is unmapped when its last reference is gone."""
 
-    __slots__ = ("__weakref__", "_unmap", "address", "before_unmapping", "is_private", "memory", "nbytes")
+    __slots__ = ("__weakref__", "_unmap", "address", "before_unmapping", "memory", "nbytes", "renew")
 
     def __init__(self, address: int, nbytes: int, unmap: Callable[[], object]) -> None:
         """Own a mapping. `unmap` ends it; it may run on any thread, and while the interpreter exits."""
@@ -61,8 +61,8 @@ class Segment:
 
         If it returns False, the memory stays mapped until the process ends.
         """
-        self.is_private = False
-        """Whether what this process writes stays in it, until `restore`."""
+        self.renew: Callable[[Segment], None] | None = None
+        """Discards what this process has written, if that stays in it. Called before each batch. None: nothing does."""
         self.nbytes = nbytes
         self.address = address
         """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""
@@ -115,9 +115,7 @@ class Segment:
             if nbytes > size:
                 raise SharedMemoryFull(errno.EFAULT, f"a segment of {size} bytes was announced with {nbytes}")
             flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED | mmap.MAP_POPULATE
-            segment = cls.map(descriptor, nbytes, flags)
-            segment.is_private = private
-            return segment
+            return cls.map(descriptor, nbytes, flags)
         finally:
             os.close(descriptor)
 

@@ -49,6 +49,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import new_eventfd
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone, SegmentMade
+from swift_loader.transport.private_pages import PrivatePages
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import WorkerSpec
 
@@ -58,6 +59,9 @@ _WORKER = 0
 """The serial number and the id of the only worker, as the scheduler sees it: the rank that loads."""
 
 _MANY = 1 << 30
+
+_REPORTS = 4
+"""So many times while as many batches as may be in flight are taken, the rank that loads hears of them."""
 
 _ERRORS = {End.MISMATCH: RankMismatch, End.STALLED: RankStalled}
 
@@ -106,6 +110,7 @@ class GroupFollower:
         self._unsent: deque[bytes] = deque()
         """What didn't fit into the socket."""
         self._num_taken = 0
+        self._report_every = max(1, options.limits.max_in_flight // _REPORTS)
         self._plan_key = key_of(spec.plan)
         self._welcome: Welcome | None = None
         self._end: _End | None = None
@@ -114,6 +119,7 @@ class GroupFollower:
         self._first_plan: Plan | None = None
         self._explainer: Explainer | None = None
         self._answers: Answers | None = None
+        self._pages = PrivatePages()
         self._signal = new_eventfd()
         os.set_blocking(self._signal, False)
         FORKS.holders.add(self)
@@ -123,7 +129,7 @@ class GroupFollower:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; -1 once closed."""
-        return [self._channel.fileno(), self._signal]
+        return [self._channel.fileno(), self._signal, self._pages.fileno()]
 
     @property
     def descriptors_to_watch(self) -> list[int]:
@@ -197,6 +203,7 @@ class GroupFollower:
             for inbox in self.inboxes:
                 assert isinstance(inbox, GroupInbox)
                 inbox.close()
+            self._pages.close()
             if self._signal >= 0:
                 signal, self._signal = self._signal, -1  # first, see `Holder`
                 os.close(signal)
@@ -263,6 +270,8 @@ class GroupFollower:
             place = Place(self._plan_key, epoch, step)
             self._num_taken += 1
             self._stash.take(place)
+            if self._num_taken % self._report_every:
+                return
             released, retired, segments = self._memory.take_returned()
             self._send(Taken(self._num_taken, place, released, retired).pack())
         del segments  # outside the lock
@@ -352,7 +361,10 @@ class GroupFollower:
             self._note_push(Push.unpack(frame))
         elif frame.kind is Kind.SEGMENT and len(received.descriptors) == 1:
             made = SegmentMade.unpack(frame)
-            segment = Segment.attach(received.descriptors[0], made.nbytes, private=self._on_segment is None)
+            is_private = self._on_segment is None  # page-locked memory is only read
+            segment = Segment.attach(received.descriptors[0], made.nbytes, private=is_private)
+            if is_private:
+                segment.renew = self._pages.restore
             self._memory.add(made.slot, segment)
             if self._on_segment is not None:
                 self._on_segment(segment)

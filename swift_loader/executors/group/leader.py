@@ -33,6 +33,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import duplicate, new_epoll, new_eventfd
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import NO_SLOT, Batch, SegmentGone, SegmentMade
+from swift_loader.transport.private_pages import PrivatePages
 from swift_loader.transport.segments import Segment
 
 __all__ = ["GroupLeader"]
@@ -87,6 +88,7 @@ class GroupLeader:
         """Messages about samples that failed in a worker's next batch, by the worker's serial number."""
         self._error: SwiftLoaderError | None = None
         self._is_closed = False
+        self._pages = PrivatePages()
         self._epoll = new_epoll()
         self._wake = new_eventfd()
         FORKS.holders.add(self)
@@ -100,7 +102,7 @@ class GroupLeader:
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; -1 once closed."""
         channels = [follower.channel.fileno() for follower in list(self._followers.values())]
-        return [self._wake, -1 if self._epoll.closed else self._epoll.fileno(), *channels]
+        return [self._wake, self._pages.fileno(), -1 if self._epoll.closed else self._epoll.fileno(), *channels]
 
     # What the workers send; whichever thread receives -----------------------------------------------------------------
 
@@ -118,6 +120,8 @@ class GroupLeader:
             for follower in list(self._followers.values()):
                 self._send(follower, message, descriptor)
             segment = Segment.attach(descriptor, nbytes, private=private)
+            if private:
+                segment.renew = self._pages.restore
             self._numbers[id(segment)] = number
             weakref.finalize(segment, self._note_end_of_segment, id(segment), number).atexit = False
         return segment
@@ -377,6 +381,7 @@ class GroupLeader:
             for follower in list(self._followers.values()):
                 self._forget(follower)
             self._epoll.close()
+            self._pages.close()
             wake, self._wake = self._wake, -1  # first, see `Holder`
             os.close(wake)
 

@@ -140,6 +140,6 @@ class WorkerMemory:
 
 def _fresh(segment: Segment, batch: Batch) -> int:
     """Return how many bytes of a slot a new batch fills. What this process wrote to the batch before is gone."""
-    if segment.is_private:
-        segment.restore()
+    if segment.renew is not None:
+        segment.renew(segment)
     return min(batch.used_nbytes, segment.nbytes) or segment.nbytes
