@@ -23,7 +23,7 @@ PRELUDE = """
     from swift_loader import *
 
     rank, num_ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    faulthandler.dump_traceback_later(50, exit=True)
+    faulthandler.dump_traceback_later(40, exit=True)
     dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=30), world_size=num_ranks, rank=rank)
     warnings.simplefilter("ignore")
 

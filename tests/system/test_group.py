@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.group import run_ranks
+from tests.support.helpers import allowed_s
 
 SCENARIOS = """
     def epochs():
@@ -90,12 +91,12 @@ SCENARIOS = """
             dist.barrier()
             return [digests, num_fetched() - before]
 
-    before = num_fetched()
+    report(["without_sharing", without_sharing()])
+    dist.barrier()
+    num_descriptors = len(os.listdir("/proc/self/fd"))
     for scenario in (epochs, resume, inline, mesh, bad_sample, skipped_samples, out_of_order, kept, own_definitions):
         report([scenario.__name__, outcome(scenario)])
         dist.barrier()
-    report(["without_sharing", without_sharing()])
-    dist.barrier()
     with make() as loader:
         before = num_fetched()
         dist.barrier()
@@ -105,6 +106,7 @@ SCENARIOS = """
         report(["fetched", [num, num_fetched() - before]])
         dist.barrier()
     report(["threads", sorted(thread.name for thread in threading.enumerate())])
+    report(["descriptors", len(os.listdir("/proc/self/fd")) - num_descriptors])
     finish()
 """
 
@@ -138,7 +140,7 @@ def test_batches_are_the_same(outcomes: Any, name: str) -> None:
 
 
 def test_a_mesh_gives_the_bytes_that_its_coordinate_gives(outcomes: Any) -> None:
-    assert both(outcomes, "mesh") == both(outcomes, "without_sharing")[0]
+    assert both(outcomes, "mesh") == outcomes[0]["without_sharing"][0] == outcomes[1]["without_sharing"][0]
 
 
 def test_an_error_of_the_dataset_comes_in_place_of_its_batch_on_both(outcomes: Any) -> None:
@@ -162,11 +164,192 @@ def test_classes_of_the_script_arrive_as_such(outcomes: Any) -> None:
 
 
 def test_each_sample_is_fetched_once_for_both(outcomes: Any) -> None:
-    num_batches, num_fetched = both(outcomes, "fetched")
-    assert num_batches == 36
+    assert [reported["fetched"][0] for reported in outcomes] == [36, 36]
+    num_fetched = max(reported["fetched"][1] for reported in outcomes)
     assert num_fetched <= 8 * (36 + 10) + 16  # the batches in flight, and the samples that the builds are compared by
-    assert both(outcomes, "without_sharing")[1] >= 2 * 96
+    assert max(reported["without_sharing"][1] for reported in outcomes) >= 2 * 96
 
 
-def test_no_thread_of_a_closed_loader_is_left(outcomes: Any) -> None:
-    assert not [name for reported in outcomes for name in reported["threads"] if name.startswith("swift_loader")]
+def test_nothing_of_a_closed_loader_is_left(outcomes: Any) -> None:
+    for reported in outcomes:
+        assert {name for name in reported["threads"] if name.startswith("swift_loader")} <= {"swift_loader-root"}
+        assert reported["descriptors"] == 0
+
+
+TROUBLES = """
+    def elsewhere():
+        with make() as loader:
+            loader.start(rank=0, world_size=1)
+            batches = iter(loader)
+            for _ in range(4):
+                next(batches)
+            if rank == 1:
+                loader.load_state_dict({**loader.state_dict(), "position": 8})
+                batches = iter(loader)
+            began_s = time.monotonic()
+            error = outcome(lambda: [time.sleep(0.05) for _ in batches])
+            return [error, time.monotonic() - began_s]
+
+    def another_break():
+        with make() as loader:
+            loader.start(rank=0, world_size=1)
+            batches = iter(loader)
+            for _ in range(4 + 2 * rank):
+                next(batches)
+            loader.set_epoch(1)
+            return outcome(lambda: [time.sleep(0.05) for _ in loader])
+
+    def follower_is_slow():
+        with make({"length": 800}, timeout=1.5, stall_warning=0.5) as loader:
+            loader.start(rank=0, world_size=1)
+            batches = iter(loader)
+            if rank == 1:
+                next(batches)
+                dist.barrier()
+                return outcome(lambda: [0 for _ in batches])
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                taken = []
+                error = outcome(lambda: [taken.append(0) for _ in batches])
+            dist.barrier()
+            return [len(taken), error, [str(warning.message) for warning in caught]]
+
+    def leader_is_slow():
+        with make({"length": 800}, timeout=1.5, stall_warning=0.5) as loader:
+            loader.start(rank=0, world_size=1)
+            batches = iter(loader)
+            next(batches)
+            if rank == 0:
+                dist.barrier()
+                return sum(1 for _ in batches)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                taken = []
+                error = outcome(lambda: [taken.append(0) for _ in batches])
+            dist.barrier()
+            return [len(taken), error, [str(warning.message) for warning in caught]]
+
+    def leader_closes_early():
+        loader = make()
+        loader.start(rank=0, world_size=1)
+        batches = iter(loader)
+        if rank == 0:
+            taken = [digest(batch) for batch, _ in zip(batches, range(6))]
+            loader.close()
+            dist.barrier()
+            return taken
+        dist.barrier()
+        taken = []
+        error = outcome(lambda: [taken.append(digest(batch)) for batch in batches])
+        began_s = time.monotonic()
+        loader.close()
+        return [taken, error, time.monotonic() - began_s]
+
+    def follower_closes_early():
+        loader = make()
+        loader.start(rank=0, world_size=1)
+        batches = iter(loader)
+        next(batches)
+        if rank == 1:
+            loader.close()
+        dist.barrier()
+        num = 1 + sum(1 for _ in batches) if rank == 0 else 0
+        loader.close()
+        return num
+
+    def worker_dies():
+        with make({"pause_s": 0.002}) as loader:
+            loader.start(rank=0, world_size=1)
+            digests = []
+            for batch in loader:
+                digests.append(digest(batch))
+                if rank == 0 and len(digests) == 3:
+                    workers = loader._session.dispatcher._executor._supervisor.workers.all
+                    os.kill(next(iter(workers.values())).process.pid, signal.SIGKILL)
+            restarts = loader.report()["worker_restarts"]
+        return [digests, restarts]
+
+    def dataset_fails():
+        with SwiftLoader(lambda: 1 / 0, worker_per_consumer=1, seed=1) as loader:
+            return outcome(lambda: loader.start(rank=0, world_size=1))
+
+    for scenario in (
+        elsewhere,
+        another_break,
+        follower_is_slow,
+        leader_is_slow,
+        leader_closes_early,
+        follower_closes_early,
+        worker_dies,
+        dataset_fails,
+    ):
+        report([scenario.__name__, outcome(scenario)])
+        dist.barrier()
+    finish()
+"""
+
+
+@pytest.fixture(scope="module")
+def troubles(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The same of ranks that don't do the same, and of workers that die."""
+    return [dict(reported) for reported in run_ranks(TROUBLES, 2, tmp_path_factory.mktemp("troubles"))]
+
+
+@pytest.mark.slow
+def test_a_rank_at_another_place_ends_both_with_an_error_that_names_both(troubles: Any) -> None:
+    for reported in troubles:
+        error, took_s = reported["elsewhere"]
+        assert error.startswith("RankMismatch: ranks 0 and 1 share batches")
+        assert "rank 0 has taken batch 4 of epoch 0 where rank 1 takes batch 1 of epoch 0" in error
+        assert took_s < allowed_s(5)
+
+
+@pytest.mark.slow
+def test_a_break_at_another_batch_does_too(troubles: Any) -> None:
+    for reported in troubles:
+        assert "rank 0 has taken batch 0 of epoch 1 where rank 1 takes batch" in reported["another_break"]
+
+
+@pytest.mark.slow
+def test_the_rank_that_loads_waits_for_a_slow_one(troubles: Any) -> None:
+    num_taken, error, warned = troubles[0]["follower_is_slow"]
+    assert 5 <= num_taken <= 12  # data_queue_size ahead
+    assert error.startswith("RankStalled: rank 0 loads for rank 1, too, at most 10 batches ahead (data_queue_size)")
+    assert "has waited for rank 1 for longer than timeout=1.5 s" in error
+    assert len([text for text in warned if "has waited for rank 1 for 0." in text]) == 1
+    assert troubles[1]["follower_is_slow"].startswith("RankStalled: rank 0 loads for rank 1")
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_the_one_that_loads(troubles: Any) -> None:
+    num_taken, error, warned = troubles[1]["leader_is_slow"]
+    assert num_taken <= 12
+    assert error.startswith("RankStalled: rank 1 has waited for batch ")
+    assert "It comes from rank 0" in error
+    assert len([text for text in warned if text.startswith("rank 1 has waited")]) == 1
+
+
+@pytest.mark.slow
+def test_a_rank_gets_what_was_loaded_before_the_other_one_closed(troubles: Any) -> None:
+    taken, error, closing_s = troubles[1]["leader_closes_early"]
+    assert taken[:6] == troubles[0]["leader_closes_early"]
+    assert "RankDied: rank 0 (pid" in error
+    assert "has closed its loader" in error
+    assert closing_s < allowed_s(5)
+
+
+@pytest.mark.slow
+def test_the_rank_that_loads_goes_on_without_a_rank_that_has_closed(troubles: Any) -> None:
+    assert troubles[0]["follower_closes_early"] == 12
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced_and_the_other_rank_sees_nothing(troubles: Any) -> None:
+    assert troubles[0]["worker_dies"][0] == troubles[1]["worker_dies"][0]
+    assert [reported["worker_dies"][1] for reported in troubles] == [1, 0]
+
+
+@pytest.mark.slow
+def test_a_dataset_that_cannot_be_built_is_an_error_on_both(troubles: Any) -> None:
+    assert "ZeroDivisionError" in troubles[0]["dataset_fails"]
+    assert "rank 0" in troubles[1]["dataset_fails"]

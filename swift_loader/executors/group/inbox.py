@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -16,6 +17,9 @@ __all__ = ["GroupInbox", "Mail"]
 
 AWAITED_S = 0.1
 """After so long a wait, the rank that loads is told. It may be at another place, or its loop may not be listening."""
+
+_MAX_POLL_S = 1e6
+"""epoll_wait(2) takes less than 2**31 ms. A caller that waits longer calls again."""
 
 
 class Mail(Protocol):
@@ -60,27 +64,27 @@ class GroupInbox:
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what has come; see `executors.base.Inbox.wait`."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        tells = self._is_of_loop and (timeout_s is None or timeout_s > AWAITED_S)
+        now_s = time.monotonic()
+        ends_s = math.inf if timeout_s is None else now_s + timeout_s
+        tells_s = now_s + AWAITED_S if self._is_of_loop else math.inf
         while True:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            ready = self._poll(AWAITED_S if tells else left_s)
+            ready = self._poll(min(ends_s, tells_s) - now_s)
             if ready is None:
                 return []
             self.is_taking_in = bool(ready)
             events = self._mail.collect(self) if ready else []
-            is_late = not ready and not tells
-            if events or is_late or self._wake in ready:
+            now_s = time.monotonic()
+            if events or now_s >= ends_s or self._wake in ready:
                 return events
             self.is_taking_in = False
-            if not ready:
-                tells = False
+            if now_s >= tells_s:
+                tells_s = math.inf
                 self._mail.tell_awaited()
 
-    def _poll(self, limit_s: float | None) -> list[int] | None:
+    def _poll(self, limit_s: float) -> list[int] | None:
         """Return the descriptors that are readable; None if this inbox was closed."""
         try:
-            return [descriptor for descriptor, _ in self._epoll.poll(limit_s)]
+            return [descriptor for descriptor, _ in self._epoll.poll(min(max(0.0, limit_s), _MAX_POLL_S))]
         except (OSError, ValueError):
             if self._epoll.closed:  # a signal handler closed it meanwhile
                 return None
@@ -88,9 +92,9 @@ class GroupInbox:
 
     def block_until(self, is_done: Callable[[], bool], limit_s: float | None) -> bool:
         """Take in what comes until something is so. Return False if it isn't within the limit, or if this was woken."""
-        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        ends_s = math.inf if limit_s is None else time.monotonic() + limit_s
         while not is_done():
-            ready = self._poll(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+            ready = self._poll(ends_s - time.monotonic())
             if not ready or self._wake in ready:
                 return False
             self._mail.collect(self)

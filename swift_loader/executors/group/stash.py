@@ -54,20 +54,25 @@ class Stash:
         return any(one.place == place and one.state is _State.HERE for one in self._all)
 
     def give(self, place: Place) -> Stashed | None:
-        """Return the batch of this place, and forget those before it. None if it isn't here."""
+        """Return the batch of this place; None if it isn't here.
+
+        Those before it stay: the task may be one that was sent ahead, before the loop goes back.
+        """
         for one in self._all:
             if one.place == place and one.state is _State.HERE:
                 one.state = _State.GIVEN
-                self._all = [other for other in self._all if other.state is not _State.HERE or not other.is_before(one)]
                 return one
         return None
 
     def take(self, place: Place) -> None:
-        """Remove the batch that the loop takes."""
-        for number, one in enumerate(self._all):
-            if one.place == place and one.state is not _State.HERE:
-                del self._all[number]
-                return
+        """Remove the batch that the loop takes, and those before it that nobody has asked for."""
+        taken = next((one for one in self._all if one.place == place and one.state is not _State.HERE), None)
+        if taken is not None:
+            self._all = [
+                one
+                for one in self._all
+                if one is not taken and (one.state is not _State.HERE or not one.is_before(taken))
+            ]
 
     def go_elsewhere(self) -> None:
         """Note that the loop hasn't taken what was given, and goes elsewhere."""
