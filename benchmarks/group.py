@@ -171,7 +171,7 @@ def make_table(results: list[Result]) -> str:
                 ratio = cpu_ms / medians[case, "one rank", "CPU ms"]
                 is_same = "yes" if medians[case, system, "same bytes"] == 1 else "NO"
                 speed = format_number(medians[case, system, "batches/s"])
-                rows.append([case, system, speed, f"{cpu_ms:.3g}", f"{ratio:.2f} ×", is_same])
+                rows.append([case, system, speed, f"{cpu_ms:.3g}", f"{ratio:.2f}", is_same])
     return format_table(_HEADERS, rows)
 
 

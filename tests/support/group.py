@@ -73,7 +73,7 @@ def start_ranks(script: str, num_ranks: int, folder: Path) -> list[subprocess.Po
     """Start ranks that run this script after `PRELUDE`."""
     path = folder / "script.py"
     path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(script))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SWIFT_LOADER_ROOT": "0"}
     return [
         subprocess.Popen(
             [sys.executable, str(path), str(rank), str(num_ranks), str(folder)],

@@ -11,6 +11,9 @@ from tests.support.group import run_ranks
 from tests.support.helpers import allowed_s
 
 SCENARIOS = """
+    from torch.distributed.device_mesh import init_device_mesh
+    two_by_tensor = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+
     def epochs():
         found = []
         with make(nearby_shuffle=40) as loader:
@@ -44,9 +47,8 @@ SCENARIOS = """
             return [digest(batch) for batch in loader]
 
     def mesh():
-        from torch.distributed.device_mesh import init_device_mesh
         with make() as loader:
-            loader.start(mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp")))
+            loader.start(mesh=two_by_tensor)
             return [digest(batch) for batch in loader]
 
     def bad_sample():
@@ -172,7 +174,7 @@ def test_each_sample_is_fetched_once_for_both(outcomes: Any) -> None:
 
 def test_nothing_of_a_closed_loader_is_left(outcomes: Any) -> None:
     for reported in outcomes:
-        assert {name for name in reported["threads"] if name.startswith("swift_loader")} <= {"swift_loader-root"}
+        assert not [name for name in reported["threads"] if name.startswith("swift_loader")]
         assert reported["descriptors"] == 0
 
 
@@ -353,3 +355,93 @@ def test_a_worker_that_dies_is_replaced_and_the_other_rank_sees_nothing(troubles
 def test_a_dataset_that_cannot_be_built_is_an_error_on_both(troubles: Any) -> None:
     assert "ZeroDivisionError" in troubles[0]["dataset_fails"]
     assert "rank 0" in troubles[1]["dataset_fails"]
+
+
+LEADER_DIES = """
+    loader = make({"pause_s": 0.001})
+    loader.start(rank=0, world_size=1)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began_s = time.monotonic()
+    taken = []
+    error = outcome(lambda: [taken.append(0) for _ in range(100) for _ in loader])
+    took_s = time.monotonic() - began_s
+    loader.close()
+    report([error, took_s])
+    os._exit(0)  # the process group has lost a rank
+"""
+
+
+@pytest.mark.slow
+def test_the_death_of_the_rank_that_loads_is_an_error_at_once(tmp_path: Path) -> None:
+    _, [[error, took_s]] = run_ranks(LEADER_DIES, 2, tmp_path, killed=(0,))
+    assert error.startswith("RankDied: rank 0 (pid ")
+    assert error.endswith("which loads the batches of rank 1, has ended")
+    assert took_s < allowed_s(5)
+
+
+FOLLOWER_DIES = """
+    loader = make({"pause_s": 0.001, "length": 400})
+    loader.start(rank=0, world_size=1)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(3)]
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    num = sum(1 for _ in batches) + sum(1 for _ in loader)
+    held = sum(len(follower.held) for follower in loader._session._leader._followers.values())
+    loader.close()
+    report([num, held])
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_that_loads_goes_on_after_the_death_of_another(tmp_path: Path) -> None:
+    [[num_batches, num_held]], _ = run_ranks(FOLLOWER_DIES, 2, tmp_path, killed=(1,))
+    assert (num_batches, num_held) == (47 + 50, 0)
+
+
+FOUR_RANKS = """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with make({"length": 200}) as loader:
+        loader.start(mesh=mesh)
+        digests = [digest(batch) for _ in range(2) for batch in loader]
+        dist.barrier()
+    report([type(loader._session.dispatcher._executor).__name__, digests])
+    finish()
+"""
+
+
+@pytest.mark.slow
+def test_each_group_of_a_mesh_has_a_rank_that_loads(tmp_path: Path) -> None:
+    reports = [reported for [reported] in run_ranks(FOUR_RANKS, 4, tmp_path)]
+    names, digests = zip(*reports, strict=True)
+    assert names == ("ProcessExecutor", "GroupFollower", "ProcessExecutor", "GroupFollower")
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+
+
+DEVICE = """
+    with make() as loader:
+        loader.start(rank=0, world_size=1, device="cpu")
+        found = []
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                found.append([float(batch["x"].double().sum()), batch["index"].tolist()])
+                batch["x"] += rank
+                if epoch == 1 and number == 9:
+                    break
+    report(found)
+    finish()
+"""
+
+
+@pytest.mark.slow
+def test_batches_ahead_of_the_loop_do_not_count_as_taken(tmp_path: Path) -> None:
+    [one], [other] = run_ranks(DEVICE, 2, tmp_path)
+    assert len(one) == 34
+    assert one == other
