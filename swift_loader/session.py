@@ -279,7 +279,8 @@ class Session:
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
-        if self.plan.settings.rank == 0 and not self._options.delivery.is_auto:  # else it does what it would say
+        is_auto = self._options.delivery.is_auto  # then it does what it would say
+        if self.plan.settings.rank == 0 and self._follower is None and not is_auto:
             self._teller.tell(self.metrics.elapsed_s, self.observations)
 
     def observations(self) -> Observations:
@@ -309,12 +310,13 @@ class Session:
     def _setup(self) -> Setup:
         """Return what there is now."""
         delivery = self._options.delivery
-        return setup_of(
+        setup = setup_of(
             delivery,
             num_workers=delivery.num_workers,
             batch_size=self._options.sampling.batch_size,
             has_device=self._target is not None,
         )
+        return replace(setup, loading_rank=None if self._follower is None else self._follower.loading_rank)
 
     def is_ready(self) -> bool:
         """Return whether `pull` would return without blocking. Loop's thread."""

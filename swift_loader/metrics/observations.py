@@ -69,6 +69,8 @@ class Setup:
     world_size_here: int
     """Ranks on this machine, which share the cores. 1 if unknown."""
     has_device: bool
+    loading_rank: int | None = None
+    """The rank that loads for this one, by its workers. None: this one does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ def advise(observations: Observations, names: OptionNames = SWIFT_LOADER) -> tup
     """
     if Verdict.of(observations).bound not in (Bound.DATA, Bound.BALANCED):
         return ()
+    if observations.setup.loading_rank is not None:  # another rank has the workers, and their options
+        return ()
     predictor = Predictor(observations)
     options = _useful(predictor, _option_changes(predictor), names)
     code = _useful(predictor, [Change(data=Data.SLOWEST_FIXED), Change(data=Data.CACHED)], names)

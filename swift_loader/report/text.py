@@ -69,6 +69,8 @@ def _speed(observations: Observations) -> str:
     noun = "thread" if setup.worker_type == "thread" else "process"
     plural = {"thread": "threads", "process": "processes"}[noun]
     workers = f"{setup.num_workers} worker {noun if setup.num_workers == 1 else plural}"
+    if setup.loading_rank is not None:
+        workers = f"the workers of rank {setup.loading_rank}"
     cores = f"{setup.num_cores:g} core{'' if setup.num_cores == 1 else 's'}"
     return (
         f"{observations.num_delivered} batches in {shown_seconds(elapsed)}{rate}; {workers} on {cores}, "
@@ -109,6 +111,9 @@ def _range(numbers: list[int]) -> str:
 def _advice(report: Report) -> list[str]:
     if report.verdict.bound in (Bound.STARTING, Bound.MODEL):
         return []
+    observations = report.observations
+    if observations is not None and observations.setup.loading_rank is not None:
+        return [f"rank {observations.setup.loading_rank} loads for this one, too: its report says what would help"]
     if not report.advice:
         return ["no option would bring 5 %"]
     return ["what would help:", *(f"  {advice}" for advice in report.advice[:_MAX_ADVICE])]

@@ -149,6 +149,11 @@ class GroupFollower:
         """Bytes of the largest batch that has come; 0 before the first."""
         return 0 if self._answers is None else self._answers.largest_batch_nbytes
 
+    @property
+    def loading_rank(self) -> int:
+        """The rank that loads."""
+        return self._group.leader.process
+
     def _leader(self) -> str:
         leader = self._group.leader
         return f"rank {leader.process} (pid {leader.offer.pid}), which loads the batches of rank {self._group.process}"
