@@ -337,7 +337,8 @@ class GroupLeader:
 
     def _note_taken(self, follower: _Follower, taken: Taken) -> None:
         for number in taken.retired:
-            follower.held[number].retire()
+            if (held := follower.held.get(number)) is not None:
+                held.retire()
         for number in (*taken.released, *taken.retired):
             follower.held.pop(number, None)
         if taken.place.plan:
