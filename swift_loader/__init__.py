@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         WorkerStalled,
     )
     from swift_loader.loader import SwiftLoader
+    from swift_loader.ray_executor import RayExecutor
     from swift_loader.samplers.length_bucket import LengthBucketBatchSampler
     from swift_loader.samplers.sharded import distributed
     from swift_loader.samplers.shuffle import ShuffleBatchSampler, ShuffleSampler
@@ -92,6 +93,7 @@ __all__ = [
     "RankDied",
     "RankMismatch",
     "RankStalled",
+    "RayExecutor",
     "RemoteTraceback",
     "SampleFailure",
     "SharedMemoryFull",
@@ -120,6 +122,7 @@ _HOMES = {
     "DataLoader": "swift_loader.dataloader.dataloader",
     "DevicePrefetcher": "swift_loader.device.prefetcher",
     "LengthBucketBatchSampler": "swift_loader.samplers.length_bucket",
+    "RayExecutor": "swift_loader.ray_executor",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
     "ShuffleBatchSampler": "swift_loader.samplers.shuffle",
     "ShuffleSampler": "swift_loader.samplers.shuffle",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from swift_loader.ray_executor import RayExecutor
+
 __all__ = ["SwiftLoader"]
 
 
@@ -63,11 +65,12 @@ class SwiftLoader:
         dataset_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         nb_consumer: int | None = None,
-        worker_per_consumer: int | str = 1,
+        worker_per_consumer: int | str | None = None,
         shuffle: bool = True,
         *,
         dataset: Any = None,
         worker_type: str = "process",
+        executor: RayExecutor | None = None,
         seed: int | None = None,
         drop_last: bool = False,
         uneven: str = "pad",
@@ -105,7 +108,8 @@ class SwiftLoader:
             batch_size: Samples per batch of one consumer, at least 1.
             nb_consumer: Number of consumers (ranks, usually one per GPU) that share the dataset, at least 1. Default:
                 the world size of torch.distributed; else that of the launcher (torchrun, mpirun, srun); else 1.
-            worker_per_consumer: Workers per consumer, 0 to 4096. 0 builds batches in the calling thread, for debugging.
+            worker_per_consumer: Workers per consumer, 0 to 4096. Default: 1, or 0 with an `executor`. Without one, 0
+                builds batches in the calling thread, for debugging.
                 `"auto"` starts with few, and changes their number while the loop runs, until that hardly waits or the
                 machine has no more to give.
             shuffle: True visits the samples in a new order each epoch. False keeps the dataset's order.
@@ -113,6 +117,8 @@ class SwiftLoader:
             worker_type: What a worker is. `"process"` is a process of its own. `"thread"` is a thread of this process,
                 for free-threaded Python and for datasets that release the GIL. Threads share the dataset, which must be
                 thread-safe. A thread that hangs can't be replaced.
+            executor: A `RayExecutor`: workers are Ray actors, on any node of a cluster. See docs/ray.md. None: all
+                workers are on this machine.
             seed: Integer of at least 0 that determines all randomness. Default: the seed of torch's generator if torch
                 is imported, as set by `torch.manual_seed` or `seed_everything`, or as torch drew it for this process.
                 So all loaders without `seed` share one seed until torch is seeded again. Without torch, the clock sets

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from swift_loader.auto_workers import AutoWorkers, check_num_workers
@@ -34,6 +35,7 @@ from swift_loader.checks import (
 from swift_loader.log import LogSettings, check_logger
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.ranks.ranks import Ranks
+from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.in_flight_limit import InFlightLimit
@@ -121,6 +123,10 @@ class DeliveryOptions:
     """How many workers in a row with one id may be replaced before one of them builds a batch."""
     max_on_device: int = option("max_nb_batch_on_device", check_integer, 1)
     pin_memory: bool = option("pin_memory", check_flag)
+    executor: RayExecutor | None = field(
+        default=None, metadata={"option": "executor", "check": partial(check_executor, "executor")}
+    )
+    """Where further workers are. They count in `num_workers`. None: all of them are on this machine."""
 
     @property
     def is_auto(self) -> bool:
@@ -184,10 +190,11 @@ class Options:
             TypeError: An argument has the wrong type, or two arguments exclude each other.
             ValueError: A value is out of its range. The message names the value, what is allowed and what to change.
         """
+        executor = check_executor("executor", given.get("executor"))
         return cls(
             checked(SamplingOptions, given),
             checked(WorkerOptions, given),
-            checked(DeliveryOptions, given),
+            with_executor(checked(DeliveryOptions, {**given, "worker_per_consumer": _num_here(given, executor)})),
             checked(ReportOptions, given),
         )
 
@@ -250,6 +257,28 @@ class Options:
             "rng": workers.rng.value,
             "on_error": workers.on_error.value,
         }
+
+
+def _num_here(given: Mapping[str, Any], executor: RayExecutor | None) -> Any:
+    """Return how many workers there are on this machine: by default one, or none if there are others."""
+    number = given["worker_per_consumer"]
+    return (1 if executor is None else 0) if number is None else number
+
+
+def with_executor(delivery: DeliveryOptions) -> DeliveryOptions:
+    """Return the options with the executor's workers among the workers.
+
+    Raises:
+        ValueError: The options don't go together.
+    """
+    if delivery.executor is None:
+        return delivery
+    if delivery.is_auto or delivery.worker_type is WorkerType.THREAD or delivery.num_workers:
+        raise ValueError(
+            "executor=RayExecutor(...) says where the workers are and how many; leave the number of local workers and "
+            "worker_type out"
+        )
+    return replace(delivery, num_workers=check_integer("num_workers", delivery.executor.num_workers, 1, MAX_WORKERS))
 
 
 def default_seed() -> int:

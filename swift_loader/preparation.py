@@ -27,7 +27,7 @@ class Preparation:
         """The dataset in this process; None if it isn't built here."""
         self._supervisor: Starter | None = None
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
-        if options.delivery.num_workers:
+        if options.delivery.num_workers and options.delivery.executor is None:
             warm_up(options.workers.start_method, options.workers.modules)
 
     def use_options(self, options: Options) -> None:

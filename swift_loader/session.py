@@ -143,7 +143,8 @@ class Session:
         elif supervisor is not None:
             if self._meeting is not None:
                 self._leader = make_leader(self._meeting, spec, delivery)
-            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, self._leader)
+            note = self._notices.append
+            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, note, self._leader)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
         else:

@@ -8,25 +8,29 @@ from __future__ import annotations
 import errno
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
+from swift_loader.executors.base import Lease
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.memory import WorkerMemory
+from swift_loader.executors.process.memory import ReturnedSlots
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.tasks import task_of
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import Identity, NewPlan, Ready, Recheck, SegmentMade
+from swift_loader.transport.messages import Batch, Identity, NewPlan, Ready, Recheck, SegmentMade
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
 
-__all__ = ["COUNTERS", "AnyHandle", "Handle", "HandledProcess", "Hang", "SendingChannel"]
+__all__ = ["COUNTERS", "AnyHandle", "BatchMemory", "Handle", "HandledProcess", "Hang", "SendingChannel"]
 
 COUNTERS = None
 """Stands for the page of counters, where a slot's number stands for its segment."""
@@ -48,6 +52,41 @@ class SendingChannel(Protocol):
 
     def close(self) -> None:
         """Close this end. Idempotent."""
+        ...
+
+
+class BatchMemory(Protocol):
+    """The memory in which the batches of one worker arrive."""
+
+    max_segments: int
+    """How many segments the worker needs if the user keeps no batch."""
+
+    def add(self, slot: int, segment: Segment) -> None:
+        """Add a segment that the worker announced."""
+        ...
+
+    def drop(self, slot: int) -> None:
+        """Unmap a segment that the worker doesn't use any more."""
+        ...
+
+    def segment_of(self, batch: Batch) -> Segment | None:
+        """Return the segment that a batch is in. None if it is in none."""
+        ...
+
+    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Lease | None]:
+        """Return the memory of a batch, which is the batch's as long as a view of it exists, and its lease."""
+        ...
+
+    def discard(self, batch: Batch) -> None:
+        """Free the memory of a batch that nobody needs any more."""
+        ...
+
+    def take_returned(self) -> ReturnedSlots:
+        """Return the slots that have come back since the last call, as far as one task can name them."""
+        ...
+
+    def take_segments(self) -> list[Segment]:
+        """Return all segments and forget them. Batches that the user keeps stay valid."""
         ...
 
 
@@ -115,7 +154,15 @@ AProcess = TypeVar("AProcess", bound=HandledProcess)
 class Handle(Generic[AChannel, AProcess]):
     """One worker, seen from the trainer."""
 
-    def __init__(self, worker_id: int, serial: int, channel: AChannel, process: AProcess, memory: WorkerMemory) -> None:
+    def __init__(
+        self,
+        worker_id: int,
+        serial: int,
+        channel: AChannel,
+        process: AProcess,
+        memory: BatchMemory,
+        place: Callable[[], str] | None = None,
+    ) -> None:
         self.worker_id = worker_id
         """Which of the n workers it is, from 0. Its replacement has the same id."""
         self.serial = serial
@@ -131,6 +178,8 @@ class Handle(Generic[AChannel, AProcess]):
         """Why it is being killed."""
         self.state: bytes | None = None
         """The state of its dataset after the batch that it announces next."""
+        self._place = place
+        """Says where it runs. None: its process id says it."""
         self._num_answered = 0
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
@@ -203,7 +252,7 @@ class Handle(Generic[AChannel, AProcess]):
     @property
     def place(self) -> str:
         """Where it runs."""
-        return f"pid {self.process.pid}"
+        return f"pid {self.process.pid}" if self._place is None else self._place()
 
     def position_in_batch(self) -> int | None:
         """Return the position of the sample that it is fetching; see `CounterReader`."""

@@ -97,6 +97,10 @@ def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = 
         options: How that is delivered.
         wording: For errors and warnings.
     """
+    if options.executor is not None:
+        from swift_loader.executors.ray.supervisor import RaySupervisor
+
+        return RaySupervisor(spec, options, options.executor, wording)
     if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
         from swift_loader.executors.portable.supervisor import PortableSupervisor
 
@@ -132,9 +136,19 @@ def make_executor(
     metrics: Metrics,
     log: Callable[[str], None],
     on_segment: Callable[[Segment], None] | None = None,
+    note: Callable[[str], None] | None = None,
     group: GroupLeader | None = None,
 ) -> Executor:
-    """Return the executor of a starter's processes. It owns the starter. `group` gets its batches, too."""
+    """Return the executor of a starter's processes. It owns the starter.
+
+    Args:
+        starter: Starts the processes.
+        metrics: Counts the stages.
+        log: Writes a line to the log.
+        on_segment: See `ProcessExecutor`.
+        note: Gets warnings for the user that come while the loop runs, on any thread. None: the log gets them.
+        group: Gets the batches, too. Only worker processes of this machine can have one.
+    """
     from swift_loader.executors.portable.executor import PortableExecutor
     from swift_loader.executors.portable.supervisor import PortableSupervisor
 
@@ -144,5 +158,10 @@ def make_executor(
     from swift_loader.executors.process.executor import ProcessExecutor
     from swift_loader.executors.process.supervisor import Supervisor
 
-    assert isinstance(starter, (Supervisor, SeatSupervisor))
-    return ProcessExecutor(starter, metrics, log, on_segment, group)
+    if isinstance(starter, (Supervisor, SeatSupervisor)):
+        return ProcessExecutor(starter, metrics, log, on_segment, group)
+    from swift_loader.executors.ray.executor import ActorExecutor
+    from swift_loader.executors.ray.supervisor import RaySupervisor
+
+    assert isinstance(starter, RaySupervisor)
+    return ActorExecutor(starter, metrics, log, on_segment, note)

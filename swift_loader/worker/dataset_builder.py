@@ -33,7 +33,7 @@ from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
 from swift_loader.worker.torch_worker import TorchWorker, import_torch
-from swift_loader.worker.usage import ProcessUsage
+from swift_loader.worker.usage import ProcessUsage, Usage
 
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
@@ -153,10 +153,10 @@ class DatasetBuilder:
             if service is not None:
                 run_worker(channel, *service)
 
-    def start_service(self, worker: int, channel: TaskChannel, usage: ProcessUsage) -> Service | None:
+    def start_service(self, worker: int, channel: TaskChannel, usage: Usage) -> Service | None:
         """Build the dataset if this process has none. Return what a worker serves with; None if that failed.
 
-        The trainer was told of a failure then, unless it is gone. `usage` measures this process.
+        The trainer was told of a failure then, unless it is gone. `usage` measures what builds batches.
         """
         stage = Stage.BUILD
         try:

@@ -18,7 +18,7 @@ from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
 from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, State, StreamEnded, Verdicts
 from swift_loader.transport.reports import BuildReport
-from swift_loader.transport.store import SegmentStore
+from swift_loader.transport.store import SegmentStore, SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError, describe_failure
@@ -27,7 +27,7 @@ from swift_loader.worker.stream import StreamEnd
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
 
-__all__ = ["TaskChannel", "TaskLoop", "announce", "run_worker", "serve"]
+__all__ = ["RetiringStore", "TaskChannel", "TaskLoop", "announce", "run_worker", "serve"]
 
 
 class TaskChannel(Protocol):
@@ -43,6 +43,14 @@ class TaskChannel(Protocol):
         Raises:
             BlockingIOError: `wait` is False and there is no message.
         """
+        ...
+
+
+class RetiringStore(SlotStore, Protocol):
+    """The slots of a worker whose trainer may give some up."""
+
+    def retire(self, slot: int) -> None:
+        """Forget a slot that the trainer has given up."""
         ...
 
 
@@ -97,8 +105,10 @@ class TaskLoop:
     """The tasks of one worker, and the slots it writes to."""
 
     def __init__(
-        self, channel: TaskChannel, builder: BatchBuilder, store: SegmentStore, judge: Callable[[], Verdicts]
+        self, channel: TaskChannel, builder: BatchBuilder, store: RetiringStore, judge: Callable[[], Verdicts]
     ) -> None:
+        self.newest_generation = 0
+        """Tasks of earlier ones are skipped, even if no later task is here. Any thread may raise it."""
         self._channel = channel
         self._judge = judge
         self._builder = builder
@@ -122,7 +132,7 @@ class TaskLoop:
         """Answer the next task. There must be one."""
         task = self._queue.popleft()
         self._words[NUM_BEGUN] += 1
-        newest = self._queue[-1].generation if self._queue else task.generation
+        newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
         if 0 < task.generation < newest:  # a later task can't make the trial batch, of generation 0, obsolete
             self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
         else:

@@ -39,6 +39,7 @@ RULES: dict[str, set[str]] = {
     "metrics": {"process_owner", "transport.messages", "scheduler.actions"},
     "checks": {"integers", "sampling"},
     "auto_workers": {"checks"},
+    "ray_executor": {"checks"},
     # Pure: which samples, where a run is; which rank this is, and do the ranks agree.
     "sampling": {"errors", "integers"},
     "ranks": {"errors", "notices", "sampling"},
@@ -53,13 +54,24 @@ RULES: dict[str, set[str]] = {
     "tuning": {"metrics.machine", "metrics.observations"},
     "report": {"metrics.observations", "sampling", "scheduler"},
     # Options are said once, so all that they are about is below them.
-    "options": {"process_owner", "checks", "auto_workers", "log", "ranks", "sampling", "scheduler", "worker"},
+    "options": {
+        "process_owner",
+        "checks",
+        "auto_workers",
+        "ray_executor",
+        "log",
+        "ranks",
+        "sampling",
+        "scheduler",
+        "worker",
+    },
     # Act, and decide nothing; they know neither who delivers nor who asks.
     "executors": {
         *FOUNDATION,
         "options",
         "ranks.group",
         "ranks.node",
+        "ray_executor",
         "sampling",
         "batch",
         "transport",
@@ -374,6 +386,7 @@ def test_the_public_names_are_these() -> None:
         "RankDied",
         "RankMismatch",
         "RankStalled",
+        "RayExecutor",
         "RemoteTraceback",
         "SampleFailure",
         "SharedMemoryFull",

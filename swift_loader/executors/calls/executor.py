@@ -19,7 +19,7 @@ from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import Kill, Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import ExecutorFailed, Ready
+from swift_loader.scheduler.events import Event, ExecutorFailed, Ready
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
 
@@ -52,7 +52,7 @@ class CallExecutor:
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""
         self.plan = Plan.of(0, settings)
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox[Event]()
         self.inboxes: Sequence[Inbox] = [self._mailbox.of_loop, self._mailbox.of_receiver]
         """One thread takes over while the loop is busy, and sends the next tasks."""
         self._crew = crew

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from swift_loader.executors.thread.inbox import ThreadInbox
+from swift_loader.scheduler.events import Event
 from swift_loader.worker.generators import snapshot_generators
 
 __all__ = ["DrawWatch"]
@@ -26,7 +27,7 @@ _NAMES = ("random", "numpy.random", "torch's default generator")
 class DrawWatch:
     """Warns once. All worker threads of a loader use it."""
 
-    def __init__(self, inbox: ThreadInbox, note: Callable[[str], None]) -> None:
+    def __init__(self, inbox: ThreadInbox[Event], note: Callable[[str], None]) -> None:
         """Begin to watch. Call it on the loop's thread.
 
         Args:

@@ -44,7 +44,7 @@ from swift_loader.scheduler.actions import (
     TemplateLost,
     WorkerLost,
 )
-from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
+from swift_loader.scheduler.events import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
@@ -86,7 +86,7 @@ class ThreadExecutor:
         """
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox[Event]()
         self.inboxes: Sequence[Inbox] = [self._mailbox.of_loop, self._mailbox.of_receiver]
         """One thread takes over while the loop is busy, and sends the next tasks."""
         self._spec = spec

@@ -12,19 +12,21 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable
-
-from swift_loader.scheduler.events import Event
+from typing import Generic, TypeVar
 
 __all__ = ["Mailbox", "ThreadInbox"]
+
+Item = TypeVar("Item")
+"""What is posted: events, or what an inbox turns into events."""
 
 _MAX_WAIT_S = 1e6
 """A lock can't be waited for much longer. A caller that waits longer calls again."""
 
 
-class ThreadInbox:
+class ThreadInbox(Generic[Item]):
     """One end of a mailbox. One thread at a time uses it."""
 
-    def __init__(self, events: deque[Event]) -> None:
+    def __init__(self, events: deque[Item]) -> None:
         """Return these events, in the order in which they were posted."""
         self.interrupt: Exception | None = None
         self.is_taking_in = False
@@ -43,7 +45,7 @@ class ThreadInbox:
         if self._bell.empty():
             self._bell.put(None)
 
-    def wait(self, timeout_s: float | None = None) -> list[Event]:
+    def wait(self, timeout_s: float | None = None) -> list[Item]:
         """Return what was posted; see `executors.base.Inbox.wait`."""
         limit_s = None if timeout_s is None else min(max(0.0, timeout_s), _MAX_WAIT_S)
         while not self._events and not self._is_woken:
@@ -51,7 +53,7 @@ class ThreadInbox:
                 break
         self._silence()
         self.is_taking_in = bool(self._events)
-        events: list[Event] = []
+        events: list[Item] = []
         while self._events:
             events.append(self._events.popleft())
         return events
@@ -92,16 +94,16 @@ class ThreadInbox:
         return f"<ThreadInbox of {len(self._events)} events>"
 
 
-class Mailbox:
+class Mailbox(Generic[Item]):
     """The events of all worker threads of a loader."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self.of_loop = ThreadInbox(self._events)
-        self.of_receiver = ThreadInbox(self._events)
+        self._events: deque[Item] = deque()
+        self.of_loop: ThreadInbox[Item] = ThreadInbox(self._events)
+        self.of_receiver: ThreadInbox[Item] = ThreadInbox(self._events)
         """For the thread that leads while the loop is busy."""
 
-    def post(self, events: Iterable[Event]) -> None:
+    def post(self, events: Iterable[Item]) -> None:
         """Add events. Any thread."""
         self._events.extend(events)
         self.of_loop.ring()

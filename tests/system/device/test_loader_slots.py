@@ -13,6 +13,7 @@ import pytest
 from swift_loader import SwiftLoaderWarning
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.process import lease
+from swift_loader.executors.process.memory import WorkerMemory
 from tests.support.device_loaders import BATCH_SIZE, NBYTES, Start, check, dispatcher_of, wait_for_ready, workers_of
 from tests.support.fake_device import FakeDevice, Registry
 
@@ -90,6 +91,7 @@ def test_what_a_move_keeps_of_the_host_s_memory_counts(start_on: Start, monkeypa
     loader = start_on(device, move=move, data_queue_size=4, workers=1)
     assert len(list(loader)) == 24
     (worker,) = workers_of(loader)
+    assert isinstance(worker.memory, WorkerMemory)
     assert 5 <= len(worker.memory._leases._held) <= 5 + 4 + 2
     check(kept)
 

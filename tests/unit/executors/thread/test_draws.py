@@ -12,6 +12,7 @@ import torch
 from swift_loader.executors.thread import draws
 from swift_loader.executors.thread.draws import DrawWatch
 from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
+from swift_loader.scheduler.events import Event
 from swift_loader.worker.generators import preserved_generators
 from tests.support.helpers import wait_until
 
@@ -23,7 +24,7 @@ def draw_all() -> None:
 
 
 @contextmanager
-def blocked(inbox: ThreadInbox) -> Iterator[None]:
+def blocked(inbox: ThreadInbox[Event]) -> Iterator[None]:
     """Let the loop's thread block in the inbox."""
     loop = threading.Thread(target=inbox.wait)
     loop.start()
@@ -46,7 +47,7 @@ def blocked(inbox: ThreadInbox) -> Iterator[None]:
     ],
 )
 def test_a_draw_is_told_once_with_the_generators(draw: Callable[[], object], named: str) -> None:
-    inbox, notes = Mailbox().of_loop, list[str]()
+    inbox, notes = Mailbox[Event]().of_loop, list[str]()
     watch = DrawWatch(inbox, notes.append)
     with preserved_generators(), blocked(inbox):
         for _ in range(2):
@@ -59,7 +60,7 @@ def test_a_draw_is_told_once_with_the_generators(draw: Callable[[], object], nam
 
 
 def test_what_draws_nothing_is_not_told() -> None:
-    inbox, notes = Mailbox().of_loop, list[str]()
+    inbox, notes = Mailbox[Event]().of_loop, list[str]()
     watch = DrawWatch(inbox, notes.append)
     with blocked(inbox), watch.watching():
         np.random.default_rng().random()
@@ -67,7 +68,7 @@ def test_what_draws_nothing_is_not_told() -> None:
 
 
 def test_a_draw_while_the_loop_runs_may_be_its_own_and_is_not_told() -> None:
-    inbox, notes = Mailbox().of_loop, list[str]()
+    inbox, notes = Mailbox[Event]().of_loop, list[str]()
     watch = DrawWatch(inbox, notes.append)
     with preserved_generators(), watch.watching():
         random.random()
@@ -83,7 +84,7 @@ def test_the_first_batch_waits_for_the_loop_but_not_for_long(monkeypatch: pytest
         with watch.watching():
             random.random()
 
-    inbox, notes = Mailbox().of_loop, list[str]()
+    inbox, notes = Mailbox[Event]().of_loop, list[str]()
     watch = DrawWatch(inbox, notes.append)
     monkeypatch.setattr(draws, "FIRST_WAIT_S", 60)
     worker = threading.Thread(target=build)
@@ -91,7 +92,7 @@ def test_the_first_batch_waits_for_the_loop_but_not_for_long(monkeypatch: pytest
     with preserved_generators(), blocked(inbox):
         worker.join()
     assert len(notes) == 1
-    watch = DrawWatch(Mailbox().of_loop, notes.append)
+    watch = DrawWatch(Mailbox[Event]().of_loop, notes.append)
     monkeypatch.setattr(draws, "FIRST_WAIT_S", 0)
     with preserved_generators():
         build()
@@ -100,7 +101,7 @@ def test_the_first_batch_waits_for_the_loop_but_not_for_long(monkeypatch: pytest
 
 def test_watching_changes_no_generator() -> None:
     before = random.getstate(), torch.get_rng_state()
-    inbox = Mailbox().of_loop
+    inbox = Mailbox[Event]().of_loop
     watch = DrawWatch(inbox, lambda _: None)
     with blocked(inbox), watch.watching():
         pass

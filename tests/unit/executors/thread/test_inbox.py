@@ -12,7 +12,7 @@ from tests.support.helpers import wait_until
 
 
 def test_events_come_in_the_order_in_which_they_were_posted() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox[Event]()
     inbox = mailbox.of_loop
     mailbox.post([Skipped(0, 1), Skipped(0, 2)])
     mailbox.post([Skipped(1, 3)])
@@ -23,7 +23,7 @@ def test_events_come_in_the_order_in_which_they_were_posted() -> None:
 
 
 def test_a_wait_ends_with_what_another_thread_posts() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox[Event]()
     inbox = mailbox.of_loop
     for number in range(100):
         poster = threading.Thread(target=mailbox.post, args=([Skipped(0, number)],))
@@ -33,7 +33,7 @@ def test_a_wait_ends_with_what_another_thread_posts() -> None:
 
 
 def test_waking_ends_all_waits_until_sleep() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox[Event]()
     inbox = mailbox.of_loop
     inbox.wake()
     assert inbox.wait() == []
@@ -52,7 +52,7 @@ def test_an_interrupted_wait_loses_nothing() -> None:
         mailbox.post([Skipped(0, 1)])
         raise Alarm
 
-    mailbox, before = Mailbox(), signal.signal(signal.SIGALRM, handle)
+    mailbox, before = Mailbox[Event](), signal.signal(signal.SIGALRM, handle)
     inbox = mailbox.of_loop
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -66,7 +66,7 @@ def test_an_interrupted_wait_loses_nothing() -> None:
 
 
 def test_other_threads_see_whether_it_blocks() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox[Event]()
     inbox = mailbox.of_loop
     waiter = threading.Thread(target=inbox.wait)
     waiter.start()
@@ -77,7 +77,7 @@ def test_other_threads_see_whether_it_blocks() -> None:
 
 
 def test_two_threads_take_turns_and_each_event_comes_once() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox[Event]()
 
     def post_all() -> None:
         for number in range(2000):

@@ -1,0 +1,139 @@
+"""The connection of this process to a Ray cluster. Ray is imported here, and only once it is needed.
+
+A process has one connection. If the user has made it, it is left alone. If there is none, the first loader makes it,
+and the last one ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+__all__ = ["Connection", "imported_ray"]
+
+
+def imported_ray() -> Any:
+    """Return the module `ray`.
+
+    Raises:
+        ImportError: Ray isn't installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            f"RayExecutor needs Ray, which can't be imported ({error}). Install it with pip install 'swift_loader[ray]'"
+        ) from error
+    return ray
+
+
+class _Shared:
+    """Counts the loaders that use a connection which this package made."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.num_users = 0
+        """0: the package has made no connection."""
+
+
+_SHARED = _Shared()
+
+
+class Connection:
+    """A loader's use of the connection: CLOSED ─open─► OPEN ─close─► CLOSED. Any thread."""
+
+    def __init__(self, address: str | None) -> None:
+        """Connect nothing. `address`: see `RayExecutor`."""
+        self._address = address
+        self._is_ours = False
+        """Whether this package made the connection, and this loader counts as its user."""
+        self.ray: Any = None
+        """The module. None: not open."""
+
+    def open(self) -> None:
+        """Connect this process to the cluster, unless it is connected.
+
+        Raises:
+            ImportError: Ray isn't installed.
+            ConnectionError: There is no cluster.
+            RuntimeError: The process uses Ray Client, which has no object store.
+        """
+        ray = imported_ray()
+        with _SHARED.lock:
+            if not ray.is_initialized():
+                self._connect(ray)
+                _SHARED.num_users = 0
+                self._is_ours = True
+            elif _SHARED.num_users:
+                self._is_ours = True
+            _SHARED.num_users += self._is_ours
+        if getattr(ray.util, "client", None) is not None and ray.util.client.ray.is_connected():
+            raise RuntimeError(
+                "this process is connected by Ray Client (ray://), which brings batches through a proxy; run the "
+                "trainer on a node of the cluster, and call ray.init() or ray.init(address='auto')"
+            )
+        self.ray = ray
+
+    def _connect(self, ray: Any) -> None:
+        address = self._address or os.environ.get("RAY_ADDRESS") or "auto"
+        try:
+            with _kept_signal_handlers():
+                ray.init(address=address, configure_logging=False, log_to_driver=False)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"there is no Ray cluster at address={address!r} ({error}); call ray.init() before the loader starts, "
+                f"start one with `ray start --head`, or give RayExecutor(address=...)"
+            ) from error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls to Ray work: False once the user has called `ray.shutdown()`."""
+        return self.ray is not None and bool(self.ray.is_initialized())
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that are alive, as Ray describes them."""
+        return [node for node in self.ray.nodes() if node.get("Alive")]
+
+    def describe(self) -> str:
+        """Return what the cluster has and what of it is free, in words."""
+        total, free = self.ray.cluster_resources(), self.ray.available_resources()
+        names = sorted(name for name in total if not name.startswith(("node:", "object_store_memory")))
+        parts = [f"{free.get(name, 0):g} of {total[name]:g} {name}" for name in names]
+        return f"{len(self.nodes())} nodes with {', '.join(parts) or 'no resources'} free"
+
+    def store_nbytes(self) -> int:
+        """Return the size of this node's object store."""
+        here = self.ray.get_runtime_context().get_node_id()
+        found = (node["Resources"].get("object_store_memory", 0) for node in self.nodes() if node["NodeID"] == here)
+        return int(next(found, 0))
+
+    def close(self) -> None:
+        """Stop using the connection. The last loader ends it, if this package made it. Idempotent."""
+        with _SHARED.lock:
+            ray, self.ray = self.ray, None
+            if not self._is_ours:
+                return
+            self._is_ours = False
+            _SHARED.num_users -= 1
+            if not _SHARED.num_users and ray is not None and ray.is_initialized():
+                with _kept_signal_handlers():
+                    ray.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<Connection {'open' if self.ray is not None else 'closed'}{', ours' * self._is_ours}>"
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Put the handler of SIGTERM back afterwards: Ray replaces it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:  # None: it is of C code
+            with suppress(ValueError):  # this isn't the main thread, so Ray has changed nothing
+                signal.signal(signal.SIGTERM, before)

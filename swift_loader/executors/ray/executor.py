@@ -1,0 +1,266 @@
+"""Builds batches in Ray actors: carries out what the scheduler decides, and reports what happens.
+
+Which thread does what:
+
+    loop's thread, or the receiver thread    ActorInbox.wait; carry_out, under the dispatcher's dispatch lock
+    a thread of Ray                          says that an actor may have answered
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.executors.batch_reader import BatchReader
+from swift_loader.executors.handle import Hang
+from swift_loader.executors.process.deaths import attached
+from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.resume import ResumePoints
+from swift_loader.executors.ray.calls import told_by_ray
+from swift_loader.executors.ray.inbox import ActorInbox, RayWorker, inboxes_of
+from swift_loader.executors.ray.supervisor import RaySupervisor
+from swift_loader.metrics.metrics import Metrics
+from swift_loader.notices import warn
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.scheduler.actions import (
+    Dismiss,
+    Kill,
+    Reap,
+    Release,
+    Replace,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
+from swift_loader.scheduler.queues import Limits
+from swift_loader.transport.segments import Segment
+
+__all__ = ["ActorExecutor"]
+
+
+class _Running(NamedTuple):
+    """What exists once the dataset is built."""
+
+    plan: Plan
+    """The plan that the workers start with."""
+    explainer: Explainer
+    reader: MessageReader
+    inboxes: list[ActorInbox]
+
+
+class ActorExecutor:
+    """The actors of one loader."""
+
+    def __init__(
+        self,
+        supervisor: RaySupervisor,
+        metrics: Metrics,
+        log: Callable[[str], None],
+        on_segment: Callable[[Segment], None] | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        """Make an executor that isn't started.
+
+        Args:
+            supervisor: The executor owns it. Its actors may be running already.
+            metrics: Counts the stages.
+            log: Writes a line to the log.
+            on_segment: See `ArrivalStore`.
+            note: Gets warnings for the user, on any thread. None: the log gets them.
+        """
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._log = log
+        self._on_segment = on_segment
+        self._note = note or log
+        self._running: _Running | None = None
+        self._resumes = ResumePoints()
+        self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
+        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
+        dispatch lock uses it."""
+        self._placement: threading.Timer | None = None
+        """Warns of actors without a place."""
+
+    def start(self) -> None:
+        """Start the actors. Blocks until the first one has built the dataset.
+
+        Raises:
+            ImportError: Ray isn't installed.
+            ConnectionError: There is no cluster.
+            LoaderClosed: Another thread has closed the executor.
+            WorkerDied: All actors were lost.
+            WorkerStalled: No actor has found room.
+            Exception: Whatever building the dataset raised.
+        """
+        supervisor, options = self._supervisor, self._supervisor.options
+        built = supervisor.wait_first_build(self._warn_of_build, options.stall_warning_s, warn)
+        supervisor.make_store(self._on_segment)
+        plan = Plan.of(built.num_samples, supervisor.spec.plan)
+        explainer = Explainer(options, plan, supervisor.definitions, built.build_s, supervisor.wording)
+        batches = BatchReader(supervisor.definitions, options.batch_decoder)
+        # The store tells of its segments: what the reader sees are no segments.
+        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, None, self._resumes)
+        self._running = _Running(plan, explainer, reader, inboxes_of(supervisor.mailbox, reader))
+        # What has come up to now wasn't taken, the first build first.
+        others = (worker for worker in supervisor.workers.values() if worker is not built.worker)
+        supervisor.mailbox.post([built.worker, *others])
+        self._watch_placement()
+
+    def _warn_of_build(self) -> None:
+        warn(f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far")
+
+    def _watch_placement(self) -> None:
+        """Warn once if actors have no place after a while."""
+        supervisor = self._supervisor
+        if supervisor.placement_warning_s is None or not supervisor.num_unplaced or self._placement is not None:
+            return
+        self._placement = threading.Timer(supervisor.placement_warning_s, self._warn_of_placement)
+        self._placement.name, self._placement.daemon = "swift_loader-placement", True
+        self._placement.start()
+
+    def _warn_of_placement(self) -> None:
+        self._placement = None
+        if self._supervisor.num_unplaced:
+            self._note(f"{self._supervisor.unplaced_text()}. The others go on without them")
+
+    # What it is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> _Running:
+        """What exists once the dataset is built."""
+        assert self._running is not None, "the executor hasn't started"
+        return self._running
+
+    @property
+    def owner(self) -> ProcessOwner:
+        """The process that started the actors. A fork of it can't use them."""
+        return self._supervisor.owner
+
+    @property
+    def inboxes(self) -> Sequence[Inbox]:
+        """The loop's inbox, then that of the thread that takes over while the loop is busy."""
+        return self.running.inboxes
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the workers start with. Known after `start`."""
+        return self.running.plan
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        return 0 if self._running is None else self._running.reader.largest_batch_nbytes
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that replacing an actor may take: a new build of the dataset may be slower than the first one."""
+        return GRACE_BUILDS * self.running.explainer.build_s
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+        self.running.explainer.current = (generation, plan)
+        self._resumes.begin(generation, resume)
+        self._supervisor.use_generation(generation)
+        if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
+            self._plan = (generation, plan.settings)
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Be ready for so many actors from now on."""
+        self._supervisor.resize(num_workers, limits)
+        self.running.explainer.options = self._supervisor.options
+
+    def carry_out(self, action: ToDo) -> list[Segment]:
+        """Do what the scheduler decided. The caller holds the dispatch lock.
+
+        Returns:
+            Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
+        """
+        if isinstance(action, Send):
+            worker = self._supervisor.workers.get(action.worker)  # None: the loader is being closed
+            return [] if worker is None else worker.send(action, *self._plan, self._resumes)
+        if isinstance(action, Start):
+            self._supervisor.start_worker(action.worker_id)
+            self._watch_placement()
+            return []
+        worker = self._supervisor.workers.get(getattr(action, "worker", -1))
+        if worker is None:
+            return []
+        if isinstance(action, Kill):
+            text = self.running.explainer.hang(action.stall, worker)
+            worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
+            worker.channel.drop_results()
+            worker.process.kill()
+        elif isinstance(action, Reap):
+            self._supervisor.reap(worker)
+        elif isinstance(action, Dismiss):
+            worker.process.kill()
+        elif isinstance(action, Replace):
+            given_up = self._supervisor.replace(worker)
+            self._watch_placement()
+            return given_up
+        elif isinstance(action, Release):
+            return self._supervisor.release(worker)
+        return []
+
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        explainer = self.running.explainer
+        if isinstance(cause, Stall):
+            if cause.worker is None:
+                return explainer.no_worker_error(cause)
+            worker = self._worker(cause.worker)
+            return explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
+        if isinstance(cause, WorkerLost):
+            worker = self._worker(cause.worker)
+            error = explainer.death(cause, worker)
+            return type(error)(f"{error}{_told_by_ray(worker)}")
+        return cause
+
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        explainer = self.running.explainer
+        assert not isinstance(about, TemplateLost), "there is no template"
+        if isinstance(about, WorkerLost):
+            worker = self._worker(about.worker)
+            return f"{explainer.replacement(about, worker)}{_told_by_ray(worker)}"
+        if about.worker is None:
+            waiting = f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
+            return f"{waiting}. {self._supervisor.unplaced_text()}" if self._supervisor.num_unplaced else waiting
+        worker = self._worker(about.worker)
+        stacks = attached(traces=worker.ask_for_stacks())
+        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
+
+    def _worker(self, serial: int) -> RayWorker:
+        return self._supervisor.workers[serial]
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all actors, and wake whoever waits in an inbox. Any thread. Idempotent."""
+        placement = self._placement
+        if placement is not None:
+            placement.cancel()
+        self._supervisor.stop()
+
+    def close(self) -> list[Any]:
+        """Drop all references, once the actors have ended. No thread may wait in an inbox. Idempotent."""
+        placement, self._placement = self._placement, None
+        if placement is not None and placement is not threading.current_thread():
+            placement.join()
+        return self._supervisor.close_processes()
+
+    def __repr__(self) -> str:
+        return f"<ActorExecutor, {self._supervisor!r}>"
+
+
+def _told_by_ray(worker: RayWorker) -> str:
+    loss = worker.process.loss
+    return "" if loss is None or worker.hang is not None else told_by_ray(loss)

@@ -1,0 +1,226 @@
+"""The memory in which the batches of actors arrive: views of this node's object store, or recycled copies.
+
+An object stays in the store as long as a view of it exists. Ray's own views are read-only, although the mapping isn't:
+an object that nobody else refers to is the batch's alone, so the views made here can be written, as those of all other
+workers. If the user keeps much, or the mapping can't be written, or a device is to read the batch, the object is copied
+once, and freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import ProtocolError
+from swift_loader.executors.base import Lease
+from swift_loader.executors.process.memory import ReturnedSlots
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.transport.messages import NO_SLOT, Batch
+from swift_loader.transport.segments import Segment, capacity_for
+from swift_loader.transport.slots import FreeSlots
+
+__all__ = ["ActorMemory", "ArrivalStore"]
+
+MAX_SMALL_BYTES = 128 << 10
+"""Ray sends objects of up to 100 KiB with the answer. A copy of so much takes 10 µs."""
+
+STORE_SHARE = 4
+"""The views may hold one part in `STORE_SHARE` of the object store. Batches beyond are copied."""
+
+_FROM_FORKS: list[object] = []
+"""Objects whose views have died in a fork: it must not free them, because it shares Ray's sockets with the trainer."""
+
+
+class _KeptMemory(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a batch. It lives as long as any view of them. A subclass of ndarray, so that views refer to it."""
+
+    _source: object = None
+    """Keeps the bytes valid."""
+    _on_end: Callable[[], object] | None = None
+    _owner: ProcessOwner | None = None
+
+    def bind(self, source: object, on_end: Callable[[], object], owner: ProcessOwner) -> None:
+        """Attach what keeps the bytes valid, and what to call when the last view has died, on any thread."""
+        self._source, self._on_end, self._owner = source, on_end, owner
+
+    def __del__(self, _from_forks: list[object] = _FROM_FORKS) -> None:  # bound here: at exit, the names may be gone
+        if self._on_end is None or self._owner is None:  # a view that the user made
+            return
+        if self._owner.is_here():
+            self._on_end()
+        else:
+            _from_forks.append(self._source)
+
+
+class ArrivalStore:
+    """The memory of all batches of a loader. The thread that leads uses it; views die on any thread."""
+
+    def __init__(self, max_viewed: int, max_free: int, on_segment: Callable[[Segment], None] | None) -> None:
+        """Begin empty.
+
+        Args:
+            max_viewed: How many bytes of the object store the views may hold.
+            max_free: How many free slots are kept.
+            on_segment: Gets each slot before a batch lies in it; see `ProcessExecutor`. With it, all batches are copied
+                into slots.
+        """
+        self.max_free = max_free
+        """As above. Any thread may change it."""
+        self._max_viewed = max_viewed
+        self._on_segment = on_segment
+        self._owner = ProcessOwner()
+        self._viewed = 0
+        self._ended_views: deque[int] = deque()
+        """Sizes of views that have died."""
+        self._writable: tuple[int, int] = (0, 0)
+        """Where the object store is mapped, if it can be written."""
+        self._free = FreeSlots()
+        self._segments: dict[int, Segment] = {}
+        self._num_used = 0
+        self._returned: deque[int] = deque()
+        """Slots whose batches have died."""
+        self._next_slot = 0
+
+    def keep(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the memory of a batch that has arrived, writable. It is the batch's as long as a view of it exists."""
+        while self._ended_views:
+            self._viewed -= self._ended_views.popleft()
+        if self._on_segment is None:
+            if memory.nbytes <= MAX_SMALL_BYTES:
+                return np.array(memory)
+            if self._viewed + memory.nbytes <= self._max_viewed and self._is_writable(memory):
+                return self._view(memory)
+        return self._copy(memory)
+
+    def _view(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        nbytes = memory.nbytes
+        self._viewed += nbytes
+        buffer = (ctypes.c_ubyte * nbytes).from_address(memory.ctypes.data)
+        kept = _KeptMemory((nbytes,), np.uint8, buffer=memoryview(buffer))
+        kept.bind(memory, lambda ended=self._ended_views: ended.append(nbytes), self._owner)
+        bound: NDArray[np.uint8] = kept
+        return bound
+
+    def _copy(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        slot, segment = self._take(memory.nbytes)
+        if self._on_segment is not None:
+            self._on_segment(segment)
+        kept = _KeptMemory((memory.nbytes,), np.uint8, buffer=segment.memory)
+        kept.bind(segment, lambda returned=self._returned: returned.append(slot), self._owner)
+        np.copyto(kept, memory)
+        bound: NDArray[np.uint8] = kept
+        return bound
+
+    def _is_writable(self, memory: NDArray[np.uint8]) -> bool:
+        begin = memory.ctypes.data
+        end = begin + memory.nbytes
+        if not self._writable[0] <= begin < end <= self._writable[1]:
+            self._writable = _writable_store_at(begin) or self._writable
+        return self._writable[0] <= begin < end <= self._writable[1]
+
+    def _take(self, nbytes: int) -> tuple[int, Segment]:
+        while self._returned:
+            self._release(self._returned.popleft())
+        slot = self._free.take(nbytes)
+        for unfit in self._free.evict():
+            del self._segments[unfit]
+        if slot is None:
+            slot, self._next_slot = self._next_slot, self._next_slot + 1
+            capacity = capacity_for(nbytes)
+            self._segments[slot] = Segment.map(-1, capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._free.add(slot, capacity)
+        self._num_used += 1
+        return slot, self._segments[slot]
+
+    def _release(self, slot: int) -> None:
+        if len(self._segments) - self._num_used >= self.max_free:
+            self._free.remove(slot)
+            del self._segments[slot]
+        else:
+            self._free.release(slot)
+        self._num_used -= 1
+
+    def take_segments(self) -> list[Segment]:
+        """Return the memory of all slots, and forget it. Batches that the user keeps stay valid."""
+        segments, self._segments = list(self._segments.values()), {}
+        self._free, self._returned, self._num_used = FreeSlots(), deque(), 0
+        return segments
+
+    def __repr__(self) -> str:
+        return f"<ArrivalStore, {self._viewed} bytes viewed, {self._num_used} of {len(self._segments)} slots in use>"
+
+
+def _writable_store_at(address: int) -> tuple[int, int] | None:
+    """Return the range of the object store's mapping that contains this address; None if it can't be written.
+
+    Only the store's main mapping counts, which lasts as long as the connection. It is a deleted file in /dev/shm.
+    """
+    try:
+        with open("/proc/self/maps") as file:
+            for line in file:
+                span, permissions, *_, path = line.split(maxsplit=5)
+                begin, end = (int(number, 16) for number in span.split("-"))
+                if begin <= address < end:
+                    is_store = path.startswith("/dev/shm/plasma")  # noqa: S108 - it isn't written here
+                    return (begin, end) if is_store and permissions.startswith("rw-s") else None
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+class ActorMemory:
+    """The memory of one actor's batches. See `executors.handle.BatchMemory`."""
+
+    max_segments = 0
+    """It has no segments."""
+
+    def __init__(self, store: ArrivalStore) -> None:
+        self._store = store
+        self._arrived: NDArray[np.uint8] | None = None
+
+    def arrive(self, memory: NDArray[np.uint8] | None) -> None:
+        """Take what came with an answer. The answer's last message announces the batch in it."""
+        self._arrived = memory
+
+    def lend(self, batch: Batch) -> tuple[NDArray[np.uint8], Lease | None]:
+        """Return the memory of the batch that has arrived."""
+        memory, self._arrived = self._arrived, None
+        if batch.slot == NO_SLOT:
+            return np.empty(0, np.uint8), None
+        if memory is None or memory.nbytes < batch.used_nbytes:
+            raise ProtocolError(f"an actor announced a batch of {batch.used_nbytes} bytes that didn't come with it")
+        return self._store.keep(memory), None
+
+    def discard(self, batch: Batch) -> None:  # noqa: ARG002 - there is but one
+        """Free the batch that has arrived."""
+        self._arrived = None
+
+    def segment_of(self, batch: Batch) -> Segment | None:  # noqa: ARG002
+        """Return None: the store tells of its own."""
+        return None
+
+    def add(self, slot: int, segment: Segment) -> None:
+        """Raise: actors have no segments."""
+        raise ProtocolError(f"an actor announced segment {slot} of {segment.nbytes} bytes, but actors have none")
+
+    def drop(self, slot: int) -> None:
+        """Raise: actors have no segments."""
+        raise ProtocolError(f"an actor retired slot {slot}, but actors have none")
+
+    def take_returned(self) -> ReturnedSlots:
+        """Return none: an actor reuses its memory as soon as the batch is in the object store."""
+        return ReturnedSlots([], [], [])
+
+    def take_segments(self) -> list[Segment]:
+        """Return none, and forget what has arrived."""
+        self._arrived = None
+        return []
+
+    def __repr__(self) -> str:
+        return f"<ActorMemory of {self._store!r}>"

@@ -1,0 +1,387 @@
+"""Starts the actors of one loader, and stops them.
+
+    OPEN ──stop──► CLOSED
+
+A worker has an id, 0 to n-1, and a serial number. An actor that was lost is replaced by another one with the same id:
+by this loader, never by Ray. All methods may be called by any thread, and none of them runs code of the user.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+from swift_loader.errors import LoaderClosed, WorkerStalled
+from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
+from swift_loader.executors.handle import Handle
+from swift_loader.executors.process.dataset_check import DatasetCheck
+from swift_loader.executors.process.deaths import died
+from swift_loader.executors.ray.calls import ActorCalls, Lost, told_by_ray
+from swift_loader.executors.ray.connection import Connection
+from swift_loader.executors.ray.inbox import Posted, RayWorker
+from swift_loader.executors.ray.memory import STORE_SHARE, ActorMemory, ArrivalStore
+from swift_loader.executors.ray.process import ActorProcess
+from swift_loader.executors.thread.inbox import Mailbox
+from swift_loader.executors.wording import LOADER_WORDING, Wording
+from swift_loader.options import DeliveryOptions
+from swift_loader.process_owner import ProcessOwner
+from swift_loader.ray_executor import RayExecutor
+from swift_loader.scheduler.events import Death, Ended
+from swift_loader.scheduler.queues import Limits
+from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.messages import Failure, Identity, Ready, Stage
+from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
+from swift_loader.transport.segments import Segment
+from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
+from swift_loader.worker.import_guard import refuse_nesting
+from swift_loader.worker.spec import WorkerSpec
+
+__all__ = ["END_LIMIT_S", "FirstBuild", "RaySupervisor"]
+
+END_LIMIT_S = 1.5
+"""How long `close` waits until Ray says that the actors have ended."""
+
+
+class _State(Enum):
+    OPEN = "open"
+    CLOSED = "closed"
+    """No actor starts."""
+
+
+class _Step(NamedTuple):
+    """What is done if the first build takes long."""
+
+    after_s: float | None
+    """None: never."""
+    is_of_building: bool
+    """Whether it is about actors that build the dataset, or about actors that have no place."""
+    act: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBuild:
+    """The first actor that has built the dataset, or whose set-up as a worker failed then."""
+
+    worker: RayWorker
+    num_samples: int
+    build_s: float
+    """How long that took, with the actor's start."""
+
+
+class RaySupervisor:
+    """Starts the actors, replaces those that the scheduler wants replaced, and ends them."""
+
+    def __init__(
+        self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, wording: Wording = LOADER_WORDING
+    ) -> None:
+        """Connect and start nothing.
+
+        Args:
+            spec: Sent to the actors.
+            options: How batches are delivered.
+            executor: What the user wants of the actors.
+            wording: For errors and warnings.
+        """
+        self.spec = spec
+        self.options = options
+        self.wording = wording
+        self.owner = ProcessOwner()
+        self.definitions = Definitions()
+        """The definitions that travel by value, under the numbers that the actors use. Known after `start_first`."""
+        self.datasets = DatasetCheck()
+        self.mailbox: Mailbox[Posted] = Mailbox()
+        """Gets each worker that may have an answer."""
+        self.workers: dict[int, RayWorker] = {}
+        """By serial number. Replaced as a whole, under the lock, so that any thread may read it."""
+        self._wanted = executor
+        self._connection = Connection(executor.address)
+        self._lock = threading.RLock()
+        """Held while an actor starts, so that none is started after `stop`."""
+        self._state = _State.OPEN
+        self._content: tuple[PayloadLayout, Any] | None = None
+        """The payload, until the loader starts: `is_current` compares it."""
+        self._payload: Any = None
+        """Ray's reference to the payload in the object store. None: not started."""
+        self._actor_class: Any = None
+        self._store: ArrivalStore | None = None
+        self._num_started = 0
+        self._generation = 0
+        self._first_build: FirstBuild | None = None
+        self._began_s = 0.0
+
+    # Starting ---------------------------------------------------------------------------------------------------------
+
+    def start_first(self) -> None:
+        """Start all actors, unless that was done. Returns while Ray places them, and they build the dataset.
+
+        Raises:
+            ImportError: Ray isn't installed.
+            ConnectionError: There is no cluster.
+            EncodeError: The dataset or a function can't be sent.
+        """
+        with self._lock:
+            self._check_open()
+            if self._payload is not None:
+                return
+            refuse_nesting()
+            layout, memory, self.definitions = self._packed()
+            self._connection.open()
+            self._content = layout, memory
+            self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
+            self._actor_class = self._make_class()
+            self._began_s = time.monotonic()
+            for worker_id in range(self.options.num_workers):
+                self._start(worker_id)
+
+    def _packed(self) -> tuple[PayloadLayout, Any, Definitions]:
+        return pack_payload(self.spec, Environment.of_this_process(self.spec.modules))
+
+    def _make_class(self) -> Any:
+        wanted, ray = self._wanted, self._connection.ray
+        given = dict(wanted.runtime_env or {})
+        # Sets of strings must have one order in all actors.
+        seed = {"PYTHONHASHSEED": environ_for_workers()["PYTHONHASHSEED"]}
+        amounts = {"resources": wanted.resources, "memory": wanted.memory}
+        remote: Any = ray.remote(concurrency_groups={"requests": 1, "end": 1})(BatchActor)
+        return remote.options(
+            num_cpus=wanted.num_cpus,
+            scheduling_strategy=wanted.scheduling_strategy,
+            runtime_env={**given, "env_vars": {**seed, **given.get("env_vars", {})}},
+            max_restarts=0,  # the scheduler decides who is replaced
+            max_task_retries=0,
+            **{name: value for name, value in amounts.items() if value is not None},
+        )
+
+    def make_store(self, on_segment: Callable[[Segment], None] | None) -> None:
+        """Make the memory in which batches arrive. `on_segment`: see `ArrivalStore`."""
+        limit = self._connection.store_nbytes() // STORE_SHARE
+        self._store = ArrivalStore(limit, self._max_free, on_segment)
+        for worker in self.workers.values():
+            worker.memory = ActorMemory(self._store)
+
+    @property
+    def _max_free(self) -> int:
+        return self.options.limits.max_in_flight + 1
+
+    def is_current(self) -> bool:
+        """Return whether another start would build the same."""
+        if self._content is None or not self._connection.is_open:
+            return False
+        layout, memory, _ = self._packed()
+        return layout == self._content[0] and bool((memory == self._content[1]).all())
+
+    def wait_built(
+        self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
+    ) -> tuple[int, float]:
+        """Return the dataset's length, and the seconds that building it took. See `wait_first_build`."""
+        built = self.wait_first_build(on_wait or (lambda: None), patience_s, lambda _: None)
+        return built.num_samples, built.build_s
+
+    def wait_first_build(
+        self, on_wait: Callable[[], None], patience_s: float | None, note: Callable[[str], None]
+    ) -> FirstBuild:
+        """Start the actors, unless that was done. Wait until one of them has built the dataset.
+
+        Args:
+            on_wait: Called once if building takes longer than `patience_s`.
+            patience_s: Seconds; None: never call it.
+            note: Gets a warning if no actor has room.
+
+        Raises:
+            WorkerDied: All actors were lost.
+            WorkerStalled: No actor has found room within `placement_timeout`.
+            Exception: Whatever `start_first` or building the dataset raised.
+        """
+        self.start_first()
+        wanted = self._wanted
+        steps = [
+            _Step(wanted.placement_warning, False, lambda: note(self.unplaced_text())),
+            _Step(wanted.placement_timeout, False, self._give_up),
+            _Step(patience_s, True, on_wait),
+        ]
+        steps = sorted((step for step in steps if step.after_s is not None), key=lambda step: step.after_s or 0.0)
+        while (built := self._first_build or self._look()) is None:
+            left_s = self._began_s + (steps[0].after_s or 0.0) - time.monotonic() if steps else None
+            if left_s is not None and left_s <= 0:
+                step = steps.pop(0)
+                if step.is_of_building == any(one.process.is_placed for one in self.workers.values()):
+                    step.act()
+            else:
+                self.mailbox.of_loop.wait(left_s)
+            self._check_open()
+        self._first_build = built
+        return built
+
+    def _look(self) -> FirstBuild | None:
+        """Return what the first actor that has answered says; None if none has. Its answer stays."""
+        lost: list[tuple[RayWorker, Lost]] = []
+        for worker in self.workers.values():
+            answer = worker.channel.peek()
+            if isinstance(answer, Lost):
+                lost.append((worker, answer))
+            elif isinstance(answer, Answer):
+                return self._first_build_of(worker, answer)
+            elif answer is not None:
+                raise answer.error
+        if len(lost) == len(self.workers):
+            worker, answer = lost[0]
+            terms = self.wording.terms
+            who = f"the first worker ({worker.process.describe()})"
+            raise died(who, None, f"{terms.build}{told_by_ray(answer.reason)}", terms=terms)
+        return None
+
+    def _first_build_of(self, worker: RayWorker, answer: Answer) -> FirstBuild:
+        frame = unpack_frame(memoryview(answer.messages[-1]))
+        build_s = time.monotonic() - self._began_s
+        if frame.kind is not Kind.FAILURE:
+            return FirstBuild(worker, Ready.unpack(frame).report.num_samples, build_s)
+        failure = Failure.unpack(frame)
+        if failure.stage is Stage.BUILD:
+            who = f"the first worker ({worker.process.describe()})"
+            raise self.wording.failure(failure, who, self.definitions, "")
+        return FirstBuild(worker, 0, build_s)  # only in torch mode, where the length has no meaning
+
+    def _give_up(self) -> None:
+        raise WorkerStalled(
+            f"{self.unplaced_text()}, for longer than placement_timeout={self._wanted.placement_timeout:g} s. Ask for "
+            f"less, add nodes, or end what uses the cluster"
+        )
+
+    def unplaced_text(self) -> str:
+        """Return how many actors have no place, what they ask for, and what the cluster has."""
+        workers = self.workers.values()
+        num_unplaced = sum(not worker.process.is_placed for worker in workers)
+        return (
+            f"{num_unplaced} of {len(workers)} Ray actors wait for room. Each asks for {self._wanted.describe_need()}. "
+            f"The cluster has {self._connection.describe()}"
+        )
+
+    @property
+    def num_unplaced(self) -> int:
+        """How many actors have no place yet."""
+        return sum(not worker.process.is_placed for worker in self.workers.values())
+
+    @property
+    def placement_warning_s(self) -> float | None:
+        """How long an actor may be without a place before a warning."""
+        return self._wanted.placement_warning
+
+    def _check_open(self) -> None:
+        if self._state is _State.CLOSED:
+            raise LoaderClosed("the loader was closed; make a new one")
+
+    def _start(self, worker_id: int) -> None:
+        """Start an actor with this id."""
+        with self._lock:
+            self._check_open()
+            if not self._connection.is_open:
+                raise LoaderClosed("this process isn't connected to Ray any more: ray.shutdown() was called")
+            serial, self._num_started = self._num_started, self._num_started + 1
+            identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
+            has_own = bool(self._wanted.runtime_env and "working_dir" in self._wanted.runtime_env)
+            around = Surroundings(import_path(), None if has_own else working_directory())
+            actor = self._actor_class.remote()
+            announce = partial(self._announce, serial)
+            calls = ActorCalls(actor, self._is_of_call, announce)
+            process = ActorProcess(self._connection.ray, actor, calls, announce)
+            calls.begin(actor.start.remote(self._payload, serial, identity, around))
+            memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
+            worker = Handle(worker_id, serial, calls, process, memory, process.describe)
+            self.workers = {**self.workers, serial: worker}
+            if self._generation:
+                process.use_generation(self._generation)
+        announce()  # an answer may have come before the worker was known
+
+    def _is_of_call(self, error: BaseException) -> bool:
+        return isinstance(error, self._connection.ray.exceptions.RayTaskError)
+
+    def _announce(self, serial: int) -> None:
+        worker = self.workers.get(serial)
+        if worker is not None:
+            self.mailbox.post([worker])
+
+    def processes(self) -> list[ActorProcess]:
+        """Return the actors, by id; without those that are just being replaced."""
+        return [one.process for one in sorted(self.workers.values(), key=lambda one: one.worker_id)]
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def use_generation(self, generation: int) -> None:
+        """Have the actors skip tasks of earlier generations."""
+        self._generation = generation
+        for worker in self.workers.values():
+            worker.process.use_generation(generation)
+
+    def resize(self, num_workers: int, limits: Limits) -> None:  # noqa: ARG002 - they follow from the options
+        """Be ready for so many actors. Starts and ends none."""
+        self.options = replace(self.options, num_workers=num_workers)
+        if self._store is not None:
+            self._store.max_free = self._max_free
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start another actor. Returns while Ray places it."""
+        with suppress(LoaderClosed):
+            self._start(worker_id)
+
+    def reap(self, worker: RayWorker) -> None:
+        """Listen to a worker no more, and say how it ended, by an event. Its actor is killed if it lives."""
+        worker.channel.close()
+        worker.process.kill()
+        is_at_work = bool(worker.tasks) and worker.process.has_crashed
+        self.mailbox.post([Ended(worker.serial, worker.worker_id, Death(None, is_at_work))])
+
+    def release(self, worker: RayWorker) -> list[Segment]:
+        """Forget a worker that was reaped."""
+        with self._lock:
+            if self._state is _State.CLOSED:
+                return []
+            self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
+        return worker.close()
+
+    def replace(self, worker: RayWorker) -> list[Segment]:
+        """Forget a worker that was reaped, and start another one with its id."""
+        given_up = self.release(worker)
+        self.start_worker(worker.worker_id)
+        return given_up
+
+    # Stopping ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all actors. Idempotent."""
+        with self._lock:
+            self._state = _State.CLOSED
+            workers: Sequence[RayWorker] = list(self.workers.values())
+        for worker in workers:
+            worker.process.kill()
+        self.mailbox.of_loop.wake()
+
+    def close_processes(self) -> list[Segment]:
+        """Wait until the actors have ended, at most `END_LIMIT_S`, and drop all references. Idempotent."""
+        deadline_s = time.monotonic() + END_LIMIT_S
+        given_up: list[Segment] = []
+        for worker in self.workers.values():
+            if self._connection.is_open:
+                worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
+            given_up += worker.close()
+        self.workers = {}
+        self._payload = self._actor_class = self._content = None
+        if self._store is not None:
+            given_up += self._store.take_segments()
+        self._connection.close()
+        return given_up
+
+    def close(self) -> None:
+        """End all actors, if nobody listens to them yet. Idempotent."""
+        if self.owner.is_here():
+            self.stop()
+            self.close_processes()
+
+    def __repr__(self) -> str:
+        return f"<RaySupervisor {self._state.value}, {len(self.workers)} actors>"

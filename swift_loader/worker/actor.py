@@ -1,0 +1,260 @@
+"""A worker that is a Ray actor: it builds the dataset, and answers calls. Runs on any node, and doesn't import Ray.
+
+    trainer ──start, build──► BatchActor ──Answer: messages, memory──► object store ──► trainer
+
+The messages are those of worker processes. They come and go as arguments and results of calls, so there is no pipe. The
+result of a call is one object: Ray puts its memory into the object store of this node. All calls that run the user's
+code are on one thread. Requests about it are answered on a second one, and a third one waits for the actor's end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.failpoints import Failpoint, failpoint, identify
+from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
+from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
+from swift_loader.transport.messages import NO_SLOT, Batch, Identity, Ready, Stage
+from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
+from swift_loader.transport.segments import capacity_for
+from swift_loader.transport.slots import FreeSlots
+from swift_loader.worker.dataset_builder import DatasetBuilder
+from swift_loader.worker.failure import describe_failure
+from swift_loader.worker.loop import TaskLoop
+from swift_loader.worker.usage import ThreadUsage
+
+__all__ = ["Answer", "BatchActor", "Payload", "Place", "Surroundings", "machine_id"]
+
+_OURS = str(Path(__file__).parent)
+
+
+class Answer(NamedTuple):
+    """What a call gives."""
+
+    messages: list[bytes]
+    """Frames, in the order sent."""
+    memory: NDArray[np.uint8] | None
+    """The bulk data of the batch that the last message announces. None: there is none."""
+
+
+class Payload(NamedTuple):
+    """What actors build the dataset from. All of them read the same object."""
+
+    layout: bytes
+    """A `PayloadLayout`, packed."""
+    memory: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an actor takes over from the trainer, as far as its node has it."""
+
+    path: tuple[str, ...]
+    """The import path."""
+    directory: str | None
+    """The working directory. None: Ray's choice stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor runs."""
+
+    pid: int
+    host: str
+    machine: str
+    """As from `machine_id`."""
+    clock_ns: int
+    """Its `time.perf_counter_ns`."""
+
+
+def machine_id() -> str:
+    """Return what tells this boot of this machine from all others: within it, processes have one monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class BatchActor:
+    """The worker. Ray calls its methods."""
+
+    def __init__(self) -> None:
+        self._channel = _CallChannel()
+        self._slots = _Slots()
+        self._loop: TaskLoop | None = None
+        self._lent = NO_SLOT
+        """The slot of the last answer."""
+        self._counters: CounterWriter | None = None
+        """Known once there are tasks."""
+        self._thread_id = 0
+        """Of the thread that builds."""
+        self._end = threading.Event()
+        """Never set."""
+
+    # The thread that builds
+
+    def introduce(self) -> Place:
+        """Return where it runs. The first call: its answer says that Ray has placed the actor."""
+        return Place(os.getpid(), socket.gethostname(), machine_id(), time.perf_counter_ns())
+
+    def start(self, payload: Payload, serial: int, identity: Identity | None, around: Surroundings) -> Answer:
+        """Build the dataset. Answers READY or FAILURE.
+
+        Args:
+            payload: Of the loader.
+            serial: The worker's serial number.
+            identity: Which of the n workers it is, for a dataset that must know.
+            around: See `Surroundings`.
+        """
+        self._thread_id = threading.get_ident()
+        _settle(around)
+        layout = PayloadLayout.unpack(unpack_frame(memoryview(payload.layout)))
+        memory = HeapMemory(layout.total_nbytes)
+        memory.array()[:] = payload.memory  # a dataset may write to its arrays, and other actors read the payload
+        environment = read_environment(layout, memory)
+        sys.argv[:] = environment.argv
+        identify(serial)
+        failpoint(Failpoint.WORKER_BOOT)
+        builder = DatasetBuilder(partial(read_payload, layout, memory), environment, can_fork=False)
+        try:
+            builder.read()
+        except Exception as error:
+            self._channel.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
+            return Answer(self._channel.take_sent(), None)
+        if identity is not None:
+            self._channel.feed([identity.pack()])
+        service = builder.start_service(serial, self._channel, ThreadUsage())
+        if service is not None:
+            self._channel.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
+            self._loop = TaskLoop(self._channel, service.builder, self._slots, lambda: service.judge(service.report))
+            self._counters = service.builder.counters
+        return Answer(self._channel.take_sent(), None)
+
+    def build(self, messages: Sequence[bytes]) -> Answer:
+        """Take in messages of the trainer, and answer them. The memory is this call's until the next one begins."""
+        loop = self._loop
+        assert loop is not None, "the actor has no dataset"
+        if self._lent != NO_SLOT:
+            self._slots.release(self._lent)
+            self._lent = NO_SLOT
+        self._channel.feed(messages)
+        loop.refill(wait=False)
+        while loop.has_tasks:
+            loop.do_next()
+        sent = self._channel.take_sent()
+        return Answer(sent, self._memory_of(unpack_frame(memoryview(sent[-1]))) if sent else None)
+
+    def _memory_of(self, frame: Frame) -> NDArray[np.uint8] | None:
+        if frame.kind is not Kind.BATCH or (batch := Batch.unpack(frame)).slot == NO_SLOT:
+            return None
+        self._lent = batch.slot
+        return self._slots.memory(batch.slot)[: batch.used_nbytes]
+
+    # The thread that answers requests
+
+    def use_generation(self, generation: int) -> None:
+        """Skip tasks of earlier generations."""
+        if self._loop is not None:
+            self._loop.newest_generation = max(self._loop.newest_generation, generation)
+
+    def position(self) -> int | None:
+        """Return how many samples of the current batch are done; None if that is unknown."""
+        return None if self._counters is None else self._counters.position_in_batch()
+
+    def stacks(self) -> str:
+        """Return the Python stack of the thread that builds, from the user's code on. Empty if it builds nothing."""
+        frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - documented
+        entries = traceback.extract_stack(frame) if frame is not None else []
+        begin = next((number for number, entry in enumerate(entries) if entry.filename == __file__), len(entries))
+        users = [entry for entry in entries[begin:] if not entry.filename.startswith(_OURS)]
+        return "".join(traceback.format_list(users)).rstrip("\n")
+
+    # The thread that waits
+
+    def await_end(self) -> None:
+        """Never return: the call fails when the actor ends."""
+        self._end.wait()
+
+
+def _settle(around: Surroundings) -> None:
+    sys.path.extend(entry for entry in around.path if entry not in sys.path and Path(entry).exists())
+    if around.directory is not None and Path(around.directory).is_dir():
+        os.chdir(around.directory)
+
+
+class _CallChannel:
+    """Stands for the pipe to the trainer. See `worker.loop.TaskChannel`."""
+
+    def __init__(self) -> None:
+        self._received: deque[bytes] = deque()
+        self._sent: list[bytes] = []
+
+    def feed(self, messages: Sequence[bytes]) -> None:
+        """Let `receive` return these."""
+        self._received.extend(messages)
+
+    def take_sent(self) -> list[bytes]:
+        """Return what was sent since the last call."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    def send(self, message: bytes) -> None:
+        """Keep a message for the answer."""
+        self._sent.append(message)
+
+    def receive(self, *, wait: bool = True) -> Received:  # noqa: ARG002 - a call brings all there is
+        """Return the next message.
+
+        Raises:
+            BlockingIOError: There is none.
+        """
+        if not self._received:
+            raise BlockingIOError
+        return Received(memoryview(self._received.popleft()), [])
+
+
+class _Slots:
+    """Recycled memory of this process. Ray copies a batch from there into the object store before the next call."""
+
+    def __init__(self) -> None:
+        self._free = FreeSlots()
+        self._memories: dict[int, NDArray[np.uint8]] = {}
+        self._next_slot = 0
+
+    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+        """Return a slot of at least `nbytes` and its memory."""
+        slot = self._free.take(nbytes)
+        for unfit in self._free.evict():
+            del self._memories[unfit]
+        if slot is None:
+            slot, self._next_slot = self._next_slot, self._next_slot + 1
+            self._memories[slot] = np.empty(capacity_for(nbytes), np.uint8)
+            self._free.add(slot, capacity_for(nbytes))
+        return slot, self._memories[slot]
+
+    def memory(self, slot: int) -> NDArray[np.uint8]:
+        """Return the memory of a slot."""
+        return self._memories[slot]
+
+    def release(self, slot: int) -> None:
+        """Take back a slot."""
+        self._free.release(slot)
+
+    def retire(self, slot: int) -> None:
+        """Forget a slot."""
+        self._free.remove(slot)
+        del self._memories[slot]
