@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from swift_loader.auto_workers import AutoWorkers
 from swift_loader.checks import check_integer
 from swift_loader.dataloader import batching
+from swift_loader.dataloader.actors import num_of_actors
 from swift_loader.dataloader.binding import fitting, refuse_resize, shows_its_worker
 from swift_loader.dataloader.callers import is_called_by_lightning
 from swift_loader.dataloader.datapipes import seed_pipe
@@ -40,6 +41,7 @@ from swift_loader.dataloader.tuning import check_auto, first_number
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
 from swift_loader.options import MAX_WORKERS
+from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
 from swift_loader.report.trace import write_trace
@@ -94,6 +96,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
         workers: WorkerPool | None = None,
+        executor: RayExecutor | None = None,
         shard_stream: bool | str | None = None,
         equal_batches: bool = False,
     ) -> None:
@@ -133,6 +136,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
                 Python stack. None or 0: no warning.
             workers: Processes that several loaders share. Their number is `num_workers` then.
+            executor: A `RayExecutor`: workers are Ray actors, on any node of a cluster. Their number is `num_workers`
+                then. See docs/ray.md.
             shard_stream: True shares out an `IterableDataset` over ranks and workers, "workers" only over workers.
                 False leaves that to the dataset, as torch does.
             equal_batches: True ends an epoch of an `IterableDataset` on all ranks after the same number of batches.
@@ -144,6 +149,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """
         others = {"multiprocessing_context": multiprocessing_context, "start_method": start_method}
         num_workers = check_pool(workers, first_number(num_workers, workers), others, worker_type)
+        num_workers = num_of_actors(executor, num_workers, {**others, "workers": workers}, worker_type)
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -174,6 +180,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.worker_restarts = worker_restarts
         self.stall_warning = stall_warning
         self.workers = workers
+        self.executor = executor
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)

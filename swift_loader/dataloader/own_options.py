@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from swift_loader.checks import check_choice, check_integer, check_seconds, checked, option
 from swift_loader.dataloader.threads import check_threads
 from swift_loader.options import WorkerType
+from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.worker.spec import StartMethod
 
 __all__ = ["OwnOptions"]
@@ -31,6 +32,7 @@ class OwnOptions:
     """None: as `multiprocessing_context` says."""
     max_restarts: int = option("worker_restarts", check_integer, 0)
     stall_warning_s: float | None = option("stall_warning", check_seconds)
+    executor: RayExecutor | None = option("executor", check_executor)
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> OwnOptions:

@@ -196,7 +196,7 @@ def _make_executor(
 ) -> Executor:
     """Return the place where batches are built. `note` gets warnings, on any thread."""
     if starter is not None:
-        return make_executor(starter, metrics, _log_once)
+        return make_executor(starter, metrics, _log_once, note=note)
     given = spec.options.dataset
     return ThreadExecutor(spec, delivery, metrics, copied(given) if spec.options.dataset_per_worker else given, note)
 
@@ -210,7 +210,7 @@ def _log_once(text: str) -> None:
 def warm_root(loader: DataLoader[Any]) -> None:
     """Begin to import what worker processes will need, in the background."""
     own = OwnOptions.of(loader)
-    if loader.num_workers and not own.uses_threads(loader.num_workers):
+    if loader.num_workers and own.executor is None and not own.uses_threads(loader.num_workers):
         things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
         warm_up(own.start_method_for(loader.multiprocessing_context), modules_of(*things))
 
@@ -269,6 +269,7 @@ def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
         max_restarts=own.max_restarts,
         max_on_device=1,
         pin_memory=False,
+        executor=own.executor,
     )
 
 
@@ -323,7 +324,7 @@ class WorkerStart:
     @property
     def _may_fork(self) -> bool:
         uses_template = self.delivery.uses_processes and self.worker_options.start_method is StartMethod.TEMPLATE
-        return uses_template and can_fork()
+        return uses_template and self.delivery.executor is None and can_fork()
 
     def start(self, base_seed: int, metrics: Metrics, pool: WorkerPool | None = None) -> LoaderWorkers:
         """Start them, or get them from a pool. `metrics` measures them.

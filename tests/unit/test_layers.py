@@ -132,6 +132,7 @@ RULES: dict[str, set[str]] = {
         "auto_workers",
         "checks",
         "options",
+        "ray_executor",
         "ranks",
         "sampling",
         "batch",

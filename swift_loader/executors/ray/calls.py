@@ -138,6 +138,6 @@ class ActorCalls:
         return -1
 
     def close(self) -> None:
-        """Forget all calls. Idempotent."""
+        """Forget the actor and all calls. Idempotent."""
         self._calls.clear()
-        self._end = None
+        self._actor = self._end = None

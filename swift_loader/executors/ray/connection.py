@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,10 @@ def imported_ray() -> Any:
             f"RayExecutor needs Ray, which can't be imported ({error}). Install it with pip install 'swift_loader[ray]'"
         ) from error
     return ray
+
+
+KNOCK_LIMIT_S = 5.0
+"""How long a cluster's head may take to accept a connection."""
 
 
 class _Shared:
@@ -81,9 +86,10 @@ class Connection:
     def _connect(self, ray: Any) -> None:
         address = self._address or os.environ.get("RAY_ADDRESS") or "auto"
         try:
+            _knock(address)
             with _kept_signal_handlers():
                 ray.init(address=address, configure_logging=False, log_to_driver=False)
-        except ConnectionError as error:
+        except OSError as error:  # ConnectionError is one
             raise ConnectionError(
                 f"there is no Ray cluster at address={address!r} ({error}); call ray.init() before the loader starts, "
                 f"start one with `ray start --head`, or give RayExecutor(address=...)"
@@ -125,6 +131,13 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Connection {'open' if self.ray is not None else 'closed'}{', ours' * self._is_ours}>"
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError if nobody listens at `host:port`. Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_LIMIT_S).close()
 
 
 @contextmanager

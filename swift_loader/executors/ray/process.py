@@ -29,21 +29,22 @@ class ActorProcess:
         self._is_killed = False
         self.loss: BaseException | None = None
         """Why nothing more comes from it, as Ray says."""
-        self._introduction: Future[Any] = future_of(actor.introduce.remote(), note_placed)
+        self._where: Place | None = None
+        self._introduction: Future[Any] | None = future_of(actor.introduce.remote(), note_placed)
+        """None: closed."""
 
     @property
     def where(self) -> Place | None:
-        """Where it runs. None: Ray hasn't placed it, or it is gone."""
+        """Where it runs. None: Ray hasn't placed it, or it never ran."""
         known = self._introduction
-        if not known.done() or known.cancelled() or known.exception() is not None:
-            return None
-        place: Place = known.result()
-        return place
+        if self._where is None and known is not None and known.done() and known.exception() is None:
+            self._where = known.result()
+        return self._where
 
     @property
     def is_placed(self) -> bool:
         """Whether Ray has placed it, or has given up."""
-        return self._introduction.done()
+        return self._introduction is None or self._introduction.done()
 
     @property
     def pid(self) -> int:
@@ -76,7 +77,7 @@ class ActorProcess:
         return str(stacks) if stacks is not None else "(none: the actor doesn't answer)"
 
     def _ask(self, method: str) -> Any:
-        if not self._introduction.done() or self.has_ended:
+        if self.where is None or self.has_ended:
             return None
         with suppress(Exception):  # it is gone, or is too slow
             request = getattr(self._actor, method).options(concurrency_group="requests").remote()
@@ -117,13 +118,15 @@ class ActorProcess:
         """Have Ray end it, whatever it does. Idempotent."""
         self._is_killed = True
         with suppress(Exception):  # it is gone, or this process isn't connected any more
-            if self._ray.is_initialized():
+            if self._ray.is_initialized() and self._actor is not None:
                 self._ray.kill(self._actor, no_restart=True)
 
     def close(self) -> None:
-        """End it, if it hasn't ended. Idempotent."""
-        if not self._is_killed:
+        """End it, if it hasn't ended, and drop all that refers to it in Ray. Idempotent."""
+        if self._actor is not None:
             self.kill()
+            self._where = self.where
+            self._actor = self._introduction = None
 
     def __repr__(self) -> str:
         return f"<ActorProcess {self.describe()}>"

@@ -112,7 +112,10 @@ class RaySupervisor:
         self._actor_class: Any = None
         self._store: ArrivalStore | None = None
         self._num_started = 0
+        self._num_begun = 0
+        """How often all actors were lost before one of them had built the dataset."""
         self._generation = 0
+        """The current one, for actors that start later."""
         self._first_build: FirstBuild | None = None
         self._began_s = 0.0
 
@@ -231,11 +234,23 @@ class RaySupervisor:
             elif answer is not None:
                 raise answer.error
         if len(lost) == len(self.workers):
-            worker, answer = lost[0]
-            terms = self.wording.terms
-            who = f"the first worker ({worker.process.describe()})"
-            raise died(who, None, f"{terms.build}{told_by_ray(answer.reason)}", terms=terms)
+            self._begin_again(lost)
         return None
+
+    def _begin_again(self, lost: Sequence[tuple[RayWorker, Lost]]) -> None:
+        """Replace all actors, if their nodes have died before one of them has built the dataset.
+
+        Raises:
+            WorkerDied: At least one has ended by itself, or this was tried too often.
+        """
+        self._num_begun += 1
+        for worker, answer in lost:
+            worker.process.note_loss(answer.reason)
+            if worker.process.has_crashed or self._num_begun > self.options.max_restarts:
+                who, terms = f"the first worker ({worker.process.describe()})", self.wording.terms
+                raise died(who, None, f"{terms.build}{told_by_ray(answer.reason)}", terms=terms)
+        for worker, _ in lost:
+            self.replace(worker)
 
     def _first_build_of(self, worker: RayWorker, answer: Answer) -> FirstBuild:
         frame = unpack_frame(memoryview(answer.messages[-1]))
@@ -370,7 +385,8 @@ class RaySupervisor:
             if self._connection.is_open:
                 worker.process.wait_end(max(0.0, deadline_s - time.monotonic()))
             given_up += worker.close()
-        self.workers = {}
+        self.workers, self._first_build = {}, None
+        self.mailbox.clear()
         self._payload = self._actor_class = self._content = None
         if self._store is not None:
             given_up += self._store.take_segments()

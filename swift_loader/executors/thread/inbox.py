@@ -109,5 +109,9 @@ class Mailbox(Generic[Item]):
         self.of_loop.ring()
         self.of_receiver.ring()
 
+    def clear(self) -> None:
+        """Forget what nobody has taken."""
+        self._events.clear()
+
     def __repr__(self) -> str:
         return f"<Mailbox of {len(self._events)} events>"

@@ -1,0 +1,408 @@
+"""Workers that are Ray actors: a cluster of three nodes on this machine, whose actors and nodes are killed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from swift_loader import DataLoader, RayExecutor, SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
+from tests.conftest import SWITCH
+from tests.support.checked import Checked, Reference, collate_flat, digest
+from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values
+from tests.support.helpers import ROOT, ids_of, wait_until
+from tests.support.ray_cluster import SmallCluster, actor_pids, actors_of, is_gone, references, small_cluster
+
+pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+
+LARGE = 300_000
+"""Bytes of a sample whose batches are larger than what Ray sends with an answer."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SmallCluster]:
+    with small_cluster() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In place of the fixture of all other tests: Ray's own processes, threads and descriptors come and go."""
+    monkeypatch.setenv(SWITCH, "0")
+    gc.collect()
+    before = references()
+    threads = set(threading.enumerate())
+    yield
+    gc.collect()
+    wait_until(lambda: references() <= before, "the end of all references")
+    left = {thread.name for thread in set(threading.enumerate()) - threads}
+    assert not [name for name in left if name.startswith("swift_loader")]
+
+
+def executor(num_workers: int = 2, **options: Any) -> RayExecutor:
+    return RayExecutor(num_workers, **{"num_cpus": 0.5, **options})
+
+
+def make(dataset: Any = Checked, *, workers: int = 0, actors: int = 0, **options: Any) -> SwiftLoader:
+    """Return a loader with so many workers here, or so many actors."""
+    options = {"seed": 7, "batch_size": 8, "kwargs": {}, **options}
+    kwargs = options.pop("kwargs")
+    if actors:
+        return SwiftLoader(dataset, kwargs, executor=options.pop("executor", executor(actors)), **options)
+    return SwiftLoader(dataset, kwargs, worker_per_consumer=workers, **options)
+
+
+def values() -> Any:
+    return Values([{"name": f"sample {i}", "deep": [(i, "ä" * i), {"x": np.arange(i)}]} for i in range(40)])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "arrays and draws": {"dataset": Checked},
+    "large arrays": {"dataset": Checked, "kwargs": {"num_samples": 64, "nbytes": LARGE}},
+    "batches of many sizes": {
+        "dataset": Checked,
+        "kwargs": {"big_at": 50, "big_nbytes": 2_000_000},
+        "collate_fn": collate_flat,
+    },
+    "strings": {"dataset": values, "collate_fn": list},
+    "__getitems__": {"dataset": Batched},
+    "bad samples": {"dataset": Checked, "kwargs": {"fails_every": 7}, "on_error": "skip"},
+    "bad samples replaced": {"dataset": Checked, "kwargs": {"fails_every": 7}, "on_error": "replace"},
+}
+
+
+def content(batch: Any) -> bytes:
+    return digest(batch) if isinstance(batch, dict) else repr(batch).encode()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_have_the_bytes_of_local_workers(case: str) -> None:
+    options = CASES[case]
+    with make(**options) as alone, make(**options, actors=3) as remote:
+        for loader in (alone, remote):
+            loader.skip(3, epoch=1)
+        for _ in range(2):
+            assert list(map(content, remote)) == list(map(content, alone))
+            assert len(remote.failures) == len(alone.failures)
+
+
+def test_a_batch_can_be_written_and_stays_valid_after_close() -> None:
+    reference = Reference(lambda: make(kwargs={"num_samples": 64, "nbytes": LARGE}))
+    with make(kwargs={"num_samples": 64, "nbytes": LARGE}, actors=2) as loader:
+        kept = []
+        for batch in loader:
+            kept.append({name: part.copy() for name, part in batch.items()})
+            batch["data"][:] = 255
+        batches = list(loader)
+    reference.compare(list(map(digest, kept)), 0, in_order=True)
+    reference.compare(list(map(digest, batches)), 1, in_order=True)
+    del batches, batch
+
+
+def test_a_loop_that_keeps_all_batches_gets_more_than_the_object_store_holds() -> None:
+    options = {"num_samples": 600, "nbytes": LARGE}  # 180 MB, and the store has 80
+    reference = Reference(lambda: make(kwargs=options))
+    with make(kwargs=options, actors=3) as loader:
+        batches = list(loader)
+    reference.compare(list(map(digest, batches)), 0, in_order=True)
+
+
+def test_without_order_each_batch_comes_once() -> None:
+    reference = Reference(make)
+    with make(actors=3, in_order=False) as loader:
+        reference.compare(list(map(digest, loader)), 0, in_order=False)
+
+
+def test_a_run_resumes_with_another_number_of_actors() -> None:
+    reference = Reference(make)
+    with make(actors=3) as loader:
+        iterator = iter(loader)
+        first = [digest(next(iterator)) for _ in range(9)]
+        state = loader.state_dict()
+    with make(actors=1) as loader:
+        loader.load_state_dict(state)
+        reference.compare(first + list(map(digest, loader)), 0, in_order=True)
+
+
+def test_a_seek_drops_what_was_built_ahead() -> None:
+    reference = Reference(make)
+    with make(actors=2) as loader:
+        for epoch in (5, 1, 3):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                assert digest(batch) == reference.epoch(epoch)[0]
+                break
+
+
+def test_actors_are_added_and_removed_while_the_loop_runs() -> None:
+    reference = Reference(lambda: make(kwargs={"num_samples": 800}))
+    with make(kwargs={"num_samples": 800}, actors=1) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(digest(batch))
+            if number == 10:
+                loader.resize(4)
+                wait_until(lambda: len(actor_pids(loader)) == 4, "four actors", 60)
+            if number == 60:
+                loader.resize(2)
+        reference.compare(got, 0, in_order=True)
+        wait_until(lambda: len(actors_of(loader)) == 2, "two actors")
+        assert sorted(actor.worker_id for actor in actors_of(loader)) == [0, 1]
+
+
+# Failures
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_killed_actors_are_replaced_and_nothing_is_lost() -> None:
+    rng, reference = Random(1), Reference(lambda: make(kwargs={"num_samples": 3000}))
+    with make(kwargs={"num_samples": 3000}, actors=3, worker_restarts=100) as loader:
+        got, num_killed = [], 0
+        for number, batch in enumerate(loader):
+            got.append(digest(batch))
+            if number % 18 == 9 and num_killed < 20:
+                wait_until(lambda: bool(actor_pids(loader)), "an actor", 60)
+                os.kill(rng.choice(actor_pids(loader)), signal.SIGKILL)
+                num_killed += 1
+        assert num_killed == 20
+        assert loader.report()["worker_restarts"] >= 15  # two may be killed that are replaced only once, or at the end
+    reference.compare(got, 0, in_order=True)
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_nodes_that_die_with_their_object_stores_lose_nothing(cluster: SmallCluster) -> None:
+    options = {"num_samples": 1600, "nbytes": LARGE // 4}
+    rng, reference = Random(2), Reference(lambda: make(kwargs=options))
+    with make(kwargs=options, actors=5, worker_restarts=100) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(digest(batch))
+            if number % 35 == 20 and number < 180:
+                cluster.kill_node(rng)
+                cluster.add_node()
+    reference.compare(got, 0, in_order=True)
+
+
+def test_an_actor_that_dies_again_and_again_ends_the_loop_with_an_error_that_says_where() -> None:
+    options = {"kwargs": {"deed": "exit-7"}, "validate": False, "shuffle": False}
+    warned = pytest.warns(SwiftLoaderWarning, match="Ray actor")
+    with make(Misbehaving, actors=2, **options) as loader, warned, pytest.raises(WorkerDied) as caught:
+        list(loader)
+    assert "has ended two workers" in str(caught.value)
+    assert "batch 1 of epoch 0" in str(caught.value)
+    assert "Ray says" in str(caught.value)
+
+
+def test_an_actor_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
+    kwargs = {"deed": "hang", "marker": str(tmp_path / "hangs")}
+    options = {"kwargs": kwargs, "validate": False, "shuffle": False, "timeout": 3}
+    stalled = pytest.raises(WorkerStalled, match="dataset index 13")
+    with make(Misbehaving, actors=1, **options) as loader, pytest.warns(SwiftLoaderWarning) as caught, stalled:
+        list(loader)
+    assert "in misbehave" in str(caught[0].message)
+
+
+def test_an_error_of_the_dataset_arrives_as_it_is() -> None:
+    failed = pytest.raises(CustomError, match="no luck")
+    with make(Misbehaving, actors=2, validate=False, shuffle=False) as loader, failed as caught:
+        list(loader)
+    assert "a Ray actor, pid" in str(caught.value.__cause__)
+    assert "batch 1 of epoch 0" in str(caught.value.__cause__)
+
+
+def test_an_error_while_building_the_dataset_arrives_as_it_is() -> None:
+    with make(FailsToBuild, actors=2) as loader, pytest.raises(CustomError, match="no luck"):
+        loader.start()
+
+
+def test_actors_that_end_while_building_the_dataset_are_an_error_with_the_reason() -> None:
+    loader = make(FailsToBuild, kwargs={"deed": "exit-3"}, actors=2)
+    with loader, pytest.raises(WorkerDied, match="Ray says"):
+        loader.start()
+
+
+def test_actors_without_a_place_are_an_error_that_says_what_there_is() -> None:
+    wanted = executor(2, resources={"nowhere": 1}, placement_warning=0.2, placement_timeout=1)
+    warned = pytest.warns(SwiftLoaderWarning, match="1 nowhere")
+    with make(Counting, actors=2, executor=wanted) as loader, warned, pytest.raises(WorkerStalled) as caught:
+        loader.start()
+    assert "2 of 2 Ray actors wait for room" in str(caught.value)
+    assert "CPU" in str(caught.value)
+
+
+def test_a_warning_says_that_some_actors_have_no_place(cluster: SmallCluster) -> None:
+    wanted = executor(4, num_cpus=cluster.num_cpus, placement_warning=0.5)  # of three nodes
+    warned = pytest.warns(SwiftLoaderWarning, match="1 of 4 Ray actors wait for room")
+    with make(Slow, kwargs={"num_samples": 400, "seconds": 0.02}, actors=4, executor=wanted) as loader, warned:
+        assert len(ids_of(loader)) == 400
+
+
+def test_close_ends_all_actors_in_time_even_if_one_hangs(tmp_path: Path) -> None:
+    marker = tmp_path / "hangs"
+    loader = make(Misbehaving, kwargs={"deed": "hang", "marker": str(marker)}, actors=2, validate=False, shuffle=False)
+    next(iter(loader))
+    wait_until(marker.exists, "an actor that hangs", 60)
+    pids = actor_pids(loader)
+    began_s = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began_s < 5
+    assert pids
+    wait_until(lambda: all(map(is_gone, pids)), "the end of the actors")
+
+
+# The drop-in class
+
+
+def flat(content: Any) -> list[Any]:
+    return [part for one in content for part in flat(one)] if isinstance(content, (list, tuple)) else [content]
+
+
+def run(loader: DataLoader[Any], num_epochs: int = 2) -> list[Any]:
+    torch.manual_seed(3)
+    return [
+        one.tolist() if isinstance(one, torch.Tensor) else one for _ in range(num_epochs) for one in flat([*loader])
+    ]
+
+
+class Remembers(Counting):
+    """Counts what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.num_given = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_given += 1
+        return index, self.num_given
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.num_given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_given = state["given"]
+
+
+class Shares(torch.utils.data.IterableDataset[int]):
+    """Shares out numbers to the workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 50, info.num_workers))
+
+
+def datasets() -> dict[str, tuple[Any, dict[str, Any]]]:
+    tensors = TensorDataset(torch.arange(4000.0).reshape(40, 100), torch.arange(40))
+    return {
+        "tensors": (tensors, {"shuffle": True}),
+        "stateful": (Remembers(), {}),
+        "stream": (Shares(), {"persistent_workers": True}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["tensors", "stateful", "stream"])
+def test_a_dataloader_gives_the_same_and_resumes(kind: str) -> None:
+    dataset, options = datasets()[kind]
+
+    def loader(**workers: Any) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_size=4, **options, **workers)
+
+    local, remote = {"num_workers": 2}, {"executor": executor(2)}
+    assert run(loader(**remote)) == run(loader(**local))
+    torch.manual_seed(3)
+    begun = loader(**remote)
+    iterator = iter(begun)
+    first = [next(iterator) for _ in range(3)]
+    state = begun.state_dict()
+    resumed = loader(**remote)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    torch.manual_seed(3)
+    whole = list(loader(**local))
+    assert [torch.as_tensor(x).tolist() for x in flat(first + rest)] == [
+        torch.as_tensor(x).tolist() for x in flat(whole)
+    ]
+
+
+# Whole programs
+
+SCRIPT = """
+import json, os, sys
+import numpy as np
+from swift_loader import RayExecutor, SwiftLoader
+from swift_loader.executors.ray.connection import imported_ray
+
+class Point:
+    def __init__(self, x): self.x = x
+
+class Points:
+    def __len__(self): return 20
+    def __getitem__(self, index): return Point(index)
+
+def together(points): return Point(sum(point.x for point in points))
+
+ray = imported_ray()
+with SwiftLoader(Points, batch_size=5, shuffle=False, collate_fn=together, executor=RayExecutor(2)) as loader:
+    batches = list(loader)
+    assert ray.is_initialized()
+    print(json.dumps([batch.x for batch in batches]), type(batches[0]) is Point)
+    if "--wait" in sys.argv:
+        handles = loader._session.dispatcher._executor._supervisor.workers.values()
+        print(json.dumps([handle.process.pid for handle in handles if handle.process.pid]), flush=True)
+        sys.stdin.read()
+print(ray.is_initialized())
+"""
+
+
+def start_script(cluster: SmallCluster, folder: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    given = {**os.environ, "RAY_ADDRESS": cluster.address, **environ}
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        env=given,
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_script_is_connected_and_disconnected_and_its_classes_arrive(cluster: SmallCluster, tmp_path: Path) -> None:
+    out, errors = start_script(cluster, tmp_path).communicate(timeout=120)
+    assert out.splitlines() == ["[10, 35, 60, 85] True", "False"], errors
+
+
+def test_the_actors_of_a_killed_trainer_end(cluster: SmallCluster, tmp_path: Path) -> None:
+    with start_script(cluster, tmp_path, "--wait") as trainer:
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        pids = json.loads(trainer.stdout.readline())
+        assert not any(map(is_gone, pids))
+        trainer.kill()
+    assert pids
+    wait_until(lambda: all(map(is_gone, pids)), "the end of the actors", 60)
+
+
+def test_without_a_cluster_the_error_says_how_to_start_one(cluster: SmallCluster, tmp_path: Path) -> None:
+    out, errors = start_script(cluster, tmp_path, RAY_ADDRESS="127.0.0.1:1").communicate(timeout=120)
+    assert out == ""
+    assert "ConnectionError: there is no Ray cluster at address='127.0.0.1:1'" in errors
+    assert "ray start --head" in errors
