@@ -128,6 +128,9 @@ class DeliveryOptions:
     )
     """Where further workers are. They count in `num_workers`. None: all of them are on this machine."""
 
+    num_local: int = 0
+    """With an executor: how many of the workers are on this machine. They have the lowest ids."""
+
     @property
     def is_auto(self) -> bool:
         """Whether the loader chooses the number of workers itself, while it runs."""
@@ -273,12 +276,13 @@ def with_executor(delivery: DeliveryOptions) -> DeliveryOptions:
     """
     if delivery.executor is None:
         return delivery
-    if delivery.is_auto or delivery.worker_type is WorkerType.THREAD or delivery.num_workers:
+    if delivery.is_auto or delivery.worker_type is WorkerType.THREAD:
         raise ValueError(
-            "executor=RayExecutor(...) says where the workers are and how many; leave the number of local workers and "
-            "worker_type out"
+            "worker_per_consumer='auto' and worker_type='thread' don't work with executor=; give the number of worker "
+            "processes on this machine, or leave them out"
         )
-    return replace(delivery, num_workers=check_integer("num_workers", delivery.executor.num_workers, 1, MAX_WORKERS))
+    total = check_integer("num_workers", delivery.num_workers + delivery.executor.num_workers, 1, MAX_WORKERS)
+    return replace(delivery, num_workers=total, num_local=delivery.num_workers)
 
 
 def default_seed() -> int:

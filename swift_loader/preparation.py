@@ -27,7 +27,8 @@ class Preparation:
         """The dataset in this process; None if it isn't built here."""
         self._supervisor: Starter | None = None
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
-        if options.delivery.num_workers and options.delivery.executor is None:
+        delivery = options.delivery
+        if delivery.num_local if delivery.executor is not None else delivery.num_workers:
             warm_up(options.workers.start_method, options.workers.modules)
 
     def use_options(self, options: Options) -> None:

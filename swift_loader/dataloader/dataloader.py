@@ -156,6 +156,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
         }
+        self.executor = executor  # first, because torch asks whether there are too many workers
         super().__init__(
             dataset,
             batch_size,
@@ -180,7 +181,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.worker_restarts = worker_restarts
         self.stall_warning = stall_warning
         self.workers = workers
-        self.executor = executor
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
@@ -215,6 +215,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self.workers is not None:
             self.workers.add(self)
         warm_root(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn as torch does if this machine has fewer cores than workers, unless they are elsewhere."""
+        if self.executor is None:
+            super().check_worker_number_rationality()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from swift_loader.executors.base import Executor
@@ -100,7 +101,13 @@ def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = 
     if options.executor is not None:
         from swift_loader.executors.ray.supervisor import RaySupervisor
 
-        return RaySupervisor(spec, options, options.executor, wording)
+        remote = RaySupervisor(spec, options, options.executor, wording)
+        if not options.num_local:
+            return remote
+        from swift_loader.executors.ray.mixed import MixedStarter
+
+        here = replace(options, num_workers=options.num_local, executor=None, num_local=0)
+        return MixedStarter(make_starter(spec, here, wording), remote)
     if spec.options.start_method.on(PLATFORM) is StartMethod.PORTABLE:
         from swift_loader.executors.portable.supervisor import PortableSupervisor
 
@@ -161,7 +168,12 @@ def make_executor(
     if isinstance(starter, (Supervisor, SeatSupervisor)):
         return ProcessExecutor(starter, metrics, log, on_segment, group)
     from swift_loader.executors.ray.executor import ActorExecutor
+    from swift_loader.executors.ray.mixed import MixedExecutor, MixedStarter
     from swift_loader.executors.ray.supervisor import RaySupervisor
 
+    if isinstance(starter, MixedStarter):
+        local = make_executor(starter.local, metrics, log, on_segment, note)
+        assert isinstance(local, (ProcessExecutor, PortableExecutor))
+        return MixedExecutor(local, ActorExecutor(starter.remote, metrics, log, on_segment, note), starter.num_local)
     assert isinstance(starter, RaySupervisor)
     return ActorExecutor(starter, metrics, log, on_segment, note)

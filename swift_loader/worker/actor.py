@@ -100,6 +100,8 @@ class BatchActor:
         """The slot of the last answer."""
         self._counters: CounterWriter | None = None
         """Known once there are tasks."""
+        self._newest = 0
+        """The current generation."""
         self._thread_id = 0
         """Of the thread that builds."""
         self._end = threading.Event()
@@ -141,6 +143,7 @@ class BatchActor:
         if service is not None:
             self._channel.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
             self._loop = TaskLoop(self._channel, service.builder, self._slots, lambda: service.judge(service.report))
+            self._loop.newest_generation = self._newest
             self._counters = service.builder.counters
         return Answer(self._channel.take_sent(), None)
 
@@ -168,8 +171,9 @@ class BatchActor:
 
     def use_generation(self, generation: int) -> None:
         """Skip tasks of earlier generations."""
+        self._newest = max(self._newest, generation)
         if self._loop is not None:
-            self._loop.newest_generation = max(self._loop.newest_generation, generation)
+            self._loop.newest_generation = self._newest
 
     def position(self) -> int | None:
         """Return how many samples of the current batch are done; None if that is unknown."""

@@ -106,7 +106,7 @@ def actor_pids(loader: SwiftLoader) -> list[int]:
 def is_gone(pid: int) -> bool:
     """Return whether a process has ended."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

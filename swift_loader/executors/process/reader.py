@@ -96,7 +96,8 @@ class MessageReader:
         """
         self._resumes = resumes
         self._batches = batches
-        self._datasets = datasets
+        self.datasets = datasets
+        """Compares the workers' datasets."""
         self._explainer = explainer
         self._metrics = metrics
         self._on_segment = on_segment
@@ -199,7 +200,7 @@ class MessageReader:
     def _read_ready(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> Event | None:
         report = worker.note_ready(frame, descriptors)
         try:
-            differing = self._datasets.compare(report, self._explainer.who(worker))
+            differing = self.datasets.compare(report, self._explainer.who(worker))
         except DatasetMismatch as error:
             return ExecutorFailed(error)
         if not differing:
@@ -210,7 +211,7 @@ class MessageReader:
     def _read_rechecked(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         verdicts = messages.Verdicts.unpack(frame).by_index
         try:
-            self._datasets.settle(worker.suspected, verdicts, self._explainer.who(worker))
+            self.datasets.settle(worker.suspected, verdicts, self._explainer.who(worker))
         except DatasetMismatch as error:
             return ExecutorFailed(error)
         return Ready(worker.serial, worker.worker_id)

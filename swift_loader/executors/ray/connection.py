@@ -10,11 +10,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["Connection", "imported_ray"]
+__all__ = ["Connection", "describe_room", "imported_ray"]
 
 
 def imported_ray() -> Any:
@@ -107,9 +107,7 @@ class Connection:
     def describe(self) -> str:
         """Return what the cluster has and what of it is free, in words."""
         total, free = self.ray.cluster_resources(), self.ray.available_resources()
-        names = sorted(name for name in total if not name.startswith(("node:", "object_store_memory")))
-        parts = [f"{free.get(name, 0):g} of {total[name]:g} {name}" for name in names]
-        return f"{len(self.nodes())} nodes with {', '.join(parts) or 'no resources'} free"
+        return describe_room(len(self.nodes()), total, free)
 
     def store_nbytes(self) -> int:
         """Return the size of this node's object store."""
@@ -131,6 +129,17 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Connection {'open' if self.ray is not None else 'closed'}{', ours' * self._is_ours}>"
+
+
+def describe_room(num_nodes: int, total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Return what a cluster has and what of it is free, in words."""
+    parts = []
+    for name in sorted(total):
+        if name == "memory":
+            parts.append(f"{free.get(name, 0) / 1e9:.3g} of {total[name] / 1e9:.3g} GB of memory")
+        elif name != "object_store_memory" and not name.startswith("node:"):
+            parts.append(f"{free.get(name, 0):g} of {total[name]:g} {name}")
+    return f"{num_nodes} nodes with {', '.join(parts) or 'nothing'} free"
 
 
 def _knock(address: str) -> None:

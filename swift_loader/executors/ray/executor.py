@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import Hang
+from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.ray.calls import told_by_ray
-from swift_loader.executors.ray.inbox import ActorInbox, RayWorker, inboxes_of
+from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker, inboxes_of
 from swift_loader.executors.ray.supervisor import RaySupervisor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
+from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import (
@@ -100,34 +102,77 @@ class ActorExecutor:
         """
         supervisor, options = self._supervisor, self._supervisor.options
         built = supervisor.wait_first_build(self._warn_of_build, options.stall_warning_s, warn)
+        self._begin(Plan.of(built.num_samples, supervisor.spec.plan), built.build_s)
+        # What has come up to now wasn't taken, the first build first.
+        others = (worker for worker in supervisor.workers.values() if worker is not built.worker)
+        supervisor.post([built.worker, *others])
+
+    def connect(self) -> None:
+        """Connect this process to the cluster, and have Ray start the actors. Returns at once.
+
+        Raises:
+            ImportError: Ray isn't installed.
+            ConnectionError: There is no cluster.
+            EncodeError: The dataset or a function can't be sent.
+        """
+        self._supervisor.start_first()
+
+    @property
+    def options(self) -> DeliveryOptions:
+        """How batches are delivered, with the number of workers now."""
+        return self._supervisor.options
+
+    def start_beside(
+        self, plan: Plan, build_s: float, datasets: DatasetCheck, post: Callable[[Sequence[Posted]], None]
+    ) -> None:
+        """Use the actors beside other workers, which have built the dataset. Waits for no actor. Call `connect` first.
+
+        Args:
+            plan: The plan that all workers start with.
+            build_s: Seconds that the first build of the dataset took.
+            datasets: Compares what all workers have built.
+            post: Gets each actor that may have an answer, and events. Any thread calls it.
+        """
+        supervisor = self._supervisor
+        supervisor.datasets, supervisor.post = datasets, post
+        self._begin(plan, build_s)
+        supervisor.post(list(supervisor.workers.values()))
+
+    def _begin(self, plan: Plan, build_s: float) -> None:
+        """Make what exists once the dataset is built."""
+        supervisor, options = self._supervisor, self._supervisor.options
         supervisor.make_store(self._on_segment)
-        plan = Plan.of(built.num_samples, supervisor.spec.plan)
-        explainer = Explainer(options, plan, supervisor.definitions, built.build_s, supervisor.wording)
+        explainer = Explainer(options, plan, supervisor.definitions, build_s, supervisor.wording)
         batches = BatchReader(supervisor.definitions, options.batch_decoder)
         # The store tells of its segments: what the reader sees are no segments.
         reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, None, self._resumes)
         self._running = _Running(plan, explainer, reader, inboxes_of(supervisor.mailbox, reader))
-        # What has come up to now wasn't taken, the first build first.
-        others = (worker for worker in supervisor.workers.values() if worker is not built.worker)
-        supervisor.mailbox.post([built.worker, *others])
         self._watch_placement()
 
     def _warn_of_build(self) -> None:
         warn(f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far")
 
     def _watch_placement(self) -> None:
-        """Warn once if actors have no place after a while."""
-        supervisor = self._supervisor
-        if supervisor.placement_warning_s is None or not supervisor.num_unplaced or self._placement is not None:
+        """Warn if an actor has no place after a while. Any thread."""
+        limit_s = self._supervisor.placement_warning_s
+        if limit_s is None or self._placement is not None or not self._supervisor.num_unplaced():
             return
-        self._placement = threading.Timer(supervisor.placement_warning_s, self._warn_of_placement)
+        self._placement = threading.Timer(limit_s, self._look_at_placement, [limit_s])
         self._placement.name, self._placement.daemon = "swift_loader-placement", True
         self._placement.start()
 
-    def _warn_of_placement(self) -> None:
+    def _look_at_placement(self, limit_s: float) -> None:
         self._placement = None
-        if self._supervisor.num_unplaced:
-            self._note(f"{self._supervisor.unplaced_text()}. The others go on without them")
+        supervisor = self._supervisor
+        try:
+            num_late = supervisor.num_unplaced(limit_s)
+            if num_late:
+                rest = ". The others go on without them" if num_late < len(supervisor.workers) else ""
+                self._note(f"{supervisor.unplaced_text()}{rest}")
+            else:
+                self._watch_placement()
+        except Exception as error:  # the connection has ended meanwhile
+            self._log(f"asking Ray for the cluster's resources failed: {error}")
 
     # What it is -------------------------------------------------------------------------------------------------------
 
@@ -233,7 +278,7 @@ class ActorExecutor:
             return f"{explainer.replacement(about, worker)}{_told_by_ray(worker)}"
         if about.worker is None:
             waiting = f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
-            return f"{waiting}. {self._supervisor.unplaced_text()}" if self._supervisor.num_unplaced else waiting
+            return f"{waiting}. {self._supervisor.unplaced_text()}" if self._supervisor.num_unplaced() else waiting
         worker = self._worker(about.worker)
         stacks = attached(traces=worker.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"

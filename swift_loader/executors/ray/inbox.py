@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
+from swift_loader.executors.base import Inbox
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.calls import ActorCalls, Broken, Lost
@@ -20,9 +21,10 @@ from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
 from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed, Failed
-from swift_loader.transport.frames import Received
+from swift_loader.transport.frames import Kind, Received, unpack_frame
+from swift_loader.transport.messages import Batch
 
-__all__ = ["ActorInbox", "Posted", "RayWorker", "inboxes_of"]
+__all__ = ["ActorInbox", "Posted", "RayWorker", "inboxes_of", "read_answers"]
 
 RayWorker = Handle[ActorCalls, ActorProcess]
 
@@ -49,35 +51,12 @@ class ActorInbox:
             events: list[Event] = []
             for one in posted:
                 if isinstance(one, Handle):
-                    self._read(one, events)
+                    read_answers(one, self._reader, self, events)
                 else:
                     events.append(one)
             if events or not posted:
                 return events
             self.is_taking_in = False  # there were only answers that are no events, or not their turn
-
-    def _read(self, worker: RayWorker, events: list[Event]) -> None:
-        """Add the events of all answers that are here."""
-        while (answer := worker.channel.take()) is not None:
-            if isinstance(answer, Lost):
-                worker.process.note_loss(answer.reason)
-                events.append(Disconnected(worker.serial, worker.worker_id))
-            elif isinstance(answer, Broken):
-                events.append(_failure_of(worker, answer.error))
-            else:
-                assert isinstance(worker.memory, ActorMemory)
-                worker.memory.arrive(answer.memory)
-                self._read_messages(worker, answer.messages, events)
-
-    def _read_messages(self, worker: RayWorker, messages: Sequence[bytes], events: list[Event]) -> None:
-        try:
-            for message in messages:
-                event = self._reader.read(worker, Received(memoryview(message), []), self)
-                if event is not None:
-                    events.append(event)
-        except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
-            worker.channel.close()
-            events.append(ExecutorFailed(error))
 
     def wake(self) -> None:
         """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
@@ -91,9 +70,47 @@ class ActorInbox:
         return f"<ActorInbox of {self._waiting!r}>"
 
 
+def read_answers(worker: RayWorker, reader: MessageReader, inbox: Inbox, events: list[Event]) -> None:
+    """Add the events of all answers of a worker that are here. `inbox` gets what interrupts the decoding."""
+    while (answer := worker.channel.take()) is not None:
+        if isinstance(answer, Lost):
+            worker.process.note_loss(answer.reason)
+            events.append(Disconnected(worker.serial, worker.worker_id))
+        elif isinstance(answer, Broken):
+            events.append(_failure_of(worker, answer.error))
+        else:
+            assert isinstance(worker.memory, ActorMemory)
+            worker.memory.arrive(answer.memory)
+            _read_messages(worker, answer.messages, reader, inbox, events)
+
+
+def _read_messages(
+    worker: RayWorker, messages: Sequence[bytes], reader: MessageReader, inbox: Inbox, events: list[Event]
+) -> None:
+    try:
+        for message in messages:
+            event = reader.read(worker, Received(_in_our_time(worker, message), []), inbox)
+            if event is not None:
+                events.append(event)
+    except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
+        worker.channel.close()
+        events.append(ExecutorFailed(error))
+
+
 def inboxes_of(mailbox: Mailbox[Posted], reader: MessageReader) -> list[ActorInbox]:
     """Return the loop's inbox, and that of the thread that leads while the loop is busy."""
     return [ActorInbox(mailbox.of_loop, reader), ActorInbox(mailbox.of_receiver, reader)]
+
+
+def _in_our_time(worker: RayWorker, message: bytes) -> memoryview:
+    """Return a message in which a batch of another machine, which has another clock, ends when it is here."""
+    frame = unpack_frame(memoryview(message))
+    if frame.kind is not Kind.BATCH or not worker.process.is_elsewhere:
+        return memoryview(message)
+    batch = Batch.unpack(frame)
+    batch.began_ns = time.perf_counter_ns() - batch.fetch_ns - batch.collate_ns - batch.encode_ns
+    batch.meta = bytes(batch.meta)
+    return memoryview(batch.pack())
 
 
 def _failure_of(worker: RayWorker, error: BaseException) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -10,9 +11,11 @@ from typing import Any
 
 from swift_loader.executors.ray.calls import ActorCalls, future_of
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Place
+from swift_loader.worker.actor import Place, machine_id
 
 __all__ = ["ActorProcess"]
+
+_HERE = machine_id()
 
 _REQUEST_S = 0.5
 """How long an actor may take to answer a request, when somebody waits for it."""
@@ -29,6 +32,7 @@ class ActorProcess:
         self._is_killed = False
         self.loss: BaseException | None = None
         """Why nothing more comes from it, as Ray says."""
+        self._began_s = time.monotonic()
         self._where: Place | None = None
         self._introduction: Future[Any] | None = future_of(actor.introduce.remote(), note_placed)
         """None: closed."""
@@ -40,6 +44,16 @@ class ActorProcess:
         if self._where is None and known is not None and known.done() and known.exception() is None:
             self._where = known.result()
         return self._where
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on another machine than this process."""
+        where = self.where
+        return where is not None and where.machine != _HERE
+
+    def has_waited(self, for_s: float) -> bool:
+        """Return whether it has had no place for so many seconds."""
+        return not self.is_placed and time.monotonic() - self._began_s >= for_s
 
     @property
     def is_placed(self) -> bool:

@@ -43,7 +43,10 @@ from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["END_LIMIT_S", "FirstBuild", "RaySupervisor"]
+__all__ = ["END_LIMIT_S", "FIRST_SERIAL", "FirstBuild", "RaySupervisor"]
+
+FIRST_SERIAL = 1 << 20
+"""Serial numbers of actors begin here, so that workers on this machine have others."""
 
 END_LIMIT_S = 1.5
 """How long `close` waits until Ray says that the actors have ended."""
@@ -98,6 +101,8 @@ class RaySupervisor:
         self.datasets = DatasetCheck()
         self.mailbox: Mailbox[Posted] = Mailbox()
         """Gets each worker that may have an answer."""
+        self.post: Callable[[Sequence[Posted]], None] = self.mailbox.post
+        """Posts there, or where another executor listens."""
         self.workers: dict[int, RayWorker] = {}
         """By serial number. Replaced as a whole, under the lock, so that any thread may read it."""
         self._wanted = executor
@@ -111,7 +116,7 @@ class RaySupervisor:
         """Ray's reference to the payload in the object store. None: not started."""
         self._actor_class: Any = None
         self._store: ArrivalStore | None = None
-        self._num_started = 0
+        self._num_started = FIRST_SERIAL
         self._num_begun = 0
         """How often all actors were lost before one of them had built the dataset."""
         self._generation = 0
@@ -140,7 +145,7 @@ class RaySupervisor:
             self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
             self._actor_class = self._make_class()
             self._began_s = time.monotonic()
-            for worker_id in range(self.options.num_workers):
+            for worker_id in range(self.options.num_local, self.options.num_workers):
                 self._start(worker_id)
 
     def _packed(self) -> tuple[PayloadLayout, Any, Definitions]:
@@ -271,17 +276,14 @@ class RaySupervisor:
 
     def unplaced_text(self) -> str:
         """Return how many actors have no place, what they ask for, and what the cluster has."""
-        workers = self.workers.values()
-        num_unplaced = sum(not worker.process.is_placed for worker in workers)
         return (
-            f"{num_unplaced} of {len(workers)} Ray actors wait for room. Each asks for {self._wanted.describe_need()}. "
-            f"The cluster has {self._connection.describe()}"
+            f"{self.num_unplaced()} of {len(self.workers)} Ray actors wait for room. Each asks for "
+            f"{self._wanted.describe_need()}. The cluster has {self._connection.describe()}"
         )
 
-    @property
-    def num_unplaced(self) -> int:
-        """How many actors have no place yet."""
-        return sum(not worker.process.is_placed for worker in self.workers.values())
+    def num_unplaced(self, for_s: float = 0.0) -> int:
+        """Return how many actors have had no place for so many seconds."""
+        return sum(worker.process.has_waited(for_s) for worker in self.workers.values())
 
     @property
     def placement_warning_s(self) -> float | None:
@@ -320,7 +322,7 @@ class RaySupervisor:
     def _announce(self, serial: int) -> None:
         worker = self.workers.get(serial)
         if worker is not None:
-            self.mailbox.post([worker])
+            self.post([worker])
 
     def processes(self) -> list[ActorProcess]:
         """Return the actors, by id; without those that are just being replaced."""
@@ -350,7 +352,7 @@ class RaySupervisor:
         worker.channel.close()
         worker.process.kill()
         is_at_work = bool(worker.tasks) and worker.process.has_crashed
-        self.mailbox.post([Ended(worker.serial, worker.worker_id, Death(None, is_at_work))])
+        self.post([Ended(worker.serial, worker.worker_id, Death(None, is_at_work))])
 
     def release(self, worker: RayWorker) -> list[Segment]:
         """Forget a worker that was reaped."""

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from swift_loader import DataLoader, RayExecutor, SwiftLoader
+from tests.support.datasets import Counting
+
+COUNTING: Any = Counting()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"num_workers": 0}, ValueError, "num_workers=0 is too small; it must be at least 1"),
+        ({"num_workers": "many"}, TypeError, "it must be an integer"),
+        ({"num_cpus": -1}, ValueError, "num_cpus=-1 is too small; it must be at least 0"),
+        ({"num_cpus": "1"}, TypeError, "it must be a number"),
+        ({"memory": 0.5}, TypeError, "it must be an integer"),
+        ({"resources": ["data"]}, TypeError, "resources is a list; it must be a dict, or None"),
+        ({"resources": {"CPU": 1}}, ValueError, "use num_cpus and memory"),
+        ({"resources": {"data": -1}}, ValueError, r"resources\['data'\]=-1 is too small"),
+        ({"runtime_env": "env"}, TypeError, "runtime_env is a str; it must be a dict, or None"),
+        ({"scheduling_strategy": "spread"}, ValueError, "must be one of 'SPREAD', 'DEFAULT'"),
+        ({"address": 6379}, TypeError, "address is a int; it must be a text, or None"),
+        ({"placement_timeout": -1}, ValueError, "must be at least 0 seconds"),
+        ({"placement_warning": "soon"}, TypeError, "must be a number of seconds"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_it_is_given(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        RayExecutor(**{"num_workers": 2, **options})
+
+
+def test_it_says_what_an_actor_asks_for() -> None:
+    assert RayExecutor(2).describe_need() == "1 CPU"
+    wanted = RayExecutor(2, num_cpus=0.5, resources={"data": 1}, memory=10**9)
+    assert wanted.describe_need() == "0.5 CPU, 1 data, 1000000000 bytes of memory"
+
+
+def test_its_text_has_what_was_chosen_and_no_secrets() -> None:
+    given = RayExecutor(4, num_cpus=2, runtime_env={"env_vars": {"TOKEN": "secret"}})
+    assert repr(given) == "RayExecutor(num_workers=4, num_cpus=2.0)"
+
+
+def test_it_can_be_pickled_and_compared() -> None:
+    given = RayExecutor(4, resources={"data": 1})
+    assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_a_loader_has_as_many_workers_as_its_executor() -> None:
+    assert SwiftLoader(Counting, executor=RayExecutor(3)).worker_per_consumer == 3
+    assert DataLoader(COUNTING, executor=RayExecutor(3)).num_workers == 3
+    assert SwiftLoader(Counting).worker_per_consumer == 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda e: SwiftLoader(Counting, executor=e), lambda e: DataLoader(COUNTING, executor=e)]
+)
+def test_another_object_is_no_executor(make: Any) -> None:
+    with pytest.raises(TypeError, match=r"executor is a int; it must be a swift_loader\.RayExecutor, or None"):
+        make(4)
+
+
+@pytest.mark.parametrize("options", [{"worker_per_consumer": "auto"}, {"worker_type": "thread"}])
+def test_a_loader_refuses_other_workers_beside_an_executor(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="executor="):
+        SwiftLoader(Counting, executor=RayExecutor(2), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 4}, {"worker_type": "thread"}, {"start_method": "spawn"}, {"multiprocessing_context": "fork"}],
+)
+def test_a_dataloader_refuses_other_workers_beside_an_executor(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"leave .* out"):
+        DataLoader(COUNTING, executor=RayExecutor(2), **options)
