@@ -17,6 +17,7 @@ import psutil
 from swift_loader import SwiftLoader
 from swift_loader.executors.ray.executor import ActorExecutor
 from swift_loader.executors.ray.inbox import RayWorker
+from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.support.helpers import wait_until
 
 __all__ = ["SmallCluster", "actor_pids", "actors_of", "is_gone", "references", "small_cluster"]
@@ -94,6 +95,8 @@ def actors_of(loader: SwiftLoader) -> list[RayWorker]:
     """Return the executor's handles on all actors that exist."""
     assert loader._session is not None
     executor = loader._session.dispatcher._executor
+    if isinstance(executor, MixedExecutor):
+        executor = executor._remote
     assert isinstance(executor, ActorExecutor)
     return list(executor._supervisor.workers.values())
 

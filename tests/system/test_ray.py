@@ -21,6 +21,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from swift_loader import DataLoader, RayExecutor, SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
+from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.conftest import SWITCH
 from tests.support.checked import Checked, Reference, collate_flat, digest
 from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values
@@ -64,7 +66,8 @@ def make(dataset: Any = Checked, *, workers: int = 0, actors: int = 0, **options
     options = {"seed": 7, "batch_size": 8, "kwargs": {}, **options}
     kwargs = options.pop("kwargs")
     if actors:
-        return SwiftLoader(dataset, kwargs, executor=options.pop("executor", executor(actors)), **options)
+        given = {"executor": executor(actors), "worker_per_consumer": workers, **options}
+        return SwiftLoader(dataset, kwargs, **given)
     return SwiftLoader(dataset, kwargs, worker_per_consumer=workers, **options)
 
 
@@ -164,6 +167,49 @@ def test_actors_are_added_and_removed_while_the_loop_runs() -> None:
         reference.compare(got, 0, in_order=True)
         wait_until(lambda: len(actors_of(loader)) == 2, "two actors")
         assert sorted(actor.worker_id for actor in actors_of(loader)) == [0, 1]
+
+
+def test_processes_of_this_machine_and_actors_build_one_epoch_together() -> None:
+    reference = Reference(lambda: make(kwargs={"num_samples": 1600}))
+    with make(kwargs={"num_samples": 1600}, workers=1, actors=2) as loader:
+        assert loader.worker_per_consumer == 3
+        got = [digest(batch) for _ in range(2) for batch in loader]
+        wait_until(lambda: len(actor_pids(loader)) == 2, "two actors", 60)
+        loader.set_epoch(0)
+        last = [digest(batch) for batch in loader]
+        builders = set(loader._session.observations().batches["worker_id"]) if loader._session else set()
+    reference.compare(got[:200], 0, in_order=True)
+    reference.compare(got[200:], 1, in_order=True)
+    reference.compare(last, 0, in_order=True)
+    assert builders == {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+def test_processes_and_actors_that_are_killed_are_replaced_and_can_be_resized() -> None:
+    reference = Reference(lambda: make(kwargs={"num_samples": 1600}))
+    with make(kwargs={"num_samples": 1600}, workers=2, actors=1, worker_restarts=20) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got.append(digest(batch))
+            if number in (30, 60):
+                wait_until(lambda: bool(actor_pids(loader)), "an actor", 60)
+                os.kill(actor_pids(loader)[0], signal.SIGKILL)
+                os.kill(local_pids(loader)[0], signal.SIGKILL)
+            if number == 90:
+                loader.resize(5)
+            if number == 120:
+                loader.resize(1)
+            if number == 150:
+                loader.resize(3)
+    reference.compare(got, 0, in_order=True)
+
+
+def local_pids(loader: SwiftLoader) -> list[int]:
+    executor = loader._session.dispatcher._executor if loader._session else None
+    assert isinstance(executor, MixedExecutor)
+    local = executor._local
+    assert isinstance(local, ProcessExecutor)
+    return [worker.process.pid for worker in list(local._supervisor.workers.all.values())]
 
 
 # Failures
