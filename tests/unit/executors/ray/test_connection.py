@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,15 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     refused = pytest.raises(ImportError, match=r"pip install 'swift_loader\[ray\]'")
     with SwiftLoader(Counting, executor=RayExecutor(1)) as loader, refused:
         loader.start()
+
+
+def test_nothing_of_ray_is_imported_before_a_loader_starts() -> None:
+    code = (
+        "import sys, swift_loader.executors.ray.mixed, swift_loader.worker.actor; from swift_loader import *; "
+        "SwiftLoader(list, executor=RayExecutor(1)); DataLoader([1], executor=RayExecutor(1)); "
+        "assert 'ray' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_users_connection_is_left_alone(ray: FakeRay) -> None:
