@@ -415,10 +415,27 @@ with SwiftLoader(Points, batch_size=5, shuffle=False, collate_fn=together, execu
 print(ray.is_initialized())
 """
 
+SHUTDOWN = """
+import ray
+from swift_loader import RayExecutor, SwiftLoader, WorkerDied
 
-def start_script(cluster: SmallCluster, folder: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+ray.init(configure_logging=False, log_to_driver=False)
+with SwiftLoader(dataset=list(range(4000)), executor=RayExecutor(1)) as loader:
+    iterator = iter(loader)
+    next(iterator)
+    ray.shutdown()
+    try:
+        list(iterator)
+    except WorkerDied as error:
+        print(str(error)[:42], ray.is_initialized())
+"""
+
+
+def start_script(
+    cluster: SmallCluster, folder: Path, *arguments: str, code: str = SCRIPT, **environ: str
+) -> subprocess.Popen[str]:
     script = folder / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(code)
     given = {**os.environ, "RAY_ADDRESS": cluster.address, **environ}
     return subprocess.Popen(
         [sys.executable, str(script), *arguments],
@@ -445,6 +462,11 @@ def test_the_actors_of_a_killed_trainer_end(cluster: SmallCluster, tmp_path: Pat
         trainer.kill()
     assert pids
     wait_until(lambda: all(map(is_gone, pids)), "the end of the actors", 60)
+
+
+def test_a_shutdown_of_ray_ends_the_loop_and_connects_nothing(cluster: SmallCluster, tmp_path: Path) -> None:
+    out, errors = start_script(cluster, tmp_path, code=SHUTDOWN).communicate(timeout=60)
+    assert out == "this process isn't connected to Ray any mo False\n", errors
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(cluster: SmallCluster, tmp_path: Path) -> None:

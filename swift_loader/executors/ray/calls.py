@@ -54,17 +54,25 @@ def told_by_ray(loss: BaseException) -> str:
 class ActorCalls:
     """The trainer's end of what would be a pipe. The thread that acts sends; the one that leads takes answers."""
 
-    def __init__(self, actor: Any, is_of_call: Callable[[BaseException], bool], announce: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        is_of_call: Callable[[BaseException], bool],
+        announce: Callable[[], None],
+        is_connected: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Call nothing yet.
 
         Args:
             actor: Ray's handle.
             is_of_call: Returns whether the error of a call is the call's own, so that the actor lives.
             announce: Called when there may be something to take. Any thread.
+            is_connected: Returns whether Ray can be called.
         """
         self._actor = actor
         self._is_of_call = is_of_call
         self._announce = announce
+        self._is_connected = is_connected
         self._kept: list[bytes] = []
         """Messages that go with the next task."""
         self._calls: deque[Future[Any]] = deque()
@@ -90,9 +98,11 @@ class ActorCalls:
         if unpack_frame(memoryview(message)).kind is Kind.PLAN:
             return
         kept, self._kept = self._kept, []
+        if not self._is_connected():
+            raise BrokenPipeError(errno.EPIPE, "this process isn't connected to Ray any more")
         try:
             result = self._actor.build.remote(kept)
-        except Exception as error:  # the user has disconnected from Ray
+        except Exception as error:  # the actor was forgotten
             raise BrokenPipeError(errno.EPIPE, f"calling an actor failed: {error}") from error
         self._calls.append(future_of(result, self._announce))
 

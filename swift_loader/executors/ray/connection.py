@@ -56,6 +56,8 @@ class Connection:
         self._address = address
         self._is_ours = False
         """Whether this package made the connection, and this loader counts as its user."""
+        self._job: Any = None
+        """Of the connection. Another one has another job."""
         self.ray: Any = None
         """The module. None: not open."""
 
@@ -81,7 +83,7 @@ class Connection:
                 "this process is connected by Ray Client (ray://), which brings batches through a proxy; run the "
                 "trainer on a node of the cluster, and call ray.init() or ray.init(address='auto')"
             )
-        self.ray = ray
+        self.ray, self._job = ray, ray.get_runtime_context().get_job_id()
 
     def _connect(self, ray: Any) -> None:
         address = self._address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -97,8 +99,12 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls to Ray work: False once the user has called `ray.shutdown()`."""
-        return self.ray is not None and bool(self.ray.is_initialized())
+        """Whether calls to Ray work. False once the user has called `ray.shutdown()`.
+
+        Ask before each call: without a connection, some of Ray's functions would start a cluster.
+        """
+        ray = self.ray
+        return ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_job_id() == self._job)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that are alive, as Ray describes them."""
@@ -106,6 +112,8 @@ class Connection:
 
     def describe(self) -> str:
         """Return what the cluster has and what of it is free, in words."""
+        if not self.is_open:
+            return "no connection to this process any more"
         total, free = self.ray.cluster_resources(), self.ray.available_resources()
         return describe_room(len(self.nodes()), total, free)
 

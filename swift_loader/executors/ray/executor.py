@@ -146,7 +146,9 @@ class ActorExecutor:
         batches = BatchReader(supervisor.definitions, options.batch_decoder)
         # The store tells of its segments: what the reader sees are no segments.
         reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, None, self._resumes)
-        self._running = _Running(plan, explainer, reader, inboxes_of(supervisor.mailbox, reader))
+        self._running = _Running(
+            plan, explainer, reader, inboxes_of(supervisor.mailbox, reader, supervisor.look_at_connection)
+        )
         self._watch_placement()
 
     def _warn_of_build(self) -> None:

@@ -9,7 +9,7 @@ Ray's thread only says which worker may have an answer. The thread that waits ta
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from swift_loader.errors import SharedMemoryFull, SwiftLoaderError
@@ -35,15 +35,24 @@ Posted = RayWorker | Event
 class ActorInbox:
     """One end of the mailbox. See `executors.base.Inbox`."""
 
-    def __init__(self, waiting: ThreadInbox[Any], reader: MessageReader) -> None:
-        """Return the events of what this inbox gets, as the reader reads it."""
+    def __init__(self, waiting: ThreadInbox[Any], reader: MessageReader, look: Callable[[], Event | None]) -> None:
+        """Return the events of what this inbox gets, as the reader reads it.
+
+        Args:
+            waiting: What is posted.
+            reader: Reads the answers.
+            look: Called before each wait. Returns an event if nothing would end the wait.
+        """
         self.interrupt: Exception | None = None
         self.is_taking_in = False
         self._waiting = waiting
         self._reader = reader
+        self._look = look
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what the actors have answered; see `executors.base.Inbox.wait`."""
+        if (seen := self._look()) is not None:
+            return [seen]
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             posted = self._waiting.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
@@ -97,9 +106,9 @@ def _read_messages(
         events.append(ExecutorFailed(error))
 
 
-def inboxes_of(mailbox: Mailbox[Posted], reader: MessageReader) -> list[ActorInbox]:
-    """Return the loop's inbox, and that of the thread that leads while the loop is busy."""
-    return [ActorInbox(mailbox.of_loop, reader), ActorInbox(mailbox.of_receiver, reader)]
+def inboxes_of(mailbox: Mailbox[Posted], reader: MessageReader, look: Callable[[], Event | None]) -> list[ActorInbox]:
+    """Return the loop's inbox, and that of the thread that leads while the loop is busy. See `ActorInbox`."""
+    return [ActorInbox(waiting, reader, look) for waiting in (mailbox.of_loop, mailbox.of_receiver)]
 
 
 def _in_our_time(worker: RayWorker, message: bytes) -> memoryview:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from swift_loader.executors.ray.calls import ActorCalls, future_of
+from swift_loader.executors.ray.connection import Connection
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Place, machine_id
 
@@ -24,9 +25,9 @@ _REQUEST_S = 0.5
 class ActorProcess:
     """See `executors.handle.HandledProcess`. Any thread."""
 
-    def __init__(self, ray: Any, actor: Any, calls: ActorCalls, note_placed: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, actor: Any, calls: ActorCalls, note_placed: Callable[[], None]) -> None:
         """Ask the actor where it is. `note_placed` is called on a thread of Ray once it runs, or never will."""
-        self._ray = ray
+        self._connection = connection
         self._actor = actor
         self._calls = calls
         self._is_killed = False
@@ -83,7 +84,8 @@ class ActorProcess:
     def use_generation(self, generation: int) -> None:
         """Have it skip tasks of earlier generations. Returns at once."""
         with suppress(Exception):  # it is gone
-            self._actor.use_generation.options(concurrency_group="requests").remote(generation)
+            if self._connection.is_open:
+                self._actor.use_generation.options(concurrency_group="requests").remote(generation)
 
     def ask_for_stacks(self, *, by_force: bool = False) -> str:  # noqa: ARG002 - no signal reaches other nodes
         """Return the Python stack of the thread that builds. Blocks for half a second at most."""
@@ -91,11 +93,11 @@ class ActorProcess:
         return str(stacks) if stacks is not None else "(none: the actor doesn't answer)"
 
     def _ask(self, method: str) -> Any:
-        if self.where is None or self.has_ended:
+        if self.where is None or self.has_ended or not self._connection.is_open:
             return None
         with suppress(Exception):  # it is gone, or is too slow
             request = getattr(self._actor, method).options(concurrency_group="requests").remote()
-            return self._ray.get(request, timeout=_REQUEST_S)
+            return self._connection.ray.get(request, timeout=_REQUEST_S)
         return None
 
     def note_loss(self, reason: BaseException) -> None:
@@ -106,7 +108,7 @@ class ActorProcess:
     @property
     def has_crashed(self) -> bool:
         """Whether its process has ended by itself, as far as Ray tells: not its node, and not the connection to it."""
-        is_of_actor = isinstance(self.loss, self._ray.exceptions.ActorDiedError)
+        is_of_actor = type(self.loss).__name__ == "ActorDiedError"
         return is_of_actor and "node has died" not in str(self.loss)
 
     @property
@@ -132,8 +134,8 @@ class ActorProcess:
         """Have Ray end it, whatever it does. Idempotent."""
         self._is_killed = True
         with suppress(Exception):  # it is gone, or this process isn't connected any more
-            if self._ray.is_initialized() and self._actor is not None:
-                self._ray.kill(self._actor, no_restart=True)
+            if self._connection.is_open and self._actor is not None:
+                self._connection.ray.kill(self._actor, no_restart=True)
 
     def close(self) -> None:
         """End it, if it hasn't ended, and drop all that refers to it in Ray. Idempotent."""

@@ -17,7 +17,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
-from swift_loader.errors import LoaderClosed, WorkerStalled
+from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.dataset_check import DatasetCheck
@@ -32,7 +32,7 @@ from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.ray_executor import RayExecutor
-from swift_loader.scheduler.events import Death, Ended
+from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -50,6 +50,9 @@ FIRST_SERIAL = 1 << 20
 
 END_LIMIT_S = 1.5
 """How long `close` waits until Ray says that the actors have ended."""
+
+
+_DISCONNECTED = "this process isn't connected to Ray any more, so its actors have ended. Call ray.shutdown() after the loader's close()"
 
 
 class _State(Enum):
@@ -299,15 +302,15 @@ class RaySupervisor:
         with self._lock:
             self._check_open()
             if not self._connection.is_open:
-                raise LoaderClosed("this process isn't connected to Ray any more: ray.shutdown() was called")
+                raise LoaderClosed(_DISCONNECTED)
             serial, self._num_started = self._num_started, self._num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             has_own = bool(self._wanted.runtime_env and "working_dir" in self._wanted.runtime_env)
             around = Surroundings(import_path(), None if has_own else working_directory())
             actor = self._actor_class.remote()
             announce = partial(self._announce, serial)
-            calls = ActorCalls(actor, self._is_of_call, announce)
-            process = ActorProcess(self._connection.ray, actor, calls, announce)
+            calls = ActorCalls(actor, self._is_of_call, announce, lambda: self._connection.is_open)
+            process = ActorProcess(self._connection, actor, calls, announce)
             calls.begin(actor.start.remote(self._payload, serial, identity, around))
             memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
             worker = Handle(worker_id, serial, calls, process, memory, process.describe)
@@ -315,6 +318,13 @@ class RaySupervisor:
             if self._generation:
                 process.use_generation(self._generation)
         announce()  # an answer may have come before the worker was known
+
+    def look_at_connection(self) -> ExecutorFailed | None:
+        """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
+        if self._connection.is_open or self._state is _State.CLOSED or self._payload is None:
+            return None
+        self._payload = None  # it is told once
+        return ExecutorFailed(WorkerDied(_DISCONNECTED))
 
     def _is_of_call(self, error: BaseException) -> bool:
         return isinstance(error, self._connection.ray.exceptions.RayTaskError)

@@ -26,6 +26,9 @@ class FakeRay(SimpleNamespace):
         self.log.append(address)
         self.is_connected = True
 
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_job_id=lambda: len(self.log))
+
     def shutdown(self) -> None:
         self.log.append("shutdown")
         self.is_connected = False
