@@ -12,19 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
-from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
-from swift_loader.executors.ray.calls import ActorCalls, Lost, told_by_ray
+from swift_loader.executors.ray.calls import Lost, told_by_ray
 from swift_loader.executors.ray.connection import Connection
+from swift_loader.executors.ray.first_build import FirstBuild, Patience, Step, first_build_of, who
 from swift_loader.executors.ray.inbox import Posted, RayWorker
+from swift_loader.executors.ray.launch import ActorLaunch
 from swift_loader.executors.ray.memory import STORE_SHARE, ActorMemory, ArrivalStore
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.executors.thread.inbox import Mailbox
@@ -35,15 +35,13 @@ from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Failure, Identity, Ready, Stage
-from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
+from swift_loader.transport.messages import Identity
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
+from swift_loader.worker.actor import Answer
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["END_LIMIT_S", "FIRST_SERIAL", "FirstBuild", "RaySupervisor"]
+__all__ = ["END_LIMIT_S", "FIRST_SERIAL", "RaySupervisor"]
 
 FIRST_SERIAL = 1 << 20
 """Serial numbers of actors begin here, so that workers on this machine have others."""
@@ -52,33 +50,15 @@ END_LIMIT_S = 1.5
 """How long `close` waits until Ray says that the actors have ended."""
 
 
-_DISCONNECTED = "this process isn't connected to Ray any more, so its actors have ended. Call ray.shutdown() after the loader's close()"
+_DISCONNECTED = "this process isn't connected to Ray any more, so its actors are gone; call ray.shutdown() after close()"
+    "this process isn't connected to Ray any more, so its actors have ended; call ray.shutdown() after close()"
+)
 
 
 class _State(Enum):
     OPEN = "open"
     CLOSED = "closed"
     """No actor starts."""
-
-
-class _Step(NamedTuple):
-    """What is done if the first build takes long."""
-
-    after_s: float | None
-    """None: never."""
-    is_of_building: bool
-    """Whether it is about actors that build the dataset, or about actors that have no place."""
-    act: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class FirstBuild:
-    """The first actor that has built the dataset, or whose set-up as a worker failed then."""
-
-    worker: RayWorker
-    num_samples: int
-    build_s: float
-    """How long that took, with the actor's start."""
 
 
 class RaySupervisor:
@@ -99,8 +79,6 @@ class RaySupervisor:
         self.options = options
         self.wording = wording
         self.owner = ProcessOwner()
-        self.definitions = Definitions()
-        """The definitions that travel by value, under the numbers that the actors use. Known after `start_first`."""
         self.datasets = DatasetCheck()
         self.mailbox: Mailbox[Posted] = Mailbox()
         """Gets each worker that may have an answer."""
@@ -110,14 +88,10 @@ class RaySupervisor:
         """By serial number. Replaced as a whole, under the lock, so that any thread may read it."""
         self._wanted = executor
         self._connection = Connection(executor.address)
+        self._launch = ActorLaunch(spec, executor, self._connection)
         self._lock = threading.RLock()
         """Held while an actor starts, so that none is started after `stop`."""
         self._state = _State.OPEN
-        self._content: tuple[PayloadLayout, Any] | None = None
-        """The payload, until the loader starts: `is_current` compares it."""
-        self._payload: Any = None
-        """Ray's reference to the payload in the object store. None: not started."""
-        self._actor_class: Any = None
         self._store: ArrivalStore | None = None
         self._num_started = FIRST_SERIAL
         self._num_begun = 0
@@ -126,6 +100,11 @@ class RaySupervisor:
         """The current one, for actors that start later."""
         self._first_build: FirstBuild | None = None
         self._began_s = 0.0
+
+    @property
+    def definitions(self) -> Definitions:
+        """The definitions that travel by value, under the numbers that the actors use. Known after `start_first`."""
+        return self._launch.definitions
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -139,36 +118,13 @@ class RaySupervisor:
         """
         with self._lock:
             self._check_open()
-            if self._payload is not None:
+            if self._launch.is_ready:
                 return
             refuse_nesting()
-            layout, memory, self.definitions = self._packed()
-            self._connection.open()
-            self._content = layout, memory
-            self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
-            self._actor_class = self._make_class()
+            self._launch.prepare()
             self._began_s = time.monotonic()
             for worker_id in range(self.options.num_local, self.options.num_workers):
                 self._start(worker_id)
-
-    def _packed(self) -> tuple[PayloadLayout, Any, Definitions]:
-        return pack_payload(self.spec, Environment.of_this_process(self.spec.modules))
-
-    def _make_class(self) -> Any:
-        wanted, ray = self._wanted, self._connection.ray
-        given = dict(wanted.runtime_env or {})
-        # Sets of strings must have one order in all actors.
-        seed = {"PYTHONHASHSEED": environ_for_workers()["PYTHONHASHSEED"]}
-        amounts = {"resources": wanted.resources, "memory": wanted.memory}
-        remote: Any = ray.remote(concurrency_groups={"requests": 1, "end": 1})(BatchActor)
-        return remote.options(
-            num_cpus=wanted.num_cpus,
-            scheduling_strategy=wanted.scheduling_strategy,
-            runtime_env={**given, "env_vars": {**seed, **given.get("env_vars", {})}},
-            max_restarts=0,  # the scheduler decides who is replaced
-            max_task_retries=0,
-            **{name: value for name, value in amounts.items() if value is not None},
-        )
 
     def make_store(self, on_segment: Callable[[Segment], None] | None) -> None:
         """Make the memory in which batches arrive. `on_segment`: see `ArrivalStore`."""
@@ -183,10 +139,7 @@ class RaySupervisor:
 
     def is_current(self) -> bool:
         """Return whether another start would build the same."""
-        if self._content is None or not self._connection.is_open:
-            return False
-        layout, memory, _ = self._packed()
-        return layout == self._content[0] and bool((memory == self._content[1]).all())
+        return self._launch.is_current()
 
     def wait_built(
         self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
@@ -212,20 +165,17 @@ class RaySupervisor:
         """
         self.start_first()
         wanted = self._wanted
-        steps = [
-            _Step(wanted.placement_warning, False, lambda: note(self.unplaced_text())),
-            _Step(wanted.placement_timeout, False, self._give_up),
-            _Step(patience_s, True, on_wait),
-        ]
-        steps = sorted((step for step in steps if step.after_s is not None), key=lambda step: step.after_s or 0.0)
+        waiting = Patience(
+            self._began_s,
+            lambda: any(worker.process.is_placed for worker in self.workers.values()),
+            [
+                Step(wanted.placement_warning, False, lambda: note(self.unplaced_text())),
+                Step(wanted.placement_timeout, False, self._give_up),
+                Step(patience_s, True, on_wait),
+            ],
+        )
         while (built := self._first_build or self._look()) is None:
-            left_s = self._began_s + (steps[0].after_s or 0.0) - time.monotonic() if steps else None
-            if left_s is not None and left_s <= 0:
-                step = steps.pop(0)
-                if step.is_of_building == any(one.process.is_placed for one in self.workers.values()):
-                    step.act()
-            else:
-                self.mailbox.of_loop.wait(left_s)
+            self.mailbox.of_loop.wait(waiting.left_s())
             self._check_open()
         self._first_build = built
         return built
@@ -238,7 +188,8 @@ class RaySupervisor:
             if isinstance(answer, Lost):
                 lost.append((worker, answer))
             elif isinstance(answer, Answer):
-                return self._first_build_of(worker, answer)
+                build_s = time.monotonic() - self._began_s
+                return first_build_of(worker, answer, build_s, self.wording, self.definitions)
             elif answer is not None:
                 raise answer.error
         if len(lost) == len(self.workers):
@@ -255,21 +206,10 @@ class RaySupervisor:
         for worker, answer in lost:
             worker.process.note_loss(answer.reason)
             if worker.process.has_crashed or self._num_begun > self.options.max_restarts:
-                who, terms = f"the first worker ({worker.process.describe()})", self.wording.terms
-                raise died(who, None, f"{terms.build}{told_by_ray(answer.reason)}", terms=terms)
+                terms = self.wording.terms
+                raise died(who(worker), None, f"{terms.build}{told_by_ray(answer.reason)}", terms=terms)
         for worker, _ in lost:
             self.replace(worker)
-
-    def _first_build_of(self, worker: RayWorker, answer: Answer) -> FirstBuild:
-        frame = unpack_frame(memoryview(answer.messages[-1]))
-        build_s = time.monotonic() - self._began_s
-        if frame.kind is not Kind.FAILURE:
-            return FirstBuild(worker, Ready.unpack(frame).report.num_samples, build_s)
-        failure = Failure.unpack(frame)
-        if failure.stage is Stage.BUILD:
-            who = f"the first worker ({worker.process.describe()})"
-            raise self.wording.failure(failure, who, self.definitions, "")
-        return FirstBuild(worker, 0, build_s)  # only in torch mode, where the length has no meaning
 
     def _give_up(self) -> None:
         raise WorkerStalled(
@@ -305,13 +245,8 @@ class RaySupervisor:
                 raise LoaderClosed(_DISCONNECTED)
             serial, self._num_started = self._num_started, self._num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
-            has_own = bool(self._wanted.runtime_env and "working_dir" in self._wanted.runtime_env)
-            around = Surroundings(import_path(), None if has_own else working_directory())
-            actor = self._actor_class.remote()
             announce = partial(self._announce, serial)
-            calls = ActorCalls(actor, self._is_of_call, announce, lambda: self._connection.is_open)
-            process = ActorProcess(self._connection, actor, calls, announce)
-            calls.begin(actor.start.remote(self._payload, serial, identity, around))
+            calls, process = self._launch.start(serial, identity, announce)
             memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
             worker = Handle(worker_id, serial, calls, process, memory, process.describe)
             self.workers = {**self.workers, serial: worker}
@@ -321,13 +256,10 @@ class RaySupervisor:
 
     def look_at_connection(self) -> ExecutorFailed | None:
         """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
-        if self._connection.is_open or self._state is _State.CLOSED or self._payload is None:
+        if self._connection.is_open or self._state is _State.CLOSED or not self._launch.is_ready:
             return None
-        self._payload = None  # it is told once
+        self._launch.drop()  # it is told once
         return ExecutorFailed(WorkerDied(_DISCONNECTED))
-
-    def _is_of_call(self, error: BaseException) -> bool:
-        return isinstance(error, self._connection.ray.exceptions.RayTaskError)
 
     def _announce(self, serial: int) -> None:
         worker = self.workers.get(serial)
@@ -399,7 +331,7 @@ class RaySupervisor:
             given_up += worker.close()
         self.workers, self._first_build = {}, None
         self.mailbox.clear()
-        self._payload = self._actor_class = self._content = None
+        self._launch.drop()
         if self._store is not None:
             given_up += self._store.take_segments()
         self._connection.close()
