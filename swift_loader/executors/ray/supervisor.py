@@ -50,8 +50,8 @@ END_LIMIT_S = 1.5
 """How long `close` waits until Ray says that the actors have ended."""
 
 
-_DISCONNECTED = "this process isn't connected to Ray any more, so its actors are gone; call ray.shutdown() after close()"
-    "this process isn't connected to Ray any more, so its actors have ended; call ray.shutdown() after close()"
+_DISCONNECTED = (
+    "this process isn't connected to Ray any more, so its actors are gone; call ray.shutdown() after close()"
 )
 
 
