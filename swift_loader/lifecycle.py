@@ -144,7 +144,8 @@ class Lifecycle:
                 "ranks that need the same data share batches, which works in order only, but in_order=False; give "
                 "in_order=True, or start(share_batches=False)"
             )
-        listener = listen(self.options.workers.start_method) if delivery.uses_processes else None
+        can_share = delivery.uses_processes and delivery.executor is None  # an actor's memory can't be mapped
+        listener = listen(self.options.workers.start_method) if can_share else None
         try:
             yield listener
         finally:

@@ -13,6 +13,7 @@ from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
 from swift_loader.executors.process.lease import LeasedMemory
+from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.interrupts import is_interrupt
@@ -170,6 +171,7 @@ class MessageReader:
         if self._publisher is None:
             memory, lease = worker.memory.lend(batch)
         else:
+            assert isinstance(worker.memory, WorkerMemory), "only the batches of worker processes are shared"
             memory, lease, held = worker.memory.share(batch)
             self._publisher.publish_batch(worker, batch, worker.memory.segment_of(batch), held)
         was_interrupted = False
