@@ -31,6 +31,7 @@ __all__ = [
     "check_seconds",
     "checked",
     "option",
+    "option_or",
 ]
 
 MAX_WAIT_S = 1e6
@@ -51,6 +52,13 @@ def option(
     """Return the field of a dataclass that holds the public option `name`. See `checked`."""
     metadata = {"option": name, "check": lambda value: check(name, value, *bounds, **named_bounds)}
     declared: _Value = field(metadata=metadata)
+    return declared
+
+
+def option_or(default: _Value, name: str, check: Callable[[str, Any], _Value]) -> _Value:
+    """Return the same, with a default for whoever makes the dataclass without the user's options."""
+    metadata = {"option": name, "check": lambda value: check(name, value)}
+    declared: _Value = field(default=default, metadata=metadata)
     return declared
 
 

@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from swift_loader.executors.local_builder import dataset_of
-from swift_loader.executors.processes import Starter, make_starter, warm_up
+from swift_loader.executors.processes import Starter, make_starter, may_share, warm_up
 from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.seeding import Rng
@@ -28,7 +28,8 @@ class Preparation:
         self._supervisor: Starter | None = None
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
         delivery = options.delivery
-        if delivery.num_local if delivery.executor is not None else delivery.num_workers:
+        num_local = delivery.num_workers if delivery.executor is None else delivery.num_local
+        if num_local and not may_share(options.workers, options.sampling.world_size):
             warm_up(options.workers.start_method, options.workers.modules)
 
     def use_options(self, options: Options) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import (
     Rebuild,
+    SampleCheck,
     check_samples,
     check_samples_in_fork,
     chosen_indices,
@@ -120,13 +122,13 @@ class DatasetBuilder:
         self._dataset = self._spec = None
         self.definitions = Definitions()
 
-    def report(self) -> BuildReport:
-        """Return the report about the dataset, with the checksums of some samples.
+    def report(self, check: Callable[[Any, Sequence[int], Definitions], SampleCheck] = check_samples) -> BuildReport:
+        """Return the report about the dataset, with the checksums of some samples, which `check` returns.
 
         If workers will share the dataset, the samples are fetched in a fork: a sample may open files, which all forks
         of this process would then share.
         """
-        look = check_samples_in_fork if self.is_shared else check_samples
+        look = partial(check_samples_in_fork, check=check) if self.is_shared else check
         chosen = chosen_indices(self._num_samples) if self.spec.options.validate else []
         if not chosen:
             return self.report_length()

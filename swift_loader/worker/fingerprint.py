@@ -109,13 +109,18 @@ def check_samples(
     return SampleCheck(tuple(taken), seeding.by_sample and not in_bulk)
 
 
-def check_samples_in_fork(dataset: Any, indices: Sequence[int], definitions: Definitions) -> SampleCheck:
+def check_samples_in_fork(
+    dataset: Any,
+    indices: Sequence[int],
+    definitions: Definitions,
+    check: Callable[[Any, Sequence[int], Definitions], SampleCheck] = check_samples,
+) -> SampleCheck:
     """Look at the samples in a fork, so that a sample that opens a file or kills the process does no harm here.
 
     If the fork takes too long, this returns an empty result. The fork isn't killed, because its sample may be writing a
     file. It ends by itself after that sample.
     """
-    sample_check = _in_fork(lambda: check_samples(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
+    sample_check = _in_fork(lambda: check(dataset, indices, definitions), _FORK_LIMIT_S) if indices else None
     return sample_check or SampleCheck()
 
 

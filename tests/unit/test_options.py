@@ -82,6 +82,17 @@ FLAGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("value", ["auto", True, False])
+def test_sharing_the_dataset_takes_auto_or_a_flag(value: object) -> None:
+    assert options_of(share_dataset=value).workers.share_dataset.value is value
+
+
+@pytest.mark.parametrize("value", ["always", 1, 0, None], ids=repr)
+def test_any_other_way_to_share_the_dataset_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=f"share_dataset={value!r} is unknown; it must be 'auto', True or False"):
+        options_of(share_dataset=value)
+
+
 def test_a_count_that_is_too_small_is_refused_by_name_and_value() -> None:
     for name, lowest in COUNTS.items():
         for value in (lowest - 1, -100):

@@ -12,7 +12,7 @@ import select
 import signal
 
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.template import WorkerProcess
+from swift_loader.executors.process.worker_process import WorkerProcess
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.pool_messages import LAST, NO_SEAT, SERVED, Page, Seat

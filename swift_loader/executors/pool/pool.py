@@ -14,8 +14,9 @@ from swift_loader.executors.pool.place import Place
 from swift_loader.executors.pool.template import PoolDataset, PoolTemplate
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread, Stopped
-from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
+from swift_loader.executors.process.template import TemplateProcess
 from swift_loader.executors.process.termination import stop_processes
+from swift_loader.executors.process.worker_process import WorkerProcess
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.channel import Channel
 from swift_loader.worker.spec import WorkerSpec

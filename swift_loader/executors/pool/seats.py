@@ -64,6 +64,9 @@ class SeatDataset:
         """The definitions that travel by value."""
         return self.of_pool.definitions
 
+    description = ""
+    """See `DatasetSource`."""
+
     @property
     def first(self) -> Built:
         """Whether the dataset is shared by the workers, or why not."""

@@ -106,7 +106,9 @@ class Diagnostics:
         data = _read(self._traces, _READ_BYTES) if self._traces >= 0 else None
         return _readable(_of_the_user((data or b"")[:MAX_TRACE_BYTES].splitlines()))
 
-    def ask_for_stacks(self, pid: int, pidfd: int, *, by_force: bool = False) -> str:
+    def ask_for_stacks(
+        self, pid: int, pidfd: int, *, by_force: bool = False, silent: str = "C code holds the GIL"
+    ) -> str:
         """Return the Python stacks of all threads of the process, or the reason why there are none.
 
         Blocks for half a second at most, with `by_force` for a second.
@@ -114,6 +116,7 @@ class Diagnostics:
         Args:
             pid: The process's id.
             pidfd: The process's pidfd.
+            silent: Why a process that runs may not answer.
             by_force: Whether to send a signal if the process doesn't answer. It may interrupt system calls of C code,
                 so it is only for a process that will be killed anyway.
         """
@@ -126,8 +129,8 @@ class Diagnostics:
                 signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
             collected = self._collect()
         if not collected:
-            silent = "C code holds the GIL" if _state(pid) in ("R", "S") else "the process is gone"
-            return f"(none: {_STATES.get(_state(pid), silent)})"
+            state = _state(pid)
+            return f"(none: {_STATES.get(state, silent if state in ('R', 'S') else 'the process is gone')})"
         return _readable(_of_the_user(collected.splitlines()))
 
     def _collect(self) -> bytes:

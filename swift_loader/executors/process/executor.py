@@ -103,6 +103,8 @@ class ProcessExecutor:
         templates = supervisor.templates
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")
+        if templates.description:
+            self._log(templates.description)
         plan = Plan.of(num_samples, supervisor.spec.plan)
         explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)

@@ -29,6 +29,11 @@ class DatasetSource(Protocol):
         ...
 
     @property
+    def description(self) -> str:
+        """A line for the log about where the dataset is; empty if there is nothing to say."""
+        ...
+
+    @property
     def definitions(self) -> Definitions:
         """The definitions that travel by value."""
         ...

@@ -10,108 +10,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
+from swift_loader.executors.process.shared_template import SharedTemplate
+from swift_loader.executors.process.worker_process import WorkerProcess, is_readable
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.counters import read_word
-from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
+from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Failure, Recheck, Verdicts
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import Verdict
-from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process_exit import end_group
 
-__all__ = ["TemplateProcess", "WorkerProcess"]
+__all__ = ["TemplateProcess"]
 
 _EXIT_WAIT_S = 0.5
 """How much later than the end of the pipe the exit status may arrive."""
 
 
-class WorkerProcess:
-    """A process that serves as a worker: a fork of a template, or one that was a template itself."""
-
-    def __init__(self, serial: int, pid: int, pidfd: int, template: TemplateProcess, diagnostics: Diagnostics) -> None:
-        self.serial = serial
-        self.pid = pid
-        self.pidfd = pidfd
-        """Owned by this object. Readable once the process has ended."""
-        self.template = template
-        """The template that reports its exit code."""
-        self.diagnostics = diagnostics
-        self.exit_code: int | None = None
-        """Known once the template has reported it, or the loader has ended it."""
-        FORKS.holders.add(self)
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptor that it owns; -1 once closed."""
-        return [self.pidfd]
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-        return self.pidfd < 0 or _is_readable(self.pidfd)
-
-    def wait_end(self, limit_s: float | None) -> bool:
-        """Wait until the process has ended. Return False if that takes longer. Any thread."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
-            if not self.has_ended:
-                pidfd = open_pidfd(self.pid)  # `self.pidfd` may be closed meanwhile
-                try:
-                    return _is_readable(pidfd, limit_s)
-                finally:
-                    os.close(pidfd)
-        return True
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. Does nothing if the process has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, number)
-
-    def attach(self, slot: int | None, nbytes: int, descriptors: list[int]) -> Segment:
-        """Map memory that it announced; see `executors.handle.HandledProcess`."""
-        what = "a page of counters" if slot is COUNTERS else "a segment"
-        return Segment.attach(_only(descriptors, what), nbytes)
-
-    def num_fetched(self, length_address: int) -> int | None:
-        """Return the number of samples fetched for its batch, from its memory; None if the kernel doesn't allow."""
-        return read_word(self.pid, length_address)
-
-    def ask_for_stacks(self, *, by_force: bool = False) -> str:
-        """Return the Python stacks of all its threads, or why there are none. See `Diagnostics.ask_for_stacks`."""
-        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, by_force=by_force)
-
-    def close(self) -> None:
-        """Forward the rest of its stderr, then close the descriptors. Idempotent."""
-        self.diagnostics.close()
-        if self.pidfd >= 0:
-            pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
-            os.close(pidfd)
-        if self.exit_code is None:
-            self.exit_code = 0
-
-
 class TemplateProcess:
     """A process that holds the dataset: a fresh interpreter, or a fork of the trainer."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, shared: SharedTemplate | None = None) -> None:
+        """Start the process.
+
+        Args:
+            start: Starts it.
+            shared: The same, if it also serves other ranks. Owned from now on.
+        """
+        self.shared = shared
         self.diagnostics = Diagnostics()
         try:
             self._channel, theirs = Channel.pair()
@@ -130,16 +63,21 @@ class TemplateProcess:
         """Its workers that were claimed, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Diagnostics] = {}
+        self._payload = -1
+        """The payload that a shared one has built, which it sends with its answer."""
         self.pidfd = -1
         FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            if shared is not None and shared.greeting is not None:  # before it joins: the template never waits for it
+                message, descriptor = shared.greeting
+                self._channel.send(message, [descriptor])
             with FORKS.starting:
                 self._process = start(theirs.fileno(), traces, stderr)
             try:
-                self.pidfd = open_pidfd(self._process.pid)
+                self.pidfd = open_pidfd(self._process.pid) if shared is None else shared.open_pidfd()
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
                 self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
@@ -159,11 +97,32 @@ class TemplateProcess:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
-        return [self.pidfd, self._channel.fileno()]
+        return [self.pidfd, self._payload, self._channel.fileno()]
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the template has sent something."""
         return self._channel.fileno()
+
+    def why_refused(self) -> str:
+        """Return why the ranks can't share this template, once it is gone; empty if it isn't for that."""
+        if self.shared is not None and self.is_gone and self.answer is None:
+            self.wait_exit_code()
+        return "" if self.shared is None else self.shared.refusal
+
+    def ask_for_stacks(self) -> str:
+        """Return the Python stacks of its threads, or why there are none. Blocks for half a second at most. Any thread.
+
+        A shared template answers the first rank only.
+        """
+        silent = "C code holds the GIL" if self.shared is None else "C code holds the GIL, or another rank shows them"
+        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, silent=silent)
+
+    def put_payload(self, descriptor: int) -> None:
+        """Make the descriptor of an equal payload one of the payload that a shared template has built."""
+        payload, self._payload = self._payload, -1
+        if payload >= 0:
+            os.dup2(payload, descriptor, inheritable=False)
+            os.close(payload)
 
     def send_payload(self, layout: PayloadLayout, descriptor: int) -> None:
         """Send the template what to build. It gets its own copy of the descriptor."""
@@ -206,7 +165,7 @@ class TemplateProcess:
             while (received := self._channel.receive(wait=False)) is not None:
                 self._note(received)
         except BlockingIOError:
-            if not _is_readable(self.pidfd):
+            if not is_readable(self.pidfd):
                 return
         self._note_end()
 
@@ -215,7 +174,7 @@ class TemplateProcess:
 
         Also ends the processes that the dataset started in it.
         """
-        if self._process.returncode is None and _is_readable(self.pidfd):
+        if self._process.returncode is None and is_readable(self.pidfd) and self.shared is None:
             end_group(self.pid)
         try:
             exit_code = self._process.wait(_EXIT_WAIT_S)
@@ -231,17 +190,25 @@ class TemplateProcess:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def request_exit(self) -> None:
-        """Tell the template to exit. Idempotent and thread-safe."""
+        """Tell the template to exit, or a shared one that this rank leaves. Idempotent and thread-safe."""
         self._channel.shutdown()
+        if self.shared is not None:
+            self.shared.begin_to_leave()
 
     def forget(self, serial: int) -> None:
         """Remove a worker that is gone."""
         self._workers.pop(serial, None)
 
     def close(self) -> None:
-        """Close everything except claimed workers, which their owner closes. The process must have ended."""
+        """Close everything except claimed workers, which their owner closes.
+
+        The process must have ended. A shared one may serve others, and this rank must have left it.
+        """
         self._channel.close()
-        self.wait_exit_code()
+        if self.shared is None:
+            self.wait_exit_code()
+        else:
+            self.shared.leave()
         self.diagnostics.close()
         for process in self._unclaimed.values():
             process.close()
@@ -277,6 +244,7 @@ class TemplateProcess:
                 process.exit_code = exited.exit_code
         elif frame.kind is Kind.BUILT:
             self.answer = Built.unpack(frame)
+            (self._payload,) = descriptors or (-1,)
         elif frame.kind is Kind.FAILURE:
             self.answer = Failure.unpack(frame)
         elif frame.kind is Kind.RECHECKED:
@@ -288,23 +256,3 @@ class TemplateProcess:
 
     def __repr__(self) -> str:
         return f"<TemplateProcess pid {self.pid}{', gone' if self.is_gone else ''}, {len(self._workers)} workers>"
-
-
-def _is_readable(pidfd: int, limit_s: float | None = 0) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(None if limit_s is None else max(0.0, limit_s) * 1000))
-
-
-def _only(descriptors: list[int], what: str) -> int:
-    """Return the one descriptor that came with a message.
-
-    Raises:
-        NoDescriptorsLeft: None came, because the kernel drops descriptors if the receiver has no room for them.
-        ProtocolError: More than one came.
-    """
-    if not descriptors:
-        raise out_of_descriptors_error()
-    if len(descriptors) != 1:
-        raise ProtocolError(f"{what} was announced with {len(descriptors)} descriptors")
-    return descriptors[0]

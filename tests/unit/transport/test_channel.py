@@ -82,7 +82,7 @@ def test_more_descriptors_than_any_message_has_are_an_error(pair: tuple[Channel,
     with open(os.devnull, "rb") as file:
         pair[0].send(b"x", [file.fileno()] * 5)
         before = num_open()
-        with pytest.raises(ProtocolError, match="more than 3 descriptors"):
+        with pytest.raises(ProtocolError, match="more than 4 descriptors"):
             pair[1].receive()
         assert num_open() == before
 

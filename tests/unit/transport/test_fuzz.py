@@ -36,6 +36,7 @@ from swift_loader.transport.payload import Environment, PayloadLayout
 from swift_loader.transport.pool_messages import Pool, Seat, Share, Unshare
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
+from swift_loader.transport.sharing_messages import Member
 from swift_loader.transport.task import Task
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
@@ -75,8 +76,9 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.ENDED: Ended(End.FAILED, "because"),
     Kind.TAKEN: Taken(9, Place(7, 1, 2), (3, 4), (5,)),
     Kind.AWAITED: Awaited(9, 7, 1, 3),
+    Kind.MEMBER: Member(PayloadLayout(4096, 100, 200, 300, 5), A_PLAN, 123, {"RANK": "1"}, frozenset({0, 3})),
 }
-BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.PAGE]
+BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.PAGE, Kind.JOIN]
 PICKLED = [
     Kind.BUILT,
     Kind.BLANK,
@@ -94,6 +96,7 @@ PICKLED = [
     Kind.DROPPED,
     Kind.ENDED,
     Kind.AWAITED,
+    Kind.MEMBER,
 ]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]

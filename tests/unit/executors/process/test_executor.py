@@ -28,7 +28,7 @@ class ClosedSupervisor:
     def __init__(self) -> None:
         self.spec = SimpleNamespace(plan=PLAN)
         self.options = SimpleNamespace(stall_warning_s=None, num_workers=3, thread_per_worker=True, batch_decoder=None)
-        self.templates = SimpleNamespace(first=None, definitions=Definitions(), datasets=None)
+        self.templates = SimpleNamespace(first=None, description="", definitions=Definitions(), datasets=None)
         self.executor: ProcessExecutor | None = None
 
     def wait_built(self, *_: object) -> tuple[int, float]:

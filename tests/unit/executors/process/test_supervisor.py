@@ -7,6 +7,7 @@ from typing import Any
 
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.scheduler.events import Ended
+from tests.support.specs import spec_of
 
 
 class FakeInboxes:
@@ -22,7 +23,7 @@ class FakeInboxes:
 
 def test_no_inbox_listens_to_a_worker_whose_end_is_reported() -> None:
     setup: Any = SimpleNamespace(limits=None)
-    supervisor = Supervisor(setup, setup)
+    supervisor = Supervisor(spec_of(), setup)
     inboxes: Any = FakeInboxes()
     supervisor._inboxes = inboxes
     diagnostics = SimpleNamespace(fileno=lambda: -1, last_traces=str, last_lines=str)
