@@ -1,0 +1,81 @@
+"""The loaders under test, and their timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+
+from remoting.cases import BATCH_SIZE, Blocks, Case
+from remoting.cluster import HERE, THERE, TwoNodes, cpu_s_of
+from remoting.turns import Turn
+from swift_loader import RayExecutor, SwiftLoader
+
+__all__ = ["Workers"]
+
+_NUM_DISCARDED = 12
+"""Batches at the start of a turn that don't count: more than a loader has ready after a pause."""
+
+
+class Workers:
+    """A loader with its workers. It is idle between its turns. See `transport.systems.System`."""
+
+    def __init__(self, case: Case, place: str | None, num_workers: int, cluster: TwoNodes) -> None:
+        before = {process.pid for process in psutil.Process().children(recursive=True)}
+        self._cluster = cluster
+        self._loader = _make(case, place, num_workers)
+        self._batches = _endless(self._loader)
+        for _ in range(_NUM_DISCARDED * num_workers):
+            next(self._batches)
+        now = psutil.Process().children(recursive=True)
+        self._processes = [process for process in now if process.pid not in before]
+
+    def measure(self, seconds: float) -> Turn:
+        """Take batches for so long, and do nothing with them."""
+        for _ in range(_NUM_DISCARDED):
+            next(self._batches)
+        count = 0
+        cpu_s = self._cpu_s()
+        start_s = now_s = time.perf_counter()
+        while now_s - start_s < seconds:
+            next(self._batches)
+            count += 1
+            now_s = time.perf_counter()
+        used_ms = (self._cpu_s() - cpu_s) * 1e3 / count
+        return Turn(count / (now_s - start_s), *self._spans_ms(count), *used_ms.tolist())
+
+    def _cpu_s(self) -> Any:
+        raylets = (self._cluster.raylet_cpu_s(HERE), self._cluster.raylet_cpu_s(THERE))
+        return np.array([cpu_s_of(self._processes), time.process_time(), *raylets])
+
+    def _spans_ms(self, count: int) -> tuple[float, float, float]:
+        """Return the medians of the last `count` batches: building, on the way, decoding."""
+        observations = self._loader.report().observations
+        assert observations is not None, "the loader measures nothing"
+        last = observations.batches[-count:]
+        build_ns = last["fetch_ns"] + last["collate_ns"] + last["encode_ns"]
+        way_ns = last["received_ns"] - last["began_ns"] - build_ns
+        build, way, view = (float(np.median(span)) / 1e6 for span in (build_ns, way_ns, last["decode_ns"]))
+        return build, way, view
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._batches.close()
+        self._loader.close()
+
+
+def _make(case: Case, place: str | None, num_workers: int) -> SwiftLoader:
+    workers: dict[str, Any] = (
+        {"worker_per_consumer": num_workers}
+        if place is None
+        else {"executor": RayExecutor(num_workers=num_workers, resources={place: 1})}
+    )
+    return SwiftLoader(Blocks, case.dataset_kwargs, batch_size=BATCH_SIZE, shuffle=True, seed=1, **workers)
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
