@@ -7,8 +7,7 @@ Needs `pip install 'swift_loader[ray]'`. It starts a Ray cluster of two nodes on
 object store each, and ends it. Four parts:
 
 - rates: batches/s of worker processes, of actors on the trainer's node, and of actors on the other node, whose batches
-  go through Ray's object transfer. The loaders of a case take turns; the first turn warms up and doesn't count. Ratios
-  are ratios of medians.
+  go through Ray's object transfer. The loaders of a case take turns. Ratios are ratios of medians.
 - the way of a batch: from the loader's own measurements, medians in ms. "Way" is the time from when a worker has built
   a batch until the trainer can read it. CPU times are per batch, of all threads of a process.
 - Ray's part of it, from single calls of an actor without a loader: see `remoting/phases.py`.
@@ -35,6 +34,9 @@ from remoting.phases import PHASES, measure_phases
 from remoting.rows import Row, costs_of
 from remoting.tables import SIZES, cost_table, format_bytes, model_table, phase_table, rate_table, way_table
 from remoting.turns import OTHER_NODE, PLACES, SAME_NODE
+
+NUM_WARMING = 2
+"""Turns at first that don't count: writing to fresh pages of an object store takes several times as long."""
 
 
 def main() -> None:
@@ -91,7 +93,8 @@ def measure(case: Case, num_workers: int, cluster: TwoNodes, arguments: argparse
     try:
         for system, place in PLACES.items():
             running[system] = Workers(case, place, num_workers, cluster)
-            running[system].measure(arguments.seconds)
+            for _ in range(NUM_WARMING):
+                running[system].measure(arguments.seconds)
         names = list(running)
         for number in range(arguments.rounds):
             shift = number % len(names)

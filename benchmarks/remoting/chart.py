@@ -35,7 +35,7 @@ def draw_model(path: str | os.PathLike[str], costs: Costs, sizes: Sequence[int],
     left.set_title("one remote worker, one core of the trainer = 1", loc="left", fontsize=10)
     right.set_yscale("log")
     right.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
-    right.set_title("remote workers that saturate the link or the trainer", loc="left", fontsize=10)
+    right.set_title("remote workers that saturate the link, trainer or raylet", loc="left", fontsize=10)
     for axes in (left, right):
         _dress_axes(axes)
     handles, labels = left.get_legend_handles_labels()

@@ -11,14 +11,14 @@ from typing import Any
 
 import psutil
 
-__all__ = ["HERE", "THERE", "TwoNodes", "cpu_s_of"]
+__all__ = ["HERE", "THERE", "TwoNodes"]
 
 HERE, THERE = "here", "there"
 """Custom resources: what asks for one runs on that node."""
 
 _NUM_CPUS = 16
 """What a node claims to have, so that all actors find room."""
-_STORE_NBYTES = 2 << 30
+_STORE_NBYTES = 1 << 30
 
 
 class TwoNodes:
@@ -58,9 +58,9 @@ class TwoNodes:
         here = ray.get_runtime_context().get_node_id()
         assert here == self._cluster.head_node.node_id, "this process isn't on the first node"
 
-    def raylet_cpu_s(self, place: str) -> float:
-        """Return the CPU time of a node's raylet, which also holds its object store."""
-        return cpu_s_of([self._raylets[place]])
+    def raylet(self, place: str) -> psutil.Process:
+        """Return the process of a node's raylet, which also holds its object store."""
+        return self._raylets[place]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
@@ -77,15 +77,3 @@ class TwoNodes:
             else:
                 os.environ[name] = value
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def cpu_s_of(processes: list[psutil.Process]) -> float:
-    """Return the CPU time of processes, over all their threads. Those that have ended count 0."""
-    total_s = 0.0
-    for process in processes:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total_s += times.user + times.system
-    return total_s

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from remoting.cases import BATCH_SIZE, Blocks, Case
-from remoting.cluster import HERE, THERE, TwoNodes, cpu_s_of
+from remoting.cluster import HERE, THERE, TwoNodes
+from remoting.cpu_times import busiest_s, process_cpu_s, thread_cpu_s
 from remoting.turns import Turn
 from swift_loader import RayExecutor, SwiftLoader
 
@@ -20,36 +22,49 @@ _NUM_DISCARDED = 12
 """Batches at the start of a turn that don't count: more than a loader has ready after a pause."""
 
 
+class _CpuTimes(NamedTuple):
+    """A reading of clocks."""
+
+    processes_s: NDArray[np.float64]
+    """Of the workers, the trainer, its raylet and the other raylet."""
+    threads_s: list[dict[int, float]]
+    """Of the trainer and its raylet."""
+
+
 class Workers:
     """A loader with its workers. It is idle between its turns. See `transport.systems.System`."""
 
     def __init__(self, case: Case, place: str | None, num_workers: int, cluster: TwoNodes) -> None:
         before = {process.pid for process in psutil.Process().children(recursive=True)}
-        self._cluster = cluster
         self._loader = _make(case, place, num_workers)
         self._batches = _endless(self._loader)
         for _ in range(_NUM_DISCARDED * num_workers):
             next(self._batches)
         now = psutil.Process().children(recursive=True)
         self._processes = [process for process in now if process.pid not in before]
+        self._others = (psutil.Process(), cluster.raylet(HERE), cluster.raylet(THERE))
 
     def measure(self, seconds: float) -> Turn:
         """Take batches for so long, and do nothing with them."""
         for _ in range(_NUM_DISCARDED):
             next(self._batches)
         count = 0
-        cpu_s = self._cpu_s()
+        before = self._read()
         start_s = now_s = time.perf_counter()
         while now_s - start_s < seconds:
             next(self._batches)
             count += 1
             now_s = time.perf_counter()
-        used_ms = (self._cpu_s() - cpu_s) * 1e3 / count
-        return Turn(count / (now_s - start_s), *self._spans_ms(count), *used_ms.tolist())
+        after = self._read()
+        used_s = [*(after.processes_s - before.processes_s)]
+        used_s += [busiest_s(then, now) for then, now in zip(before.threads_s, after.threads_s, strict=True)]
+        used_ms = [one_s * 1e3 / count for one_s in used_s]
+        return Turn(count / (now_s - start_s), *self._spans_ms(count), *map(float, used_ms))
 
-    def _cpu_s(self) -> Any:
-        raylets = (self._cluster.raylet_cpu_s(HERE), self._cluster.raylet_cpu_s(THERE))
-        return np.array([cpu_s_of(self._processes), time.process_time(), *raylets])
+    def _read(self) -> _CpuTimes:
+        trainer, here, there = self._others
+        processes_s = [process_cpu_s(group) for group in (self._processes, [trainer], [here], [there])]
+        return _CpuTimes(np.array(processes_s), [thread_cpu_s(trainer), thread_cpu_s(here)])
 
     def _spans_ms(self, count: int) -> tuple[float, float, float]:
         """Return the medians of the last `count` batches: building, on the way, decoding."""

@@ -1,6 +1,6 @@
 """What remote workers bring: rates computed from what a batch was measured to cost. Pure.
 
-    rate of the remote workers = min(n / (build + remote worker), the narrowest of link, trainer, raylet and cores)
+    rate of the remote workers = min(n / (build + remote worker), the narrowest of link, busiest threads and cores)
     rate of the local workers  = (cores - remote rate x receiving) / (build + local worker + local trainer)
 
 The model assumes that nothing else limits: remote nodes have a core per worker, the loop does nothing with a batch, an
@@ -78,9 +78,13 @@ class Costs:
     remote_worker: Line
     """In the actor's process, with copying the batch into its object store."""
     remote_trainer: Line
-    """In the trainer's process. It counts as if one thread did it all."""
+    """In the trainer's process, over all its threads."""
     remote_raylet: Line
     """In the raylet of the trainer's node."""
+    trainer_thread: Line
+    """In that thread of the trainer that a remote batch keeps busy longest. It can't have more than one core."""
+    raylet_thread: Line
+    """The same of the raylet."""
     link_bytes_per_s: float
 
     def local_s(self, load: Load) -> float:
@@ -99,8 +103,8 @@ class Costs:
         """Return how many remote batches can arrive, on a node of so many cores. None: cores don't limit."""
         limits = [
             Limit(self.link_bytes_per_s / load.nbytes, "link"),
-            Limit(1 / self.remote_trainer.at(load.nbytes), "trainer"),
-            Limit(1 / self.remote_raylet.at(load.nbytes), "raylet"),
+            Limit(1 / self.trainer_thread.at(load.nbytes), "trainer"),
+            Limit(1 / self.raylet_thread.at(load.nbytes), "raylet"),
         ]
         if num_cores is not None:
             limits.append(Limit(num_cores / self.receive_s(load), "cores"))
@@ -109,9 +113,7 @@ class Costs:
     def rate(self, load: Load, num_cores: float, num_remote: int) -> float:
         """Return the batches per second of a trainer with so many cores for local workers, and so many remote ones."""
         remote = min(num_remote * self.remote_rate(load), self.limit(load, num_cores).rate)
-        local = max(0.0, num_cores - remote * self.receive_s(load)) / self.local_s(load)
-        trainer_left = max(0.0, 1 - remote * self.remote_trainer.at(load.nbytes))
-        return remote + min(local, trainer_left / self.local_trainer.at(load.nbytes))
+        return remote + max(0.0, num_cores - remote * self.receive_s(load)) / self.local_s(load)
 
     def gross_share(self, load: Load) -> float:
         """Return a remote worker's rate as a share of a local core's: what counts if the trainer has idle cores."""

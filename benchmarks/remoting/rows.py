@@ -62,5 +62,7 @@ def costs_of(rows: Sequence[Row], link_bytes_per_s: float) -> Costs:
         remote_worker=worker_line(OTHER_NODE),
         remote_trainer=line(OTHER_NODE, "trainer_cpu_ms"),
         remote_raylet=line(OTHER_NODE, "here_cpu_ms"),
+        trainer_thread=line(OTHER_NODE, "trainer_thread_ms"),
+        raylet_thread=line(OTHER_NODE, "here_thread_ms"),
         link_bytes_per_s=link_bytes_per_s,
     )

@@ -83,7 +83,8 @@ def model_table(costs: Costs) -> str:
     second = format_table(["", *headers[1:-1], "limit"], numbers, num_left=1)
     return (
         f"What one remote worker brings, a core of the trainer = 1 (link of {link}). It doesn't pay off if building "
-        f"takes less than the last column says.\n{first}\n\nHow many remote workers saturate the trainer's node\n{second}"
+        f"takes less than the last column says.\n{first}\n\nHow many remote workers saturate the link, or a thread of "
+        f"the trainer or its raylet\n{second}"
     )
 
 

@@ -35,3 +35,7 @@ class Turn:
     """CPU time of the raylet on the trainer's node."""
     there_cpu_ms: float
     """CPU time of the other node's raylet."""
+    trainer_thread_ms: float
+    """CPU time of the trainer's busiest thread."""
+    here_thread_ms: float
+    """CPU time of the busiest thread of the raylet on the trainer's node."""
