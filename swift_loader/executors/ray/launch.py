@@ -8,6 +8,7 @@ from typing import Any
 from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.ray.calls import ActorCalls
 from swift_loader.executors.ray.connection import Connection
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.transport.by_value import Definitions
@@ -66,14 +67,18 @@ class ActorLaunch:
     def _make_class(self) -> Any:
         wanted = self._wanted
         given = dict(wanted.runtime_env or {})
-        # Sets of strings must have one order in all actors.
-        seed = {"PYTHONHASHSEED": environ_for_workers()["PYTHONHASHSEED"]}
+        variables = {
+            # Sets of strings must have one order in all actors.
+            "PYTHONHASHSEED": environ_for_workers()["PYTHONHASHSEED"],
+            # An object in the store takes two raylets several ms, whatever its size. Ray's own limit is 100 KiB.
+            "RAY_max_direct_call_object_size": str(MAX_INLINE_BYTES),
+        }
         amounts = {"resources": wanted.resources, "memory": wanted.memory}
         remote: Any = self._connection.ray.remote(concurrency_groups={"requests": 1, "end": 1})(BatchActor)
         return remote.options(
             num_cpus=wanted.num_cpus,
             scheduling_strategy=wanted.scheduling_strategy,
-            runtime_env={**given, "env_vars": {**seed, **given.get("env_vars", {})}},
+            runtime_env={**given, "env_vars": {**variables, **given.get("env_vars", {})}},
             max_restarts=0,  # the scheduler decides who is replaced
             max_task_retries=0,
             **{name: value for name, value in amounts.items() if value is not None},

@@ -27,8 +27,11 @@ from swift_loader.transport.slots import FreeSlots
 
 __all__ = ["ActorMemory", "ArrivalStore"]
 
+MAX_INLINE_BYTES = 2 << 20
+"""Ray sends batches of up to this size with the answer. They lie in ordinary memory, and are always copied."""
+
 MAX_SMALL_BYTES = 128 << 10
-"""Ray sends objects of up to 100 KiB with the answer. A copy of so much takes 10 µs."""
+"""Copies of up to this size aren't recycled: fresh memory takes 10 µs."""
 
 STORE_SHARE = 4
 """The views may hold one part in `STORE_SHARE` of the object store. Batches beyond are copied."""
@@ -94,7 +97,8 @@ class ArrivalStore:
         if self._on_segment is None:
             if memory.nbytes <= MAX_SMALL_BYTES:
                 return np.array(memory)
-            if self._viewed + memory.nbytes <= self._max_viewed and self._is_writable(memory):
+            may_view = memory.nbytes > MAX_INLINE_BYTES and self._viewed + memory.nbytes <= self._max_viewed
+            if may_view and self._is_writable(memory):
                 return self._view(memory)
         return self._copy(memory)
 

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.ray import memory as module
-from swift_loader.executors.ray.memory import MAX_SMALL_BYTES, ActorMemory, ArrivalStore
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, MAX_SMALL_BYTES, ActorMemory, ArrivalStore
 from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import Segment
 from tests.support.forked import run_in_fork
 
-LARGE = 4 * MAX_SMALL_BYTES
+LARGE = 2 * MAX_INLINE_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +45,9 @@ def test_a_large_batch_is_a_writable_view_of_the_object_store() -> None:
     assert kept.ctypes.data == source.ctypes.data
 
 
-def test_a_small_batch_is_copied() -> None:
-    source = arrived(MAX_SMALL_BYTES)
+@pytest.mark.parametrize("nbytes", [MAX_SMALL_BYTES, MAX_INLINE_BYTES])
+def test_a_batch_that_comes_with_the_answer_is_copied(nbytes: int) -> None:
+    source = arrived(nbytes)
     kept = store().keep(source)
     kept[3] = 1
     assert source[3] == 7
