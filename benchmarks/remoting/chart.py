@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from common.chart import new_pyplot, save_chart
 
-from remoting.model import Costs, Load
+from remoting.model import CostsBySize, Load
 from remoting.tables import format_bytes
 
 __all__ = ["draw_model"]
@@ -18,7 +18,7 @@ _DECADES = (-3.0, 0.0)
 """Powers of ten: build times from 1 ms to 1 s."""
 
 
-def draw_model(path: str | os.PathLike[str], costs: Costs, sizes: Sequence[int], subtitle: str) -> None:
+def draw_model(path: str | os.PathLike[str], costs: CostsBySize, sizes: Sequence[int], subtitle: str) -> None:
     """Write the chart: on the left what one remote worker brings, on the right how many can be fed."""
     plt = new_pyplot()
     low, high = _DECADES
@@ -26,11 +26,11 @@ def draw_model(path: str | os.PathLike[str], costs: Costs, sizes: Sequence[int],
     times_ms = [1e3 * time_s for time_s in times_s]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), facecolor="white")
     for nbytes, colour in zip(sizes, _COLOURS, strict=True):
-        loads = [Load(nbytes, time_s) for time_s in times_s]
+        loads, found = [Load(nbytes, time_s) for time_s in times_s], costs.of(nbytes)
         left.plot(
-            times_ms, [max(0.0, costs.net_share(load)) for load in loads], color=colour, label=format_bytes(nbytes)
+            times_ms, [max(0.0, found.net_share(load)) for load in loads], color=colour, label=format_bytes(nbytes)
         )
-        right.plot(times_ms, [costs.num_saturating(load) for load in loads], color=colour)
+        right.plot(times_ms, [found.num_saturating(load) for load in loads], color=colour)
     left.set_ylim(0, 1.05)
     left.set_title("one remote worker, one core of the trainer = 1", loc="left", fontsize=10)
     right.set_yscale("log")

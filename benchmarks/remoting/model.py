@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Costs", "Limit", "Line", "Load", "fit_line"]
+__all__ = ["Costs", "CostsBySize", "Limit", "Line", "Load", "fit_line"]
 
 _MIN_S = 1e-9
 """What costs less is taken to cost this."""
@@ -130,3 +130,16 @@ class Costs:
     def least_build_s(self, nbytes: int) -> float:
         """Return the build time above which a remote batch takes less of the trainer's cores than a local one."""
         return max(0.0, self.receive_s(Load(nbytes, 0.0)) - self.local_s(Load(nbytes, 0.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class CostsBySize:
+    """Ray sends small batches with the answer, and large ones through object stores."""
+
+    small: Costs
+    large: Costs
+    max_small_nbytes: int
+
+    def of(self, nbytes: int) -> Costs:
+        """Return the costs of batches of this size."""
+        return self.small if nbytes <= self.max_small_nbytes else self.large

@@ -3,7 +3,8 @@
     actor: built ─serialise─► ─put─► in its store ─notice─► known ─transfer─► in the trainer's store ─view─► seen
 
 What Ray does between `built` and `known` can't be looked into. So `notice` is that time for an answer without a batch,
-and `put` is what an answer with one takes longer.
+and `put` is what an answer with one takes longer. A small batch comes with the answer: then `put` is its way, and there
+is no transfer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES
 from swift_loader.worker.actor import Answer
 
 __all__ = ["PHASES", "Sender", "measure_phases"]
@@ -57,7 +59,9 @@ class _Followed(NamedTuple):
 
 def measure_phases(ray: Any, place: str, nbytes: int, count: int) -> dict[str, list[float]]:
     """Return the seconds of each phase, for `count` batches from a node."""
-    actor = ray.remote(Sender).options(num_cpus=1, resources={place: 1}).remote(nbytes)
+    variables = {"RAY_max_direct_call_object_size": str(MAX_INLINE_BYTES)}  # as for the actors of a loader
+    options = {"num_cpus": 1, "resources": {place: 1}, "runtime_env": {"env_vars": variables}}
+    actor = ray.remote(Sender).options(**options).remote(nbytes)
     rows = []
     try:
         for _ in range(_NUM_WARMING):

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from common.report import Result
 
 from remoting.cases import Case
-from remoting.model import Costs, Line, fit_line
+from remoting.model import Costs, CostsBySize, Line, fit_line
 from remoting.turns import LOCAL, OTHER_NODE, Turn
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES
 
 __all__ = ["Row", "costs_of"]
 
@@ -39,7 +40,7 @@ class Row:
         return [Result(case, self.system, name, values) for name, values in samples.items()]
 
 
-def costs_of(rows: Sequence[Row], link_bytes_per_s: float) -> Costs:
+def costs_of(rows: Sequence[Row], link_bytes_per_s: float) -> CostsBySize:
     """Return the costs of local workers, and of remote ones on the other node.
 
     They are from the rows with the fewest workers, and from cases whose samples cost little, if there are any. Waiting
@@ -48,12 +49,18 @@ def costs_of(rows: Sequence[Row], link_bytes_per_s: float) -> Costs:
     fewest = min(row.num_workers for row in rows)
     chosen = [row for row in rows if row.num_workers == fewest]
     chosen = [row for row in chosen if not row.case.cpu_s] or chosen
+    small = [row for row in chosen if row.case.nbytes <= MAX_INLINE_BYTES]
+    large = [row for row in chosen if row.case.nbytes > MAX_INLINE_BYTES]
+    costs = [_fit(some or chosen, link_bytes_per_s) for some in (small, large)]
+    return CostsBySize(*costs, MAX_INLINE_BYTES)
 
+
+def _fit(rows: Sequence[Row], link_bytes_per_s: float) -> Costs:
     def line(system: str, name: str) -> Line:
-        return fit_line({row.case.nbytes: row.median(name) / 1e3 for row in chosen if row.system == system})
+        return fit_line({row.case.nbytes: row.median(name) / 1e3 for row in rows if row.system == system})
 
     def worker_line(system: str) -> Line:
-        found = [row for row in chosen if row.system == system]
+        found = [row for row in rows if row.system == system]
         return fit_line({row.case.nbytes: (row.median("worker_cpu_ms") - row.least("build_ms")) / 1e3 for row in found})
 
     return Costs(

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from common.report import Result, format_number, format_table
 
-from remoting.model import Costs, Line, Load
+from remoting.model import CostsBySize, Line, Load
 from remoting.rows import Row
 from remoting.turns import LOCAL
 
@@ -55,36 +55,37 @@ def phase_table(phases: Sequence[Result]) -> str:
     return format_table(["Ray's part", "system", "median", "min", "max", "unit"], [one.as_cells() for one in phases])
 
 
-def cost_table(costs: Costs) -> str:
+def cost_table(costs: CostsBySize) -> str:
     """Return the model's costs."""
-    lines = {one.name: getattr(costs, one.name) for one in fields(costs)}
-    cells = [
-        [name.replace("_", " "), f"{line.fixed_s * 1e3:.3f}", f"{line.per_byte_s * 1e9:.3f}"]
-        for name, line in lines.items()
-        if isinstance(line, Line)
-    ]
-    return format_table(["core time, measured", "ms per batch", "ms per MB"], cells, num_left=1)
+    cells = []
+    for title, part in (("small", costs.small), ("large", costs.large)):
+        lines = {one.name.replace("_", " "): getattr(part, one.name) for one in fields(part)}
+        cells += [
+            [title, name, f"{line.fixed_s * 1e3:.3f}", f"{line.per_byte_s * 1e9:.3f}"]
+            for name, line in lines.items()
+            if isinstance(line, Line)
+        ]
+    return format_table(["batches", "core time, measured", "ms per batch", "ms per MB"], cells)
 
 
-def model_table(costs: Costs) -> str:
+def model_table(costs: CostsBySize) -> str:
     """Return what a remote worker brings, for each size and build time."""
-    link = f"{costs.link_bytes_per_s * 8 / 1e9:g} Gb/s"
     headers = ["computed: batch", *(f"{build_s * 1e3:g} ms" for build_s in _BUILDS_S), "less than"]
     shares, numbers = [], []
     for nbytes in SIZES:
+        found = costs.of(nbytes)
         loads = [Load(nbytes, build_s) for build_s in _BUILDS_S]
-        least_ms = format_number(costs.least_build_s(nbytes) * 1e3)
-        shares.append(
-            [format_bytes(nbytes), *(_format_share(costs.net_share(load)) for load in loads), f"{least_ms} ms"]
-        )
-        name = costs.limit(loads[0]).name
-        numbers.append([format_bytes(nbytes), *(f"{costs.num_saturating(load):,.1f}" for load in loads), name])
+        least_ms = format_number(found.least_build_s(nbytes) * 1e3)
+        brought = [_format_share(found.net_share(load)) for load in loads]
+        shares.append([format_bytes(nbytes), *brought, f"{least_ms} ms"])
+        counts = [f"{found.num_saturating(load):,.1f}" for load in loads]
+        numbers.append([format_bytes(nbytes), *counts, found.limit(loads[0]).name])
     first = format_table(headers, shares, num_left=1)
     second = format_table(["", *headers[1:-1], "limit"], numbers, num_left=1)
     return (
-        f"What one remote worker brings, a core of the trainer = 1 (link of {link}). It doesn't pay off if building "
-        f"takes less than the last column says.\n{first}\n\nHow many remote workers saturate the link, or a thread of "
-        f"the trainer or its raylet\n{second}"
+        f"What one remote worker brings, a core of the trainer = 1. It doesn't pay off if building takes less than the "
+        f"last column says.\n{first}\n\nHow many remote workers saturate the link of "
+        f"{costs.large.link_bytes_per_s * 8 / 1e9:g} Gb/s, or a thread of the trainer or its raylet\n{second}"
     )
 
 
