@@ -32,7 +32,16 @@ from remoting.cluster import TwoNodes
 from remoting.loaders import Workers
 from remoting.phases import PHASES, measure_phases
 from remoting.rows import Row, costs_of
-from remoting.tables import SIZES, cost_table, format_bytes, model_table, phase_table, rate_table, way_table
+from remoting.tables import (
+    SIZES,
+    cost_table,
+    format_bytes,
+    model_table,
+    phase_table,
+    rate_table,
+    total_table,
+    way_table,
+)
 from remoting.turns import OTHER_NODE, PLACES, SAME_NODE
 
 NUM_WARMING = 2
@@ -52,7 +61,9 @@ def main() -> None:
             rows += measure(case, num_workers, cluster, arguments)
         phases = measure_ray(cases, cluster, arguments.phases)
     costs = costs_of(rows, arguments.link_gbit * 1e9 / 8)
-    print("\n\n".join([rate_table(rows), way_table(rows), phase_table(phases), cost_table(costs), model_table(costs)]))
+    measured = [rate_table(rows), way_table(rows), phase_table(phases)]
+    computed = [cost_table(costs), model_table(costs), total_table(costs)]
+    print("\n\n".join([*measured, *computed]))
     if arguments.json:
         settings = {name: getattr(arguments, name) for name in ("rounds", "seconds", "link_gbit", "phases")}
         results = [result for row in rows for result in row.results()]

@@ -35,7 +35,7 @@ def draw_model(path: str | os.PathLike[str], costs: CostsBySize, sizes: Sequence
     left.set_title("one remote worker, one core of the trainer = 1", loc="left", fontsize=10)
     right.set_yscale("log")
     right.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
-    right.set_title("remote workers that saturate the link, trainer or raylet", loc="left", fontsize=10)
+    right.set_title("remote workers that can be received from", loc="left", fontsize=10)
     for axes in (left, right):
         _dress_axes(axes)
     handles, labels = left.get_legend_handles_labels()
@@ -51,6 +51,6 @@ def _dress_axes(axes) -> None:
     axes.xaxis.set_major_formatter(lambda time_ms, _: f"{time_ms:g}")
     axes.set_xlabel("ms to build a batch")
     axes.grid(color="#e6e8eb", linewidth=0.8)
-    axes.tick_params(length=0, colors="#2c333b")
+    axes.tick_params(which="both", length=0, colors="#2c333b")
     for side in ("top", "right", "bottom", "left"):
         axes.spines[side].set_visible(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -11,11 +12,23 @@ from remoting.model import CostsBySize, Line, Load
 from remoting.rows import Row
 from remoting.turns import LOCAL
 
-__all__ = ["SIZES", "cost_table", "format_bytes", "model_table", "phase_table", "rate_table", "way_table"]
+__all__ = [
+    "SIZES",
+    "cost_table",
+    "format_bytes",
+    "model_table",
+    "phase_table",
+    "rate_table",
+    "total_table",
+    "way_table",
+]
 
 SIZES = (100_000, 1_000_000, 10_000_000, 100_000_000)
 """Bytes of a batch, in the model's table and chart."""
 
+_TOTAL_LOADS = ((1_000_000, 0.020), (10_000_000, 0.020), (10_000_000, 0.100))
+_TOTAL_CORES = (4, 16)
+_TOTAL_REMOTE = (0, 8, 32)
 _BUILDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _SPANS = ("build_ms", "way_ms", "view_ms")
 _CPU_TIMES = ("worker_cpu_ms", "trainer_cpu_ms", "here_cpu_ms", "there_cpu_ms")
@@ -87,6 +100,17 @@ def model_table(costs: CostsBySize) -> str:
         f"last column says.\n{first}\n\nHow many remote workers saturate the link of "
         f"{costs.large.link_bytes_per_s * 8 / 1e9:g} Gb/s, or a thread of the trainer or its raylet\n{second}"
     )
+
+
+def total_table(costs: CostsBySize) -> str:
+    """Return the rates of a trainer that uses all its cores for local workers, and has remote ones besides."""
+    cells = []
+    for (nbytes, build_s), num_cores in itertools.product(_TOTAL_LOADS, _TOTAL_CORES):
+        rates = [costs.of(nbytes).rate(Load(nbytes, build_s), num_cores, num_remote) for num_remote in _TOTAL_REMOTE]
+        load = f"{format_bytes(nbytes)}, {build_s * 1e3:g} ms"
+        cells.append([load, str(num_cores), *(format_number(rate) for rate in rates)])
+    headers = ["computed: batches/s", "local cores", *(f"{number} remote" for number in _TOTAL_REMOTE)]
+    return format_table(headers, cells, num_left=1)
 
 
 def _format_share(share: float) -> str:

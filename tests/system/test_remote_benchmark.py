@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,6 +157,14 @@ def test_remote_workers_pay_off_above_the_least_build_time(
         assert found.net_share(load) < 0
 
 
+def test_small_and_large_batches_have_their_own_costs(model: ModuleType) -> None:
+    small, large = costs(model), costs(model, remote_worker=(9.0, 0.0))
+    both = model.CostsBySize(small, large, MB)
+
+    assert both.of(MB) is small
+    assert both.of(MB + 1) is large
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 30)
 def test_all_parts_run(tmp_path: Path) -> None:
@@ -180,4 +189,5 @@ def test_all_parts_run(tmp_path: Path) -> None:
         assert ("1 MB, 1 workers", system, "rate") in results
         assert ("1 MB, transfer", system, "ms") in results or system == "local"
     assert "What one remote worker brings" in run.stdout
+    assert re.search(r"^10 MB, 100 ms +16 ", run.stdout, re.MULTILINE)
     assert chart.read_text().startswith("<?xml")
