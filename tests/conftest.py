@@ -7,7 +7,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ PHOTOS_PER_CLASS = 7
 SWITCH = "SWIFT_LOADER_ROOT"
 
 _GRACE_S = 2.0
-"""A process that was told to end may still be on its way."""
+"""A process or a thread that was told to end may still be on its way."""
 
 
 def _descriptors() -> dict[str, str]:
@@ -39,6 +40,17 @@ def _shared_memory_names() -> set[str]:
     folder = Path("/dev/shm")
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     return {name for name in names if name.startswith("psm_") or "swift" in name or f"_{os.getpid()}_" in name}
+
+
+def _alive_threads(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
+    """Return those that don't end by themselves in a moment.
+
+    If the garbage collector closes a loader on one of the loader's own threads, that thread can't wait for itself.
+    """
+    deadline_s = time.monotonic() + allowed_s(_GRACE_S)
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +76,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     new_children = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
     _, alive = psutil.wait_procs(new_children, timeout=allowed_s(_GRACE_S))
     assert not alive, f"processes left behind: {alive}"
-    left_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    left_threads = _alive_threads(set(threading.enumerate()) - threads)
     assert not left_threads, f"threads left behind: {left_threads}"
     opened = {entry: target for entry, target in _descriptors().items() if descriptors.get(entry) != target}
     assert not opened, f"descriptors left open: {opened}"
