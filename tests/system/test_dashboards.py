@@ -83,7 +83,8 @@ def test_a_trace_has_each_batch(name: str, tmp_path: Path) -> None:
     for span in ("fetch", "wait"):
         places = {(one["args"]["epoch"], one["args"]["step"]) for one in spans(events, span)}
         assert places == {(epoch, step) for epoch in range(2) for step in range(16)}
-    assert ("worker 0" in named(events)) == ("worker" not in name.replace("two workers", ""))  # else: built in the loop
+    has_workers = any(row.startswith("worker") for row in named(events))  # one of them may have built all batches
+    assert has_workers == ("worker" not in name.replace("two workers", ""))  # else: built in the loop
 
 
 def test_a_trace_names_the_indices_of_a_swift_loaders_batch(tmp_path: Path) -> None:
