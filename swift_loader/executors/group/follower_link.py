@@ -9,11 +9,13 @@ backlog.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from swift_loader.executors.group.messages import Taken
 from swift_loader.executors.process.forks import FORKS
@@ -23,6 +25,9 @@ from swift_loader.transport.descriptors import duplicate
 from swift_loader.transport.frames import Frame, unpack_frame
 
 __all__ = ["FollowerLink"]
+
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+"""Sending fails with these once the other side or this one is closed. Others mean that the message is lost."""
 
 
 class FollowerLink:
@@ -53,7 +58,11 @@ class FollowerLink:
     # Sending ----------------------------------------------------------------------------------------------------------
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send a message, or keep it until there is room in the socket. The caller keeps the descriptor."""
+        """Send a message, or keep it until there is room in the socket. The caller keeps the descriptor.
+
+        Raises:
+            OSError: It can't be sent, for example because there are no file descriptors left. The rank isn't gone.
+        """
         descriptors = [] if descriptor is None else [descriptor]
         if not self._backlog and self._try_send(message, descriptors):
             return
@@ -67,12 +76,13 @@ class FollowerLink:
             self._channel.send(message, descriptors)
         except BlockingIOError:
             return False
-        except OSError:  # it is gone
-            return True
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
         return True
 
     def flush(self) -> None:
-        """Send as much of the backlog as there is room for."""
+        """Send as much of the backlog as there is room for. Raises the same as `send`."""
         while self._backlog:
             message, descriptors = self._backlog[0]
             if not self._try_send(message, descriptors):
@@ -89,7 +99,8 @@ class FollowerLink:
             poll.register(self._channel.fileno(), select.POLLOUT)
         while self._backlog and poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
             before = len(self._backlog)
-            self.flush()
+            with suppress(OSError):
+                self.flush()
             if len(self._backlog) == before:
                 return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from swift_loader.executors.group.follower_link import FollowerLink
 from swift_loader.transport.channel import Channel
@@ -18,10 +19,16 @@ class FollowerLinks:
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         """Listen to these ranks. This object owns the channels."""
-        self._epoll = new_epoll()
-        self._wake = new_eventfd()
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._by_process = {process: FollowerLink(process, channels[process], self._epoll) for process in channels}
+        with ExitStack() as undo:
+            for channel in channels.values():
+                undo.callback(channel.close)
+            self._epoll = new_epoll()
+            undo.callback(self._epoll.close)
+            self._wake = new_eventfd()
+            undo.callback(os.close, self._wake)
+            self._epoll.register(self._wake, select.EPOLLIN)
+            self._by_process = {process: FollowerLink(process, channels[process], self._epoll) for process in channels}
+            undo.pop_all()
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; -1 once closed. Needs no lock."""
@@ -31,11 +38,6 @@ class FollowerLinks:
     def values(self) -> list[FollowerLink]:
         """Return the links. The list is a copy: a link may be forgotten meanwhile."""
         return list(self._by_process.values())
-
-    def send_all(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send a message to each rank, see `FollowerLink.send`."""
-        for link in self.values():
-            link.send(message, descriptor)
 
     def wait(self) -> list[tuple[int, int]]:
         """Block until a rank sends, a socket has room for a backlog, or `wake`. The caller holds no lock.

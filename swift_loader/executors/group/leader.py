@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 from swift_loader.errors import LoaderClosed, RankMismatch, SwiftLoaderError
 from swift_loader.executors.group.follower_link import FollowerLink
@@ -55,12 +56,11 @@ class GroupLeader:
             plan: Of generation 0.
             max_ahead: How many batches the loop may be ahead of the slowest rank.
         """
-        self.on_awaited: Callable[[], None] = _do_nothing
+        self.on_awaited: Callable[[], None] = lambda: None
         """Called when another rank waits for a batch. The thread of this object calls it, without the lock."""
         self._changed = threading.Condition(threading.RLock())  # reentrant: a finaliser may run at any point
         """Guards all that follows."""
         self._pace = Pace(group.process, channels, max_ahead)
-        self._segments = SharedSegments()
         self._keys = {0: key_of(plan)}
         """By generation: the key of its plan."""
         self._generation = 1
@@ -68,10 +68,15 @@ class GroupLeader:
         """Messages about samples that failed in a worker's next batch, by the worker's serial number."""
         self._error: SwiftLoaderError | None = None
         self._is_closed = False
-        self._followers = FollowerLinks(channels)
-        FORKS.holders.add(self)
-        self._thread = threading.Thread(target=self._run, name="swift_loader-group", daemon=True)
-        self._thread.start()
+        with ExitStack() as undo:
+            self._followers = FollowerLinks(channels)
+            undo.callback(self._followers.close)
+            self._segments = SharedSegments()
+            undo.callback(self._segments.close)
+            FORKS.holders.add(self)
+            self._thread = threading.Thread(target=self._run, name="swift_loader-group", daemon=True)
+            self._thread.start()
+            undo.pop_all()
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; -1 once closed."""
@@ -83,13 +88,13 @@ class GroupLeader:
         """Tell the other ranks that the dataset is built."""
         message = Welcome(num_samples, definitions.names()).pack()
         with self._changed:
-            self._followers.send_all(message)
+            self._send_all(message)
 
     def map(self, descriptor: int, nbytes: int, *, private: bool) -> Segment:
         """Map the memory of a worker, and hand it on. The descriptor is owned by this call."""
         with self._changed:
             number = self._segments.new_number()
-            self._followers.send_all(SegmentMade(number, nbytes).pack(), descriptor)
+            self._send_all(SegmentMade(number, nbytes).pack(), descriptor)
             return self._segments.attach(number, descriptor, nbytes, private=private)
 
     def note_failed_sample(self, worker: AnyHandle, frame: bytes) -> None:
@@ -114,18 +119,30 @@ class GroupLeader:
         self, worker: AnyHandle, generation: int, frame: bytes, number: int, held: LeasedMemory | None
     ) -> None:
         frames = [*self._failures.pop(worker.serial, ()), frame]
-        if not worker.tasks:
+        key = self._keys.get(generation)
+        if not worker.tasks or key is None:  # None: the loop has gone elsewhere twice since the message was read
             return
         work = worker.tasks[0].work
-        place = Place(self._keys[generation], work.epoch, work.step)
+        place = Place(key, work.epoch, work.step)
         message = Push(place, max(1, generation), worker.worker_id, worker.process.pid, frames).pack()
         with self._changed:
             for gone in self._segments.take_gone():
-                self._followers.send_all(SegmentGone(gone).pack())
+                self._send_all(SegmentGone(gone).pack())
             for follower in self._followers.values():
                 if held is not None:
                     follower.held[number] = held
-                follower.send(message)
+                self._send(follower, message)
+
+    def _send_all(self, message: bytes, descriptor: int | None = None) -> None:
+        for follower in self._followers.values():
+            self._send(follower, message, descriptor)
+
+    def _send(self, follower: FollowerLink, message: bytes, descriptor: int | None = None) -> None:
+        """Send a message. A rank without it would wait for ever, so if that fails, all get the error."""
+        try:
+            follower.send(message, descriptor)
+        except OSError as error:
+            self._fail(error)
 
     # The loop's thread ------------------------------------------------------------------------------------------------
 
@@ -137,7 +154,7 @@ class GroupLeader:
             self._generation = generation
             if generation > 1:
                 last = self._pace.last
-                self._followers.send_all(Dropped(generation, *((-1, -1) if last is None else last[1:])).pack())
+                self._send_all(Dropped(generation, *((-1, -1) if last is None else last[1:])).pack())
 
     def note_taken(self, epoch: int, step: int) -> None:
         """Note that the loop takes a batch."""
@@ -184,7 +201,7 @@ class GroupLeader:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that no more batches come."""
         with self._changed:
-            self._followers.send_all(Ended(End.FAILED, f"{type(error).__name__}: {error}").pack())
+            self._send_all(Ended(End.FAILED, f"{type(error).__name__}: {error}").pack())
 
     def _compare(self, mismatch: RankMismatch | None) -> None:
         if mismatch is not None:
@@ -194,20 +211,41 @@ class GroupLeader:
         """Give all ranks this error, once. The caller holds the lock."""
         if self._error is None:
             self._error = error
-            self._followers.send_all(Ended(why, str(error)).pack())
+            self._send_all(Ended(why, str(error)).pack())
             self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        """Give all ranks an error that says why no batches can be handed on. The caller holds the lock."""
+        if self._error is not None:
+            return
+        if isinstance(error, SwiftLoaderError):
+            self._error = error
+        else:
+            self._error = SwiftLoaderError(f"handing batches on to other ranks failed: {type(error).__name__}: {error}")
+            self._error.__cause__ = error
+        self.fail(self._error)
+        self._changed.notify_all()
 
     # This object's thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            ready = self._followers.wait()
+        try:
+            while not self._is_closed:  # this thread may have closed it, in `on_awaited`
+                self._listen()
+        except Exception as error:  # without this thread, nobody hears the other ranks
             with self._changed:
-                if self._is_closed:
-                    return
-                is_awaited = [self._receive(follower) for follower in self._followers.serve(ready)]
-            if any(is_awaited):
-                self.on_awaited()
+                if not self._is_closed:
+                    self._fail(error)
+
+    def _listen(self) -> None:
+        """Block until something comes, and take it in."""
+        ready = self._followers.wait()
+        with self._changed:
+            if self._is_closed:
+                return
+            is_awaited = [self._receive(follower) for follower in self._followers.serve(ready)]
+        if any(is_awaited):
+            self.on_awaited()
 
     def _receive(self, follower: FollowerLink) -> bool:
         """Read what a rank has sent. Return whether it waits for a batch."""
@@ -215,7 +253,11 @@ class GroupLeader:
         try:
             while (frame := follower.receive()) is not None:
                 if frame.kind is Kind.TAKEN:
-                    self._note_taken(follower, Taken.unpack(frame))
+                    taken = Taken.unpack(frame)
+                    follower.give_back(taken)
+                    if taken.place.plan:
+                        self._compare(self._pace.note(follower.process, taken.num_taken, taken.place))
+                    self._changed.notify_all()
                 else:
                     awaited, is_awaited = Awaited.unpack(frame), True
                     place = Place(awaited.plan, awaited.epoch, awaited.step)
@@ -226,12 +268,6 @@ class GroupLeader:
             pass
         self._forget(follower)
         return False
-
-    def _note_taken(self, follower: FollowerLink, taken: Taken) -> None:
-        follower.give_back(taken)
-        if taken.place.plan:
-            self._compare(self._pace.note(follower.process, taken.num_taken, taken.place))
-        self._changed.notify_all()
 
     def _forget(self, follower: FollowerLink) -> None:
         """Go on without a rank that is gone."""
@@ -245,7 +281,7 @@ class GroupLeader:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._followers.send_all(Ended(End.CLOSED, "").pack())
+            self._send_all(Ended(End.CLOSED, "").pack())
             self._followers.flush_until(time.monotonic() + _FLUSH_LIMIT_S)
             self._changed.notify_all()
         self._followers.wake()
@@ -257,7 +293,3 @@ class GroupLeader:
 
     def __repr__(self) -> str:
         return f"<GroupLeader of {len(self._followers)} other ranks, {self._pace!r}>"
-
-
-def _do_nothing() -> None:
-    pass
