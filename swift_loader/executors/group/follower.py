@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from swift_loader.errors import DatasetMismatch, LoaderClosed, RankStalled
-from swift_loader.executors.base import Inbox, ToDo
+from swift_loader.errors import LoaderClosed, RankStalled
+from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.group.answers import Answers, Content
 from swift_loader.executors.group.inbox import GroupInbox
@@ -45,6 +46,9 @@ __all__ = ["GroupFollower"]
 
 _WORKER = 0
 """The serial number and the id of the only worker, as the scheduler sees it: the rank that loads."""
+
+_START_LIMIT_S = 1.0
+"""How long `close` waits for a thread in `start` to leave the inbox."""
 
 
 class GroupFollower:
@@ -78,10 +82,10 @@ class GroupFollower:
             on_segment: See `ProcessExecutor`.
         """
         self.owner = ProcessOwner()
-        self._group = group
-        self._spec, self._options, self._metrics = spec, options, metrics
-        self._definitions = definitions
-        self._on_segment = on_segment
+        self._group, self._spec, self._options, self._metrics = group, spec, options, metrics
+        self._definitions, self._on_segment = definitions, on_segment
+        self._starting = threading.RLock()
+        """Held while `start` uses the inbox. Taken before the other lock."""
         self._lock = threading.RLock()  # reentrant: a signal handler may close the loader on the thread that holds it
         """Guards all that follows, see also `LeaderLink`."""
         self._link = LeaderLink(group, channel, self._lock, options.limits.max_in_flight, on_segment)
@@ -94,11 +98,18 @@ class GroupFollower:
         self._first_plan: Plan | None = None
         self._explainer: Explainer | None = None
         self._answers: Answers | None = None
-        self._signal = new_eventfd()
-        os.set_blocking(self._signal, False)
-        FORKS.holders.add(self)
-        self._of_loop = GroupInbox(self, is_of_loop=True)
-        self.inboxes: Sequence[Inbox] = [self._of_loop, GroupInbox(self, is_of_loop=False)]
+        self._signal = -1
+        self.inboxes: list[GroupInbox] = []
+        """The loop's, then the one of the thread that leads while the loop is busy."""
+        try:
+            self._signal = new_eventfd()
+            os.set_blocking(self._signal, False)
+            FORKS.holders.add(self)
+            for is_of_loop in (True, False):
+                self.inboxes.append(GroupInbox(self, is_of_loop=is_of_loop))
+        except BaseException:
+            self.close()
+            raise
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; -1 once closed."""
@@ -136,48 +147,41 @@ class GroupFollower:
             RankDied: It has ended, or couldn't build it.
             LoaderClosed: Another thread closed this loader.
         """
-        welcome = self._await_welcome()
-        self._check_definitions(welcome)
+        with self._starting:
+            welcome = self._await_welcome()
+        self._definitions = self._link.in_order(self._definitions)
         self._first_plan = plan = Plan.of(welcome.num_samples, self._spec.plan)
         self._explainer = Explainer(self._options, plan, self._definitions, 0.0)
         batches = BatchReader(self._definitions, self._options.batch_decoder)
         self._answers = Answers(batches, self._explainer, self._metrics, self._on_segment)
-        self._post(Ready(_WORKER, _WORKER))
+        self._events.append(Ready(_WORKER, _WORKER))
+        self._ring()
 
     def _await_welcome(self) -> Welcome:
         def is_known() -> bool:
             return self._link.welcome is not None or self._link.end is not None
 
-        if not self._of_loop.block_until(is_known, self._options.stall_warning_s) and self._signal >= 0:
-            if self._options.stall_warning_s is not None:
-                warn(f"{self._link.name}, hasn't built the dataset for {self._options.stall_warning_s:g} s so far")
-            self._of_loop.block_until(is_known, None)
+        began_s, warning_s = time.monotonic(), self._options.stall_warning_s
+        if not self.inboxes[0].block_until(is_known, warning_s):
+            if warning_s is not None and time.monotonic() - began_s >= warning_s:  # else `stop` ended the wait
+                warn(f"{self._link.name}, hasn't built the dataset for {warning_s:g} s so far")
+            self.inboxes[0].block_until(is_known, None)
         if self._link.welcome is not None:
             return self._link.welcome
         raise LoaderClosed("the loader was closed while it started") if self._link.end is None else self._link.end.error
 
-    def _check_definitions(self, welcome: Welcome) -> None:
-        ours = self._definitions.names()
-        if ours != welcome.definitions:
-            if sorted(ours) != sorted(welcome.definitions) or len(set(ours)) < len(ours):
-                raise DatasetMismatch(
-                    f"{self._link.name}, sends the dataset with other classes and functions of the script: "
-                    f"{', '.join(welcome.definitions)} there, {', '.join(ours)} here. Run the same script on both, or "
-                    f"call start(share_batches=False)"
-                )
-            self._definitions = Definitions(self._definitions[ours.index(name)] for name in welcome.definitions)
-
     def stop(self) -> None:
         """Wake whoever waits in the loop's inbox. Any thread. Idempotent."""
-        self._of_loop.wake()
+        self.inboxes[0].wake()
 
     def close(self) -> list[Any]:
-        """Free all resources. Batches that the user keeps stay valid. Idempotent."""
+        """Free all resources, once no thread is in `start`: call `stop` before. Kept batches stay valid. Idempotent."""
+        if self._starting.acquire(timeout=_START_LIMIT_S):
+            self._starting.release()
         with self._lock:
             self._tasks.clear()
             segments = self._link.close()
             for inbox in self.inboxes:
-                assert isinstance(inbox, GroupInbox)
                 inbox.close()
             if self._signal >= 0:
                 signal, self._signal = self._signal, -1  # first, see `Holder`
@@ -246,20 +250,18 @@ class GroupFollower:
 
     # The thread that leads --------------------------------------------------------------------------------------------
 
-    def _post(self, event: Event) -> None:
-        self._events.append(event)
-        self._ring()
-
     def _ring(self) -> None:
-        if self._signal >= 0:
-            os.eventfd_write(self._signal, 1)
+        with self._lock:
+            if self._signal >= 0:
+                os.eventfd_write(self._signal, 1)
 
     def collect(self, inbox: GroupInbox) -> list[Event]:
         """Take in what has come, and return what it means."""
-        if self._signal < 0:
-            return []
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._signal)
+        with self._lock:
+            if self._signal < 0:
+                return []
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._signal)
         if self._link.end is None:
             self._receive()
         events: list[Event] = []
@@ -287,10 +289,10 @@ class GroupFollower:
 
     def _receive(self) -> None:
         self._link.receive()
-        if self._link.end is not None:
-            for inbox in self.inboxes:
-                assert isinstance(inbox, GroupInbox)
-                inbox.unwatch(self._link.fileno())
+        with self._lock:
+            if self._link.end is not None and self._link.fileno() >= 0:
+                for inbox in self.inboxes:
+                    inbox.unwatch(self._link.fileno())
 
     def __repr__(self) -> str:
         return f"<GroupFollower, {self._link!r}>"

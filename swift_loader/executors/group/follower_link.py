@@ -114,7 +114,10 @@ class FollowerLink:
             ProtocolError: It is malformed.
         """
         received = self._channel.receive(wait=False)
-        return None if received is None else unpack_frame(received.data)
+        if received is None:
+            return None
+        _close_all(received.descriptors)  # no message of such a rank needs any
+        return unpack_frame(received.data)
 
     def give_back(self, taken: Taken) -> None:
         """Release the slots that the rank doesn't use any more."""

@@ -7,19 +7,28 @@ tell_awaited ──AWAITED──►
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swift_loader.errors import ProtocolError, RankDied, RankMismatch, RankStalled, SwiftLoaderError
+from swift_loader.errors import (
+    DatasetMismatch,
+    ProtocolError,
+    RankDied,
+    RankMismatch,
+    RankStalled,
+    SwiftLoaderError,
+)
 from swift_loader.executors.group.answers import Content
 from swift_loader.executors.group.messages import Awaited, Dropped, End, Ended, Place, Push, Taken, Welcome
 from swift_loader.executors.group.stash import Stash, Stashed
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.ranks.group import Group
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone, SegmentMade
@@ -80,7 +89,11 @@ class LeaderLink:
         self._stash = Stash()
         self._memory = WorkerMemory(_MANY)
         """Of the workers of the rank that loads, by segment number."""
-        self._pages = PrivatePages()
+        try:
+            self._pages = PrivatePages()
+        except BaseException:
+            channel.close()
+            raise
         self._unsent: deque[bytes] = deque()
         """What didn't fit into the socket."""
         self._num_taken = 0
@@ -100,6 +113,23 @@ class LeaderLink:
         """Who the rank is, for a message."""
         leader = self._group.leader
         return f"rank {leader.process} (pid {leader.offer.pid}), which loads the batches of rank {self._group.process}"
+
+    def in_order(self, ours: Definitions) -> Definitions:
+        """Return what travels by value, in the order of the rank that loads, whose messages name it by number.
+
+        Raises:
+            DatasetMismatch: It isn't the same there.
+        """
+        assert self.welcome is not None, "the dataset isn't built"
+        here, there = ours.names(), self.welcome.definitions
+        if here == there:
+            return ours
+        if sorted(here) != sorted(there) or len(set(here)) < len(here):
+            raise DatasetMismatch(
+                f"{self.name}, sends the dataset with other classes and functions of the script: {', '.join(there)} "
+                f"there, {', '.join(here)} here. Run the same script on both, or call start(share_batches=False)"
+            )
+        return Definitions(ours[here.index(name)] for name in there)
 
     # The batches that are here ----------------------------------------------------------------------------------------
 
@@ -173,11 +203,19 @@ class LeaderLink:
             self.end = Closing(RankDied(f"{self.name}, has ended"))
 
     def _note(self, received: Received) -> None:
-        frame = unpack_frame(received.data)
+        descriptors = received.descriptors
+        try:
+            self._note_frame(unpack_frame(received.data), descriptors)
+        finally:
+            for descriptor in descriptors:  # those that no message needs
+                os.close(descriptor)
+
+    def _note_frame(self, frame: Frame, descriptors: list[int]) -> None:
+        """Take in a message. Removes the descriptors that it uses from the list."""
         if frame.kind is Kind.PUSH:
             self._note_push(Push.unpack(frame))
-        elif frame.kind is Kind.SEGMENT and len(received.descriptors) == 1:
-            self._note_segment(frame, received.descriptors[0])
+        elif frame.kind is Kind.SEGMENT and len(descriptors) == 1:
+            self._note_segment(SegmentMade.unpack(frame), descriptors.pop())
         elif frame.kind is Kind.SEGMENT_GONE:
             with suppress(ProtocolError):  # it was retired here
                 self._memory.drop(SegmentGone.unpack(frame).slot)
@@ -191,8 +229,7 @@ class LeaderLink:
         else:
             raise ProtocolError(f"{self.name}, sent an unexpected message: {frame.kind.name}")
 
-    def _note_segment(self, frame: Frame, descriptor: int) -> None:
-        made = SegmentMade.unpack(frame)
+    def _note_segment(self, made: SegmentMade, descriptor: int) -> None:
         is_private = self._on_segment is None  # page-locked memory is only read
         segment = Segment.attach(descriptor, made.nbytes, private=is_private)
         if is_private:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import deque
@@ -109,6 +110,17 @@ def test_a_batch_of_a_plan_that_nobody_uses_any_more_is_not_handed_on(ends: tupl
     assert [frame.kind for frame in frames if frame is not None] == [Kind.DROPPED] * 3 + [Kind.PUSH]
     assert frames[3] is not None
     assert Push.unpack(frames[3]).place.step == 7
+
+
+def test_a_rank_that_sends_what_it_may_not_is_left_out_and_its_descriptor_closed(
+    ends: tuple[GroupLeader, Channel],
+) -> None:
+    leader, theirs = ends
+    leader.note_taken(0, 0)
+    with open(os.devnull, "rb") as file:
+        theirs.send(b"nonsense", [file.fileno()])
+    leader.await_others(None, allowed_s(10))
+    assert len(leader._followers) == 0
 
 
 @pytest.mark.parametrize("number", range(3))
