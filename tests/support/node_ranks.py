@@ -29,6 +29,8 @@ __all__ = ["Node", "Rank", "reference"]
 _MARK = "SWIFT_LOADER_TESTS_NODE"
 """All processes of a node have this variable, those included whose parent is gone."""
 
+_MAX_TAKEN = 3
+
 OPTIONS: dict[str, Any] = {"batch_size": 4, "seed": 7, "worker_per_consumer": 2}
 
 
@@ -72,17 +74,25 @@ class Rank:
         self.process.kill()
         self.process.wait(10)
 
-    def replace_a_worker(self) -> None:
-        """Kill one of its workers, and wait for the other one that takes its place."""
+    def replace_a_worker(self) -> list[Any]:
+        """Kill one of its workers, and wait for the other one that takes its place. Return the batches taken meanwhile.
+
+        A loop that has taken several batches at once looks at its workers when it takes the next one. After a pause,
+        threads look at them.
+        """
+        taken: list[Any] = []
         before = self.ask("workers")
         os.kill(before[0], signal.SIGKILL)
 
         def is_replaced() -> bool:
+            if len(taken) < _MAX_TAKEN:
+                taken.extend(self.ask("take 1"))
             now = self.ask("workers")
             return len(now) == len(before) and before[0] not in now
 
         wait_until(is_replaced, "another worker")
         assert before[1] in self.ask("workers")
+        return taken
 
 
 class Node:

@@ -88,7 +88,7 @@ def test_ranks_that_are_killed_in_any_order_take_no_worker_of_another_rank_along
         for index in left:
             assert ranks[index].ask("workers") == workers[index]
             taken[index] += ranks[index].ask("take 5")
-            ranks[index].replace_a_worker()
+            taken[index] += ranks[index].replace_a_worker()
             assert "was ended by SIGKILL" in ranks[index].log
             taken[index] += ranks[index].ask("take 5")
         assert template_of([ranks[index] for index in left]) == template
