@@ -119,7 +119,8 @@ class Session:
         self._at_close.callback(self._log.close)
         try:
             self.dispatcher = self._make_dispatcher(supervisor, dataset)
-        except BaseException:
+        except BaseException as error:
+            self._give_up_sharing(error)
             self._at_close.close()
             raise
 
@@ -154,6 +155,14 @@ class Session:
         if self._leader is not None:
             self._leader.on_awaited = dispatcher.serve_others
         return dispatcher
+
+    def _give_up_sharing(self, error: BaseException) -> None:
+        """Free what was made to share batches. The other ranks get an error."""
+        if self._leader is not None:
+            self._leader.fail(error)
+            self._leader.close()
+        if self._follower is not None:
+            self._follower.close()
 
     def _note_restart(self, notice: str) -> None:
         """Record that a process is replaced. Any thread."""
