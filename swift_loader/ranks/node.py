@@ -31,6 +31,6 @@ def this_node() -> bytes | None:
     """
     try:
         namespaces = [Path(f"/proc/self/ns/{name}").stat().st_ino for name in _NAMESPACES]
-        return node_key([_BOOT_ID.read_text(encoding="ascii").strip(), os.getuid(), *namespaces])
+        return node_key([_BOOT_ID.read_text(encoding="ascii").strip(), os.geteuid(), *namespaces])
     except (AttributeError, OSError):
         return None

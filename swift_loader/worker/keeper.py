@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import avoid_std_streams
 from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.local_sockets import peer_of
 from swift_loader.transport.root_messages import Refused
 from swift_loader.transport.sharing_messages import Join
 from swift_loader.transport.template_messages import Exited, Forked
@@ -36,7 +36,7 @@ from swift_loader.worker.process_exit import die_with_parent, end_group, lead_gr
 from swift_loader.worker.shared_template import be_shared_template
 from swift_loader.worker.template import open_standard_streams, reset_signals
 
-__all__ = ["main", "peer_of"]
+__all__ = ["main"]
 
 _FIRST_MEMBER_LIMIT_S = 30.0
 """How long a keeper waits for the rank that started it, which connects at once unless it has died."""
@@ -50,9 +50,6 @@ _MAX_REST = 4
 _NUM_JOINED = 4
 """How many descriptors a rank sends when it joins."""
 
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred from <sys/socket.h>: pid, uid, gid."""
-
 
 def main() -> NoReturn:
     """Run a keeper in a new interpreter; `sys.argv` is (-c, listening socket, unused, unused, *import path)."""
@@ -61,13 +58,6 @@ def main() -> NoReturn:
     listener = socket.socket(fileno=avoid_std_streams(int(sys.argv[1])))
     listener.set_inheritable(False)
     run_and_exit(partial(_keep, listener))
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user id at the other end of a connected socket, as of when it connected."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    return pid, uid
 
 
 def _keep(listener: socket.socket) -> int:
@@ -167,11 +157,11 @@ class _Keeper:
             self._is_over = True
             return
         connection, _ = self._listener.accept()
-        pid, uid = peer_of(connection)
+        peer = peer_of(connection)
         try:
-            if uid != os.geteuid():
+            if not peer.is_same_user:
                 raise ProcessLookupError
-            pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(peer.pid)
         except ProcessLookupError:  # another user's, or gone already
             connection.close()
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +17,14 @@ from swift_loader.errors import RankDied
 from swift_loader.ranks.group import Group, Offer
 from swift_loader.ranks.node import this_node
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.descriptors import avoid_std_streams, explaining_limits, open_pidfd
+from swift_loader.transport.descriptors import explaining_limits, open_pidfd
+from swift_loader.transport.local_sockets import new_local_socket, peer_of
 
 __all__ = ["Listener", "Meeting"]
 
 _MEETING_LIMIT_S = 30.0
 """The ranks connect as soon as they have agreed. One that is stopped just then is waited for so long."""
 
-_CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
 
 
@@ -48,8 +47,7 @@ class Listener:
 
     def __init__(self, node: bytes) -> None:
         """Listen."""
-        with explaining_limits():
-            self._socket = _new_socket()
+        self._socket = new_local_socket()
         try:
             self._socket.bind("")  # the kernel chooses an abstract name
             self._socket.listen(_BACKLOG)
@@ -104,13 +102,12 @@ class Listener:
         return channels
 
     def _accept(self, missing: dict[int, int], channels: dict[int, Channel]) -> None:
-        connection, _ = self._socket.accept()
-        pid, uid, _ = _peer(connection)
-        process = missing.pop(pid, None) if uid == os.getuid() else None
-        if process is None:
-            connection.close()
-        else:
-            channels[process] = _channel(connection)
+        with explaining_limits():
+            connection, _ = self._socket.accept()
+        with connection:  # closes it, unless a channel owns it
+            peer = peer_of(connection)
+            if peer.is_same_user and peer.pid in missing:
+                channels[missing.pop(peer.pid)] = _channel(connection)
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
@@ -123,37 +120,25 @@ class Listener:
 def _connect(group: Group) -> Channel:
     """Return a channel to the rank of a group that loads."""
     leader = group.leader
-    connection = _new_socket()
+    connection = new_local_socket()
     try:
         connection.connect(bytes.fromhex(leader.offer.address))
-        pid, uid, _ = _peer(connection)
+        peer = peer_of(connection)
     except OSError as error:
         connection.close()
         raise RankDied(
             f"rank {leader.process} (pid {leader.offer.pid}), which loads the batches of rank {group.process}, has "
             f"ended while the ranks started"
         ) from error
-    if uid != os.getuid() or pid != leader.offer.pid:
+    if not peer.is_same_user or peer.pid != leader.offer.pid:
         connection.close()
         raise RankDied(
-            f"process {pid} of user {uid} is where rank {leader.process} (pid {leader.offer.pid}) should be, which "
-            f"loads the batches of rank {group.process}"
+            f"process {peer.pid} of user {peer.uid} is where rank {leader.process} (pid {leader.offer.pid}) should be, "
+            f"which loads the batches of rank {group.process}"
         )
     return _channel(connection)
-
-
-def _new_socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return socket.socket(fileno=avoid_std_streams(made.detach()))
 
 
 def _channel(connection: socket.socket) -> Channel:
     connection.setblocking(False)
     return Channel.from_descriptor(connection.detach())
-
-
-def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process id, user and group of the other side."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(found)
-    return pid, uid, gid

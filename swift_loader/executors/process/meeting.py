@@ -5,14 +5,11 @@ connect to the name, that one included. When the keeper ends, the kernel frees t
 
     bind ──free──► start a keeper ──┐
       └───taken───► connect ◄───────┘ ──FORKED──► join        the connection ends: begin again
-
-Abstract sockets have no owner and no permissions. So both sides ask the kernel for the other's user.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import time
 
@@ -21,8 +18,8 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.shared_template import SharedTemplate
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.descriptors import avoid_std_streams, explaining_limits
-from swift_loader.worker.keeper import peer_of
+from swift_loader.transport.descriptors import explaining_limits
+from swift_loader.transport.local_sockets import new_local_socket, peer_of
 
 __all__ = ["Meeting", "NotShared"]
 
@@ -89,7 +86,7 @@ class Meeting:
     def _start_keeper(self) -> None:
         """Start a keeper, if the name is free."""
         with FORKS.starting, explaining_limits():  # a fork would keep the name taken
-            listener = _new_socket()
+            listener = new_local_socket()
             try:
                 listener.bind(self._name)
                 listener.listen(_BACKLOG)
@@ -102,14 +99,13 @@ class Meeting:
 
     def _try_to_connect(self) -> socket.socket | None:
         """Return a connection to the keeper. None if nobody listens."""
-        with explaining_limits():
-            connection = _new_socket()
+        connection = new_local_socket()
         connection.setblocking(False)
         try:
             connection.connect(self._name)
-            _, uid = peer_of(connection)
-            if uid != os.geteuid():
-                raise NotShared(f"a process of another user (uid {uid}) has taken the name where the ranks meet")
+            peer = peer_of(connection)
+            if not peer.is_same_user:
+                raise NotShared(f"a process of another user (uid {peer.uid}) has taken the name where the ranks meet")
         except ConnectionRefusedError:
             connection.close()
             return None
@@ -135,8 +131,3 @@ class Meeting:
 
     def __repr__(self) -> str:
         return f"<Meeting {self._name[1:].decode()}>"
-
-
-def _new_socket() -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return socket.socket(fileno=avoid_std_streams(sock.detach()))
