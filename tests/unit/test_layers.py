@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -368,6 +370,19 @@ def test_the_workers_side_imports_torch_only_where_it_is_used() -> None:
     assert PACKAGE / "worker" / "build.py" in files
     found = [(path, module) for path in files for module, is_inner in imports_of(path) if not is_inner]
     assert [(path, module) for path, module in found if is_within(module, "torch", "dill", "cloudpickle")] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes of other platforms share nothing")
+def test_a_loader_of_one_rank_on_one_machine_imports_nothing_of_those_that_share() -> None:
+    program = (
+        "import sys, swift_loader.session, swift_loader.executors.process.executor\n"
+        "import swift_loader.executors.process.supervisor\n"
+        "print(*(name for name in sys.modules if name.startswith('swift_loader.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = done.stdout.replace("swift_loader.", "").split()
+    assert "executors.process.executor" in imported
+    assert [name for name in imported if is_within(name, "executors.group", "executors.ray", "worker.keeper")] == []
 
 
 def _name_of(path: Path) -> str:

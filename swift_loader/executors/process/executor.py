@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.group.leader import GroupLeader
 from swift_loader.executors.handle import AnyHandle, Hang
 from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.process.deaths import attached
@@ -43,6 +42,9 @@ from swift_loader.scheduler.actions import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
+
+if TYPE_CHECKING:
+    from swift_loader.executors.group.leader import GroupLeader
 
 __all__ = ["ProcessExecutor"]
 
