@@ -457,3 +457,33 @@ def test_batches_ahead_of_the_loop_do_not_count_as_taken(tmp_path: Path) -> None
     [one], [other] = run_ranks(DEVICE, 2, tmp_path)
     assert len(one) == 34
     assert one == other
+
+
+def test_a_batch_that_is_given_again_is_as_it_came(tmp_path: Path) -> None:
+    reports = run_ranks(
+        """
+        def change(batch, device):
+            batch["x"] += 1000
+            return batch
+
+        with make(worker_per_consumer=1, pin_memory=False) as loader:
+            loader.start(rank=0, world_size=1, device="cpu", to_device=change)
+            batches = iter(loader)
+            for _ in range(4):
+                next(batches)
+                time.sleep(0.2)  # lets the workers be ahead, so that batches are moved ahead
+            if rank == 0:  # the other one goes on with the batches that it has
+                dist.recv(torch.zeros(1), 1)
+            loader.load_state_dict(loader.state_dict())
+            batches = iter(loader)
+            found = [digest(next(batches))]
+            if rank == 1:
+                dist.send(torch.zeros(1), 0)
+            report(found + [digest(batch) for batch in batches])
+        finish()
+        """,
+        2,
+        tmp_path,
+    )
+    assert len(reports[0][0]) == 8
+    assert reports[0] == reports[1]

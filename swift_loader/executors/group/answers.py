@@ -53,6 +53,14 @@ class Content:
         """Return the same as it was when the batch came."""
         return self.memory, self.lease
 
+    def restore(self) -> None:
+        """Discard what this process has written to the batch, which must not be in use. Not if it is page-locked."""
+        if self.segment is None or self.segment.renew is None:
+            return
+        self.segment.renew(self.segment)
+        if self.lease is None:  # a copy
+            self.memory[:] = self.segment.array()[: len(self.memory)]
+
     def discard(self, batch: Batch) -> None:
         """Do nothing: the slot is free once this object is gone."""
 

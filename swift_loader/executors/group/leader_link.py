@@ -145,6 +145,8 @@ class LeaderLink:
         if stashed is None:
             return None
         content: Content = stashed.content
+        if stashed.num_given > 1:  # it was decoded, and maybe moved to a device by the user's function
+            content.restore()
         return content
 
     def go_elsewhere(self) -> None:

@@ -33,6 +33,8 @@ class Stashed:
     """Of the rank that loads."""
     content: Any
     state: _State = field(default=_State.HERE)
+    num_given: int = 0
+    """How often a task got it."""
 
     def is_before(self, other: Stashed) -> bool:
         """Return whether the loop that took `other` is beyond this one."""
@@ -61,6 +63,7 @@ class Stash:
         for one in self._all:
             if one.place == place and one.state is _State.HERE:
                 one.state = _State.GIVEN
+                one.num_given += 1
                 return one
         return None
 
