@@ -136,7 +136,9 @@ class Session:
             num_workers=delivery.num_workers,
         )
         executor: Executor
-        make_page_lock = self._target.make_page_lock if self._target is not None else None
+        # Page-locked memory can't be mapped privately, so what one rank writes into it would show on the others.
+        target = self._target if self._meeting is None else None
+        make_page_lock = target.make_page_lock if target is not None else None
         on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
         if self._meeting is not None and not self._meeting.group.is_leader:
             executor = self._follower = make_follower(self._meeting, spec, delivery, self.metrics, on_segment)
