@@ -29,4 +29,5 @@ def setup_of(delivery: DeliveryOptions, *, num_workers: int, batch_size: int, ha
         num_cores=available_cores(),
         world_size_here=ranks_here(),
         has_device=has_device,
+        num_remote=0 if delivery.executor is None else max(0, num_workers - delivery.num_local),
     )

@@ -71,6 +71,8 @@ class Setup:
     has_device: bool
     loading_rank: int | None = None
     """The rank that loads for this one, by its workers. None: this one does."""
+    num_remote: int = 0
+    """How many of the workers are Ray actors, whose cores aren't this machine's."""
 
 
 @dataclass(frozen=True, slots=True)

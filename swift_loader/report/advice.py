@@ -58,6 +58,8 @@ def advise(observations: Observations, names: OptionNames = SWIFT_LOADER) -> tup
         return ()
     if observations.setup.loading_rank is not None:  # another rank has the workers, and their options
         return ()
+    if observations.setup.num_remote:  # the prediction knows the cores of this machine only
+        return ()
     predictor = Predictor(observations)
     options = _useful(predictor, _option_changes(predictor), names)
     code = _useful(predictor, [Change(data=Data.SLOWEST_FIXED), Change(data=Data.CACHED)], names)

@@ -66,11 +66,14 @@ def _headline(report: Report) -> str:
 def _speed(observations: Observations) -> str:
     setup, elapsed = observations.setup, observations.elapsed_s
     rate = f", {observations.num_delivered / elapsed:.4g} batches/s" if elapsed > 0 else ""
-    noun = "thread" if setup.worker_type == "thread" else "process"
-    plural = {"thread": "threads", "process": "processes"}[noun]
-    workers = f"{setup.num_workers} worker {noun if setup.num_workers == 1 else plural}"
+    noun, plural = ("thread", "threads") if setup.worker_type == "thread" else ("process", "processes")
+    num_here = setup.num_workers - setup.num_remote
+    workers = f"{num_here} worker {noun if num_here == 1 else plural}"
     if setup.loading_rank is not None:
         workers = f"the workers of rank {setup.loading_rank}"
+    if setup.num_remote:
+        actors = f"{setup.num_remote} Ray actor{'' if setup.num_remote == 1 else 's'}"
+        workers = f"{actors} and {workers}" if num_here else actors
     cores = f"{setup.num_cores:g} core{'' if setup.num_cores == 1 else 's'}"
     return (
         f"{observations.num_delivered} batches in {shown_seconds(elapsed)}{rate}; {workers} on {cores}, "
@@ -114,6 +117,8 @@ def _advice(report: Report) -> list[str]:
     observations = report.observations
     if observations is not None and observations.setup.loading_rank is not None:
         return [f"rank {observations.setup.loading_rank} loads for this one, too: its report says what would help"]
+    if observations is not None and observations.setup.num_remote:
+        return ["what more actors would bring isn't predicted: try RayExecutor(n) with another n, or resize(n)"]
     if not report.advice:
         return ["no option would bring 5 %"]
     return ["what would help:", *(f"  {advice}" for advice in report.advice[:_MAX_ADVICE])]

@@ -127,3 +127,11 @@ def test_a_report_of_another_setup_is_another_one() -> None:
     other = Report(replace(report.observations, setup=SETUP), COUNTS)
     assert other == report, "as mappings"
     assert other.observations is not report.observations
+
+
+@pytest.mark.parametrize(("num_remote", "who"), [(4, "4 Ray actors on"), (3, "3 Ray actors and 1 worker process on")])
+def test_with_workers_elsewhere_it_names_them_and_predicts_nothing(num_remote: int, who: str) -> None:
+    report = Report(observe(SLOW, replace(with_workers(4), num_remote=num_remote)), COUNTS)
+    assert report.advice == ()
+    assert who in repr(report)
+    assert "try RayExecutor(n)" in repr(report)
