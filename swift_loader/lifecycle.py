@@ -155,8 +155,8 @@ class Lifecycle:
     def _start_session(self, ranks: Ranks, target: Target | None, meeting: Meeting | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
         options, delivery = self.options, self.options.delivery
-        plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
         try:
+            plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
             dataset = None if delivery.uses_processes else self.preparation.built_dataset()

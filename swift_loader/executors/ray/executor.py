@@ -301,6 +301,7 @@ class ActorExecutor:
         """Drop all references, once the actors have ended. No thread may wait in an inbox. Idempotent."""
         placement, self._placement = self._placement, None
         if placement is not None and placement is not threading.current_thread():
+            placement.cancel()  # again: the last one may have started it after `stop`
             placement.join()
         return self._supervisor.close_processes()
 
