@@ -141,7 +141,7 @@ class Session:
         make_page_lock = target.make_page_lock if target is not None else None
         on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
         if self._meeting is not None and not self._meeting.group.is_leader:
-            executor = self._follower = make_follower(self._meeting, spec, delivery, self.metrics, on_segment)
+            executor = self._follower = make_follower(self._meeting, spec, delivery, self.metrics)
             settings = _settings_of_follower(delivery)
         elif supervisor is not None:
             if self._meeting is not None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swift_loader.executors import processes
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
-from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 if TYPE_CHECKING:
@@ -41,13 +39,12 @@ def make_follower(
     spec: WorkerSpec,
     options: DeliveryOptions,
     metrics: Metrics,
-    on_segment: Callable[[Segment], None] | None,
 ) -> GroupFollower:
     """Return the executor that gets its batches from another rank. It owns the meeting."""
     from swift_loader.executors.group.follower import GroupFollower
 
     [channel] = meeting.channels.values()
-    return GroupFollower(meeting.group, channel, spec, options, metrics, _definitions(spec), on_segment)
+    return GroupFollower(meeting.group, channel, spec, options, metrics, _definitions(spec))
 
 
 def _definitions(spec: WorkerSpec) -> Definitions:

@@ -43,7 +43,7 @@ def new_follower(channel: Channel, **options: Any) -> GroupFollower:
     spec = spec_of()
     delivery = SwiftLoader(**{"dataset": [], "worker_per_consumer": 1, **options})._options.delivery
     group = Group(_MEMBERS, 1)
-    return GroupFollower(group, channel, spec, delivery, Metrics(enabled=False), definitions_of(spec), None)
+    return GroupFollower(group, channel, spec, delivery, Metrics(enabled=False), definitions_of(spec))
 
 
 def next_frame(channel: Channel) -> Frame | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,10 +95,9 @@ class Answers:
         batches: BatchReader,
         explainer: Explainer,
         metrics: Metrics,
-        on_segment: Callable[[Segment], None] | None,
     ) -> None:
         """Get ready. See `MessageReader` for the arguments."""
-        self._reader = MessageReader(batches, DatasetCheck(), explainer, metrics, on_segment, ResumePoints())
+        self._reader = MessageReader(batches, DatasetCheck(), explainer, metrics, None, ResumePoints())
 
     @property
     def largest_batch_nbytes(self) -> int:

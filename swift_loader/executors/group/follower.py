@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,6 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import new_eventfd
-from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import WorkerSpec
 
 __all__ = ["GroupFollower"]
@@ -68,7 +67,6 @@ class GroupFollower:
         options: DeliveryOptions,
         metrics: Metrics,
         definitions: Definitions,
-        on_segment: Callable[[Segment], None] | None,
     ) -> None:
         """Make an executor that isn't started.
 
@@ -79,16 +77,15 @@ class GroupFollower:
             options: How they are delivered.
             metrics: Counts the stages.
             definitions: What travels by value, as this process would send it.
-            on_segment: See `ProcessExecutor`.
         """
         self.owner = ProcessOwner()
         self._group, self._spec, self._options, self._metrics = group, spec, options, metrics
-        self._definitions, self._on_segment = definitions, on_segment
+        self._definitions = definitions
         self._starting = threading.RLock()
         """Held while `start` uses the inbox. Taken before the other lock."""
         self._lock = threading.RLock()  # reentrant: a signal handler may close the loader on the thread that holds it
         """Guards all that follows, see also `LeaderLink`."""
-        self._link = LeaderLink(group, channel, self._lock, options.limits.max_in_flight, on_segment)
+        self._link = LeaderLink(group, channel, self._lock, options.limits.max_in_flight)
         self._tasks: deque[tuple[Send, Place]] = deque()
         """Not answered, in the order in which they came."""
         self._events: deque[Event] = deque()
@@ -153,7 +150,7 @@ class GroupFollower:
         self._first_plan = plan = Plan.of(welcome.num_samples, self._spec.plan)
         self._explainer = Explainer(self._options, plan, self._definitions, 0.0)
         batches = BatchReader(self._definitions, self._options.batch_decoder)
-        self._answers = Answers(batches, self._explainer, self._metrics, self._on_segment)
+        self._answers = Answers(batches, self._explainer, self._metrics)
         self._events.append(Ready(_WORKER, _WORKER))
         self._ring()
 

@@ -90,12 +90,12 @@ class GroupLeader:
         with self._changed:
             self._send_all(message)
 
-    def map(self, descriptor: int, nbytes: int, *, private: bool) -> Segment:
+    def map(self, descriptor: int, nbytes: int) -> Segment:
         """Map the memory of a worker, and hand it on. The descriptor is owned by this call."""
         with self._changed:
             number = self._segments.new_number()
             self._send_all(SegmentMade(number, nbytes).pack(), descriptor)
-            return self._segments.attach(number, descriptor, nbytes, private=private)
+            return self._segments.attach(number, descriptor, nbytes)
 
     def note_failed_sample(self, worker: AnyHandle, frame: bytes) -> None:
         """Keep a worker's message about a sample until its batch comes."""

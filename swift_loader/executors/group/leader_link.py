@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -67,7 +66,6 @@ class LeaderLink:
         channel: Channel,
         lock: threading.RLock,
         max_in_flight: int,
-        on_segment: Callable[[Segment], None] | None,
     ) -> None:
         """Begin before the first message.
 
@@ -76,7 +74,6 @@ class LeaderLink:
             channel: To the one that loads. This object owns it.
             lock: Guards the stash, and what is sent. The methods take it.
             max_in_flight: How many batches this rank's scheduler asks for ahead of its loop.
-            on_segment: See `ProcessExecutor`.
         """
         self.welcome: Welcome | None = None
         """What is known of the dataset; None until it is built."""
@@ -85,7 +82,6 @@ class LeaderLink:
         self._group = group
         self._channel = channel
         self._lock = lock
-        self._on_segment = on_segment
         self._stash = Stash()
         self._memory = WorkerMemory(_MANY)
         """Of the workers of the rank that loads, by segment number."""
@@ -232,13 +228,9 @@ class LeaderLink:
             raise ProtocolError(f"{self.name}, sent an unexpected message: {frame.kind.name}")
 
     def _note_segment(self, made: SegmentMade, descriptor: int) -> None:
-        is_private = self._on_segment is None  # page-locked memory is only read
-        segment = Segment.attach(descriptor, made.nbytes, private=is_private)
-        if is_private:
-            segment.renew = self._pages.restore
+        segment = Segment.attach(descriptor, made.nbytes, private=True)
+        segment.renew = self._pages.restore
         self._memory.add(made.slot, segment)
-        if self._on_segment is not None:
-            self._on_segment(segment)
 
     def _note_push(self, push: Push) -> None:
         frames = [bytes(frame) for frame in push.frames]

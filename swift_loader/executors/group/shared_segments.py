@@ -35,11 +35,10 @@ class SharedSegments:
         self._num_segments += 1
         return self._num_segments
 
-    def attach(self, number: int, descriptor: int, nbytes: int, *, private: bool) -> Segment:
-        """Map a segment. The descriptor is owned by this call. `private`: what this process writes stays in it."""
-        segment = Segment.attach(descriptor, nbytes, private=private)
-        if private:
-            segment.renew = self._pages.restore
+    def attach(self, number: int, descriptor: int, nbytes: int) -> Segment:
+        """Map a segment, so that what this process writes stays in it. The descriptor is owned by this call."""
+        segment = Segment.attach(descriptor, nbytes, private=True)
+        segment.renew = self._pages.restore
         self._numbers[id(segment)] = number
         weakref.finalize(segment, self._note_end, id(segment), number).atexit = False
         return segment

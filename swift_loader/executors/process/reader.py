@@ -39,14 +39,8 @@ __all__ = ["MessageReader", "Publisher"]
 class Publisher(Protocol):
     """Hands batches on to other ranks. The thread that listens to the worker calls it."""
 
-    def map(self, descriptor: int, nbytes: int, *, private: bool) -> Segment:
-        """Map the memory of a worker, and hand it on. The descriptor is owned by this call.
-
-        Args:
-            descriptor: Of the memory.
-            nbytes: Its size.
-            private: Whether what this process writes must stay in it.
-        """
+    def map(self, descriptor: int, nbytes: int) -> Segment:
+        """Map the memory of a worker, and hand it on. The descriptor is owned by this call."""
         ...
 
     def note_failed_sample(self, worker: AnyHandle, frame: bytes) -> None:
@@ -189,7 +183,7 @@ class MessageReader:
     def _read_segment(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> None:
         if self._publisher is not None and len(descriptors) == 1:
             made = messages.SegmentMade.unpack(frame)
-            segment = self._publisher.map(descriptors[0], made.nbytes, private=self._on_segment is None)
+            segment = self._publisher.map(descriptors[0], made.nbytes)
             worker.memory.add(made.slot, segment)
         else:
             segment = worker.add_segment(frame, descriptors)
