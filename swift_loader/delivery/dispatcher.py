@@ -117,7 +117,9 @@ class Dispatcher:
     def _begin(self, trial: tuple[int, int] | None, *, keeps_trial: bool) -> None:
         """Begin to receive, once the executor has started. `trial`: epoch and step of the trial batch, if any."""
         self._grace_s = self._executor.grace_s
-        receivers = self._receivers = Receivers(self._executor.inboxes, self._driver.receive_and_act, self._driver.fail)
+        receivers = self._receivers = Receivers(
+            self._executor.inboxes, self._driver.receive_and_act, self._driver.fail, self._hand_over_if_idle
+        )
         receivers.begin()
         if trial is not None:
             try_out(self._driver, receivers.take(), PlannedWork(*trial), self._grace_s, keeps_trial=keeps_trial)
@@ -286,10 +288,14 @@ class Dispatcher:
         if receivers is None:
             return
         receivers.is_awaited = True  # first: if the loop is here, it hands over when it leaves
+        self._hand_over_if_idle()
+
+    def _hand_over_if_idle(self) -> None:
+        """Have the threads receive if the loop is elsewhere. Any thread."""
         if self._loop_lock.acquire(blocking=False):
             try:
-                if self._phase is Phase.IDLE:
-                    receivers.hand_over()
+                if self._phase is Phase.IDLE and self._receivers is not None:
+                    self._receivers.hand_over()
             finally:
                 self._loop_lock.release()
 
@@ -315,13 +321,7 @@ class Dispatcher:
             if self._receivers is not None:
                 self._receivers.add(self._executor.inboxes)
             self._act_on_resize(num_workers, limits)
-        if self._loop_lock.acquire(blocking=False):
-            try:
-                # If the loop is elsewhere, nobody may be listening to the workers that come and go.
-                if self._phase is Phase.IDLE and self._receivers is not None:
-                    self._receivers.hand_over()
-            finally:
-                self._loop_lock.release()
+        self._hand_over_if_idle()  # nobody may be listening to the workers that come and go
 
     def _act_on_resize(self, num_workers: int, limits: Limits) -> None:
         try:

@@ -4,7 +4,8 @@
 
 For a small batch, a hand-over between threads costs more than everything else. So a loop that waits for each batch
 receives the events itself. The receiver threads, one per worker up to 16, or one for all, take over while the loop is
-busy. The thread that leads blocks in its inbox, and uses no CPU while nothing happens.
+busy: at once if its last steps were long, else when the first thread, which is parked, sees that it stays away. The
+thread that leads blocks in its inbox, and uses no CPU while nothing happens.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ __all__ = ["Receivers"]
 SHORT_ABSENCE_NS = 1_000_000
 """A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
 
+LONG_ABSENCE_NS = 20_000_000
+"""A loop whose steps were short, and that stays away for longer, validates or writes a checkpoint."""
+
+LOOK_S = 0.05
+"""How often the first thread, while it is parked, looks whether the loop stays away."""
 
 JOIN_LIMIT_S = 1.0
 """A thread may be decoding, or wait for a lock: a signal handler may close the loader on a thread that holds it."""
@@ -46,6 +52,7 @@ class Receivers:
         inboxes: Sequence[Inbox],
         receive: Callable[[Inbox], None],
         on_failure: Callable[[BaseException], None],
+        on_absence: Callable[[], None],
     ) -> None:
         """Get ready. The loop leads.
 
@@ -53,13 +60,19 @@ class Receivers:
             inboxes: The loop's inbox, then one for each thread.
             receive: Receives events from an inbox and acts on them. Returns at once if the inbox was woken.
             on_failure: Called with the error that ended a thread. That thread runs it.
+            on_absence: Called if the loop leads, but seems to stay away. Calls `hand_over` if it does. A parked thread
+                runs it.
         """
         self.inbox = inboxes[0]
         """The loop's."""
         self._receive, self._on_failure = receive, on_failure
         self.is_awaited = False
         """Whether others wait for what is received. Any thread sets it, for the next `leave`."""
-        self._threads = [_ReceiverThread(inbox, receive, on_failure) for inbox in inboxes[1:]]
+        self._on_absence = on_absence
+        looks = (self._look, None)
+        self._threads = [
+            _ReceiverThread(inbox, receive, on_failure, looks[min(index, 1)]) for index, inbox in enumerate(inboxes[1:])
+        ]
         self._added: deque[Inbox] = deque()
         """Inboxes whose threads aren't started yet. Any thread appends."""
         self._num_inboxes = len(inboxes)
@@ -114,6 +127,11 @@ class Receivers:
             for thread in self._threads:
                 thread.resume()
 
+    def _look(self) -> None:
+        """Have the threads lead if the loop stays away. The first thread runs it."""
+        if self._leader is _Leader.LOOP and time.perf_counter_ns() - self._left_ns > LONG_ABSENCE_NS:
+            self._on_absence()
+
     def _start_added(self) -> None:
         """Start the threads that aren't started yet. They do as the others do."""
         while self._added and self._leader is not _Leader.NOBODY:
@@ -140,11 +158,16 @@ class _ReceiverThread:
     """A thread that receives from some workers while the loop's thread doesn't."""
 
     def __init__(
-        self, inbox: Inbox, receive: Callable[[Inbox], None], on_failure: Callable[[BaseException], None]
+        self,
+        inbox: Inbox,
+        receive: Callable[[Inbox], None],
+        on_failure: Callable[[BaseException], None],
+        look: Callable[[], None] | None = None,
     ) -> None:
         self._inbox = inbox
         self._receive = receive
         self._on_failure = on_failure
+        self._look = look
         self._parked = threading.Semaphore(0)
         self._resumed = threading.Semaphore(0)
         self._parking = threading.Event()
@@ -188,8 +211,16 @@ class _ReceiverThread:
                     self._parking.clear()
                     self._inbox.sleep()
                     self._parked.release()
-                    self._resumed.acquire()
+                    self._wait_resumed()
         except BaseException as error:  # even a SystemExit of the user's decoder: the loop must hear of it
             self._on_failure(error)
         finally:
             self._parked.release()  # a thread in `park` needn't wait any longer
+
+    def _wait_resumed(self) -> None:
+        """Wait until `resume` or `stop`, and look after the loop meanwhile."""
+        if self._look is None:
+            self._resumed.acquire()
+            return
+        while not self._resumed.acquire(timeout=LOOK_S):
+            self._look()

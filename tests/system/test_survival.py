@@ -114,6 +114,22 @@ def test_who_dies_between_two_epochs_is_replaced_before_the_loop_is_back(multith
             wait_until(lambda: len(template.children()) == 2, "the worker is replaced")  # noqa: B023
 
 
+@pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("multithread", [True, False])
+def test_who_dies_while_a_quick_loop_stays_away_is_replaced_before_it_is_back(multithread: bool) -> None:
+    options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "shuffle": False, "multithread": multithread}
+    with make_loader(datasets.Counting, **options) as loader:
+        got = []
+        for step, batch in enumerate(loader):
+            got.append(batch)
+            if step in (200, 400):
+                template, workers = processes(loader)
+                workers[0].kill()
+                workers[0].wait()
+                wait_until(lambda: len(template.children()) == 2, "the worker is replaced")  # noqa: B023
+        assert ids_of(got) == list(range(4000))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_a_template_is_replaced_again_and_again_as_long_as_batches_come() -> None:

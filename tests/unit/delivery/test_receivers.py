@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from swift_loader.delivery.receivers import Receivers
 from swift_loader.executors.base import Inbox
@@ -39,7 +40,7 @@ def test_the_loop_takes_over_even_if_events_keep_arriving() -> None:
         inbox.wait()
 
     inbox, failures = BusyInbox(), list[BaseException]()
-    receivers = Receivers([BusyInbox(), inbox], receive, failures.append)
+    receivers = Receivers([BusyInbox(), inbox], receive, failures.append, lambda: None)
     receivers.begin()
     receivers.hand_over()
     receivers.take()
@@ -56,7 +57,7 @@ def test_an_inbox_that_is_added_gets_a_thread_with_the_next_hand_over_and_none_a
         heard.release()
 
     inboxes: list[Inbox] = [BusyInbox() for _ in range(4)]
-    receivers = Receivers(inboxes[:2], receive, lambda error: None)
+    receivers = Receivers(inboxes[:2], receive, lambda error: None, lambda: None)
     receivers.begin()
     receivers.add(inboxes[:3])
     receivers.add(inboxes[:3])
@@ -70,3 +71,34 @@ def test_an_inbox_that_is_added_gets_a_thread_with_the_next_hand_over_and_none_a
     receivers.add(inboxes)
     receivers.hand_over()
     assert threading.active_count() == before - 1
+
+
+def test_the_threads_take_over_if_the_loop_stays_away_after_short_steps() -> None:
+    led, looks = threading.Event(), threading.Semaphore(0)
+
+    def receive(inbox: Inbox) -> None:
+        if inbox.wait():
+            led.set()
+
+    def look() -> None:
+        looks.release()
+        if may_take.is_set():
+            receivers.hand_over()
+
+    may_take = threading.Event()
+    inbox = BusyInbox()
+    receivers = Receivers([BusyInbox(), inbox, BusyInbox()], receive, lambda error: None, look)
+    receivers.begin()
+    for _ in range(20):
+        receivers.take()
+        now_ns = time.perf_counter_ns()
+        receivers.leave(now_ns, now_ns, is_epoch_over=False)
+    led.clear()
+    assert receivers.loop_leads
+    assert looks.acquire(timeout=20)
+    assert receivers.loop_leads
+    may_take.set()
+    inbox.wake()
+    assert led.wait(20)
+    assert repr(receivers) == "<Receivers: the threads lead, 2 threads>"
+    receivers.stop()
