@@ -93,6 +93,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) 
         time.sleep(0.005)
 
 
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended. Whoever adopts it may reap it late."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def session_of(leader: int) -> list[psutil.Process]:
     """Return the processes of a session, those whose parents are gone included, zombies not."""
     found = []

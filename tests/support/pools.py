@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -22,7 +21,6 @@ __all__ = [
     "Told",
     "ToldStream",
     "hang",
-    "is_gone",
     "kill",
     "nested",
     "pids_in",
@@ -137,8 +135,3 @@ def worker_pids(pool: WorkerPool) -> list[int]:
     """Return the processes of a pool, by worker id."""
     processes = pool._processes
     return [] if processes is None else [place.process.pid for _, place in sorted(processes._places.items())]
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether a process has ended."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -18,9 +18,9 @@ from swift_loader import SwiftLoader
 from swift_loader.executors.ray.executor import ActorExecutor
 from swift_loader.executors.ray.inbox import RayWorker
 from swift_loader.executors.ray.mixed import MixedExecutor
-from tests.support.helpers import wait_until
+from tests.support.helpers import is_gone, wait_until
 
-__all__ = ["SmallCluster", "actor_pids", "actors_of", "is_gone", "references", "small_cluster"]
+__all__ = ["SmallCluster", "actor_pids", "actors_of", "references", "small_cluster"]
 
 STORE_NBYTES = 80 << 20
 """Ray takes no less."""
@@ -102,16 +102,9 @@ def actors_of(loader: SwiftLoader) -> list[RayWorker]:
 
 
 def actor_pids(loader: SwiftLoader) -> list[int]:
-    """Return the process ids of the actors that run. All of them are on this machine."""
-    return [actor.process.pid for actor in actors_of(loader) if actor.process.pid]
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether a process has ended."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+    """Return the process ids of the actors that run, also if Ray hasn't told yet of one that ended."""
+    pids = [actor.process.pid for actor in actors_of(loader)]  # all of them are on this machine
+    return [pid for pid in pids if pid and not is_gone(pid)]
 
 
 def references() -> int:

@@ -26,8 +26,8 @@ from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.conftest import SWITCH
 from tests.support.checked import Checked, Reference, collate_flat, digest
 from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values
-from tests.support.helpers import ROOT, ids_of, wait_until
-from tests.support.ray_cluster import SmallCluster, actor_pids, actors_of, is_gone, references, small_cluster
+from tests.support.helpers import ROOT, ids_of, is_gone, wait_until
+from tests.support.ray_cluster import SmallCluster, actor_pids, actors_of, references, small_cluster
 
 pytest.importorskip("ray")
 
@@ -192,7 +192,7 @@ def test_processes_and_actors_that_are_killed_are_replaced_and_can_be_resized() 
         for number, batch in enumerate(loader):
             got.append(digest(batch))
             if number in (30, 60):
-                wait_until(lambda: bool(actor_pids(loader)), "an actor", 60)
+                wait_until(lambda: bool(actor_pids(loader) and local_pids(loader)), "an actor and a process", 60)
                 os.kill(actor_pids(loader)[0], signal.SIGKILL)
                 os.kill(local_pids(loader)[0], signal.SIGKILL)
             if number == 90:
@@ -209,7 +209,8 @@ def local_pids(loader: SwiftLoader) -> list[int]:
     assert isinstance(executor, MixedExecutor)
     local = executor._local
     assert isinstance(local, ProcessExecutor)
-    return [worker.process.pid for worker in list(local._supervisor.workers.all.values())]
+    pids = [worker.process.pid for worker in list(local._supervisor.workers.all.values())]
+    return [pid for pid in pids if not is_gone(pid)]
 
 
 # Failures

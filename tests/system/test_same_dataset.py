@@ -18,7 +18,7 @@ import pytest
 
 from swift_loader import DatasetMismatch, SwiftLoader
 from tests.support import datasets
-from tests.support.helpers import ROOT, ids_of, make_loader, run_script, slow, wait_until
+from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, run_script, slow, wait_until
 
 METHODS = ["template", slow("spawn")]
 
@@ -31,7 +31,7 @@ def kill_the_template(loader: SwiftLoader) -> None:
     killed = psutil.Process().children(recursive=True)
     for child in psutil.Process().children():
         child.kill()
-    wait_until(lambda: not any(is_alive(child.pid) for child in killed), "template and workers are gone")
+    wait_until(lambda: all(is_gone(child.pid) for child in killed), "template and workers are gone")
 
 
 def iterate_until_it_raises(loader: SwiftLoader) -> None:
@@ -40,13 +40,6 @@ def iterate_until_it_raises(loader: SwiftLoader) -> None:
     while time.monotonic() < deadline:
         for _ in loader:
             pass
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Folder(datasets.Counting):
@@ -436,7 +429,7 @@ def test_the_processes_that_a_dataset_started_end_with_the_loader(start_method: 
         assert sorted(ids_of(loader)) == list(range(20))
     pids = [int(pid) for pid in marker.read_text().split()]
     assert len(pids) >= 4
-    wait_until(lambda: not any(map(is_alive, pids)), "the pools' processes end", 5)
+    wait_until(lambda: all(map(is_gone, pids)), "the pools' processes end", 5)
 
 
 @pytest.mark.parametrize("workers", [slow(0), slow(1), 2])

@@ -21,14 +21,13 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from swift_loader import DataLoader, LoaderClosed, SwiftLoaderWarning, WorkerPool, WorkerStalled
-from tests.support.helpers import allowed_s, slow_unless, wait_until
+from tests.support.helpers import allowed_s, is_gone, slow_unless, wait_until
 from tests.support.pools import (
     NUM_WORKERS,
     StatefulShares,
     Told,
     ToldStream,
     hang,
-    is_gone,
     kill,
     nested,
     pids_in,
@@ -155,6 +154,7 @@ def test_killed_processes_are_replaced_while_two_loops_are_open(pool: WorkerPool
             for inner, other in enumerate(valid):
                 seen.append(other)
                 if inner == 1:
+                    wait_until(lambda: not any(map(is_gone, worker_pids(pool))), "workers in place of those killed")
                     pid = worker_pids(pool)[step % 2]
                     os.kill(psutil.Process(pid).ppid() if victim == "template" else pid, signal.SIGKILL)
     assert samples_of(seen) == samples_of(loop(None, Told(30), Told(11, 1000)))[: len(seen)]

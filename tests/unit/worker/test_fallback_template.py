@@ -9,8 +9,7 @@ import pytest
 
 from swift_loader.worker.fallback_template import FallbackTemplate
 from tests.support.forked import run_in_fork
-from tests.support.helpers import wait_until
-from tests.unit.worker.test_process_exit import is_gone
+from tests.support.helpers import is_gone, wait_until
 
 
 @pytest.mark.parametrize("exit_code", [0, 5])

@@ -8,15 +8,7 @@ import pytest
 
 from swift_loader.worker.process_exit import die_with_parent, end_group, end_process, flush_streams, lead_group
 from tests.support.forked import run_in_fork
-from tests.support.helpers import wait_until
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+from tests.support.helpers import is_gone, wait_until
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
