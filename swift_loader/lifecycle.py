@@ -165,7 +165,9 @@ class Lifecycle:
                 supervisor = None
             else:
                 supervisor = self.preparation.supervisor_for(plan)
-            session = Session(options, plan, target, dataset=dataset, supervisor=supervisor, meeting=meeting)
+            session = Session(
+                options, plan, target, process=ranks.name, dataset=dataset, supervisor=supervisor, meeting=meeting
+            )
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
             self.preparation.hand_over()
             self.check_open("the loader was closed while it started")

@@ -167,7 +167,8 @@ class SwiftLoader:
             batch_decoder: Function that turns these bytes into a batch, in the trainer. Needs `batch_encoder`.
             logger: Prefix of a log file, or a dict with the keys `path`, `stdout` and `level`. Default: no log.
             benchmark: True measures how long each stage of a batch takes; see `report`.
-            benchmark_file: File to which `close()` writes these times, as JSON. Default: the log, if there is one.
+            benchmark_file: File to which `close()` writes these times, as JSON; for rank n > 0, with `_rank<n>` before
+                the suffix. Default: the log, if there is one.
             validate: True builds the first batch of the first epoch before `start()` returns, and compares a few
                 samples of each build of the dataset. With `on_error="raise"`, a loop that begins with this batch gets
                 it without a second build.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from swift_loader.auto_workers import AutoWorkers, check_num_workers
@@ -172,6 +173,11 @@ class ReportOptions:
     benchmark_file: str | None = option("benchmark_file", check_path)
     max_errors: float | None = option("max_errors", check_max_errors)
     """An integer counts samples; a float is a fraction of the epoch's samples."""
+
+    def benchmark_path(self, process: int) -> Path | None:
+        """Return where the measurements of this process go, of those with these options. The first keeps the name."""
+        path = None if self.benchmark_file is None else Path(self.benchmark_file)
+        return path.with_stem(f"{path.stem}_rank{process}") if path is not None and process else path
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.delivery.delivery import Delivery
@@ -78,6 +77,7 @@ class Session:
         plan: PlanSettings,
         target: Target | None,
         *,
+        process: int = 0,
         dataset: Any = None,
         supervisor: Starter | None = None,
         meeting: Meeting | None = None,
@@ -88,6 +88,7 @@ class Session:
             options: Options of the loader.
             plan: Which batches to build.
             target: Where batches are moved; None leaves them as they are.
+            process: Tells this process from others with the same options, in the names of files.
             dataset: The dataset, if batches are built in this process.
             supervisor: Starts the worker processes. The session owns it once it is made. None: there are none.
             meeting: With the ranks that share batches with this one. The session owns it. None: there are no others.
@@ -112,7 +113,8 @@ class Session:
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
-        self._log = Log(options.report.log, plan.rank)
+        self._log = Log(options.report.log, process)
+        self._benchmark_path = options.report.benchmark_path(process)
         self._teller = Teller(SWIFT_LOADER, self._log.write)
         self._at_close = contextlib.ExitStack()
         """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""
@@ -349,8 +351,8 @@ class Session:
 
     def _report(self) -> None:
         report = self.metrics.report()
-        if report and self._options.report.benchmark_file is not None:
-            Path(self._options.report.benchmark_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if report and self._benchmark_path is not None:
+            self._benchmark_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         elif report:
             self._log.write(f"stages: {json.dumps(report)}")
         self._log.write(f"rank {self.plan.settings.rank} closed")

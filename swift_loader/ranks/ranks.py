@@ -35,6 +35,13 @@ class Ranks:
     processes: tuple[int, ...] | None = None
     """All ranks of torch.distributed that start the loader, if some of them have the same `rank` here and get the same
     data. None: each has its own."""
+    process: int | None = None
+    """Which of them this process is. None: its `rank` says it."""
+
+    @property
+    def name(self) -> int:
+        """A number that no other process has that starts the loader, for the names of files."""
+        return self.rank if self.process is None else self.process
 
 
 def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | None) -> Ranks:
@@ -73,7 +80,9 @@ def _with_processes(ranks: Ranks, processes: tuple[int, ...] | None) -> Ranks:
         return ranks
     everyone = tuple(range(distributed.get_world_size()))
     processes = everyone if processes is None or distributed.get_rank() not in processes else processes
-    return ranks if processes == everyone and len(everyone) <= ranks.world_size else replace(ranks, processes=processes)
+    if processes == everyone and len(everyone) <= ranks.world_size:
+        return ranks
+    return replace(ranks, processes=processes, process=distributed.get_rank())
 
 
 def _ranks_in(mesh: Any) -> tuple[int, ...] | None:

@@ -78,6 +78,15 @@ SCENARIOS = """
             report(["lines", lines])
             return [digest(batch) for batch in batches]
 
+    def files():
+        with make(benchmark_file=f"{folder}/times.json", logger=f"{folder}/run") as loader:
+            loader.start(rank=0, world_size=1)
+            num = sum(1 for _ in loader)
+        dist.barrier()
+        written = sorted(name for name in os.listdir(folder) if name.startswith(("times", "run")))
+        dist.barrier()  # before the next loader of the other rank
+        return [num, written]
+
     def own_definitions():
         with make(collate_fn=lambda samples: [Sample(**sample) for sample in samples]) as loader:
             loader.start(rank=0, world_size=1)
@@ -99,7 +108,8 @@ SCENARIOS = """
     report(["without_sharing", without_sharing()])
     dist.barrier()
     num_descriptors = len(os.listdir("/proc/self/fd"))
-    for scenario in (epochs, resume, inline, mesh, bad_sample, skipped_samples, out_of_order, kept, own_definitions):
+    for scenario in (epochs, resume, inline, mesh, bad_sample, skipped_samples, out_of_order, kept, files,
+                     own_definitions):
         report([scenario.__name__, outcome(scenario)])
         dist.barrier()
     with make() as loader:
@@ -179,6 +189,11 @@ def test_the_report_of_a_rank_says_which_other_one_loads(outcomes: Any) -> None:
     assert "2 worker processes" in outcomes[0]["lines"][1]
     assert "12 batches in" in outcomes[1]["lines"][1]
     assert "the workers of rank 0" in outcomes[1]["lines"][1]
+
+
+def test_each_rank_writes_files_of_its_own(outcomes: Any) -> None:
+    names = ["run_rank0.log", "run_rank1.log", "times.json", "times_rank1.json"]
+    assert both(outcomes, "files") == [12, names]
 
 
 def test_nothing_of_a_closed_loader_is_left(outcomes: Any) -> None:

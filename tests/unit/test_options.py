@@ -283,6 +283,20 @@ def test_a_logger_is_a_prefix_or_a_dict() -> None:
     assert options_of(logger=None).report.log is None
 
 
+@pytest.mark.parametrize(
+    ("given", "process", "expected"),
+    [
+        (None, 1, None),
+        ("a/times.json", 0, "a/times.json"),
+        ("a/times.json", 3, "a/times_rank3.json"),
+        (Path("times"), 1, "times_rank1"),
+    ],
+)
+def test_each_rank_writes_its_measurements_to_a_file_of_its_own(given: Any, process: int, expected: str | None) -> None:
+    path = options_of(benchmark_file=given).report.benchmark_path(process)
+    assert path == (None if expected is None else Path(expected))
+
+
 def test_a_benchmark_file_that_is_no_path_is_refused_by_name_and_value() -> None:
     with pytest.raises(TypeError, match="benchmark_file=3"):
         options_of(benchmark_file=3)

@@ -58,7 +58,7 @@ def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader() -> 
         mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
         for part in (mesh, mesh["dp", "tp"], mesh["dp"]):
             ranks = RankChoice(mesh=part).find(None)
-            assert (ranks.rank, ranks.world_size, ranks.processes) == (0, 2, tuple(range(8))), ranks
+            assert (ranks.rank, ranks.world_size, ranks.processes, ranks.name) == (0, 2, tuple(range(8)), 5), ranks
         alone = RankChoice(mesh=mesh["tp"]).find(None)
         assert (alone.rank, alone.world_size, alone.processes) == (0, 1, tuple(range(8))), alone
         all_split = RankChoice(mesh=mesh, data_dims=("pp", "dp", "tp")).find(None)
