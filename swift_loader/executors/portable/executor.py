@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.handle import Hang
 from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.portable.inbox import Inbox, Inboxes, PortableWorker
 from swift_loader.executors.portable.supervisor import PortableSupervisor
 from swift_loader.executors.process.deaths import attached
-from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
+from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (
     Dismiss,
     Kill,
@@ -48,16 +48,6 @@ _NOTICE = (
     "each worker is a fresh interpreter that builds its own dataset (start_method='portable'), so starting takes "
     "longer than with the template of Linux"
 )
-
-
-class _Running(NamedTuple):
-    """What exists once the dataset is built."""
-
-    plan: Plan
-    """The plan that the workers start with."""
-    explainer: Explainer
-    reader: MessageReader
-    inboxes: Inboxes
 
 
 class PortableExecutor:
@@ -83,11 +73,9 @@ class PortableExecutor:
         self._metrics = metrics
         self._log = log
         self._on_segment = on_segment
-        self._running: _Running | None = None
-        self._resumes = ResumePoints()
-        self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
-        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
-        dispatch lock uses it."""
+        self._running: RunningWorkers[PortableWorker] | None = None
+        self._inboxes: Inboxes | None = None
+        """Made with the running workers."""
 
     def start(self) -> None:
         """Start the workers. Blocks until the first one has built the dataset.
@@ -104,9 +92,17 @@ class PortableExecutor:
         plan = Plan.of(built.num_samples, supervisor.spec.plan)
         explainer = Explainer(options, plan, supervisor.definitions, built.build_s, supervisor.wording)
         batches = BatchReader(supervisor.definitions, options.batch_decoder)
-        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, self._on_segment, self._resumes)
-        inboxes = Inboxes(num_receivers(options), reader)
-        self._running = _Running(plan, explainer, reader, inboxes)
+        resumes = ResumePoints()
+        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, self._on_segment, resumes)
+        self._running = RunningWorkers(
+            lambda: supervisor.workers,
+            plan,
+            explainer,
+            reader,
+            resumes,
+            sends_each_plan=supervisor.spec.options.torch is not None,
+        )
+        inboxes = self._inboxes = Inboxes(num_receivers(options), reader)
         with suppress(FileNotFoundError):  # it has ended since then, which is an event
             event = reader.read(supervisor.workers[0], built.message, inboxes.all[0])
             if event is not None:
@@ -124,10 +120,16 @@ class PortableExecutor:
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> _Running:
-        """What exists once the dataset is built."""
+    def running(self) -> RunningWorkers[PortableWorker]:
+        """The workers, once the dataset is built."""
         assert self._running is not None, "the executor hasn't started"
         return self._running
+
+    @property
+    def listening(self) -> Inboxes:
+        """The inboxes, once the dataset is built."""
+        assert self._inboxes is not None, "the executor hasn't started"
+        return self._inboxes
 
     @property
     def owner(self) -> ProcessOwner:
@@ -137,7 +139,7 @@ class PortableExecutor:
     @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, then one for each thread that takes over while the loop is busy."""
-        return self.running.inboxes.all
+        return self.listening.all
 
     @property
     def plan(self) -> Plan:
@@ -151,24 +153,21 @@ class PortableExecutor:
 
     @property
     def grace_s(self) -> float:
-        """Seconds that replacing a worker may take: a new build of the dataset may be slower than the first one."""
-        return GRACE_BUILDS * self.running.explainer.build_s
+        """Seconds that replacing a worker may take."""
+        return self.running.grace_s
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
-        self.running.explainer.current = (generation, plan)
-        self._resumes.begin(generation, resume)
-        if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
-            self._plan = (generation, plan.settings)
+        self.running.use_plan(generation, plan, resume)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on."""
         self._supervisor.resize(num_workers, limits)
         options = self._supervisor.options
         self.running.explainer.options = options
-        self.running.inboxes.grow(num_receivers(options))
+        self.listening.grow(num_receivers(options))
 
     def carry_out(self, action: ToDo) -> list[Segment]:
         """Do what the scheduler decided. The caller holds the dispatch lock.
@@ -177,20 +176,18 @@ class PortableExecutor:
             Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
         """
         if isinstance(action, Send):
-            worker = self._supervisor.workers.get(action.worker)  # None: the loader is being closed
-            return [] if worker is None else worker.send(action, *self._plan, self._resumes)
+            return self.running.send(action)
         if isinstance(action, Start):
             self._supervisor.start_worker(action.worker_id)
             return []
-        worker = self._supervisor.workers.get(getattr(action, "worker", -1))
+        worker = self.running.get(getattr(action, "worker", -1))
         if worker is None:
             return []
         if isinstance(action, Kill):
-            text = self.running.explainer.hang(action.stall, worker)
-            worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
+            self.running.note_hang(worker, action.stall)
             worker.process.kill()
         elif isinstance(action, Reap):
-            self.running.inboxes.forget(worker)
+            self.listening.forget(worker)
             self._supervisor.reap(worker)
         elif isinstance(action, Dismiss):
             worker.process.request_exit()
@@ -202,39 +199,25 @@ class PortableExecutor:
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        explainer = self.running.explainer
-        if isinstance(cause, Stall):
-            return explainer.no_worker_error(cause)
-        return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, WorkerLost) else cause
+        return self.running.error_of(cause)
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
-        explainer = self.running.explainer
-        assert not isinstance(about, TemplateLost), "there is no template"
-        if isinstance(about, WorkerLost):
-            return explainer.replacement(about, self._worker(about.worker))
-        if about.worker is None:
-            return f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
-        worker = self._worker(about.worker)
-        stacks = attached(traces=worker.ask_for_stacks())
-        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
-
-    def _worker(self, serial: int) -> PortableWorker:
-        return self._supervisor.workers[serial]
+        return self.running.notice_of(about)
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End all processes, and wake whoever waits in the loop's inbox. Any thread. Idempotent."""
-        if self._running is not None:
-            self._running.inboxes.all[0].wake()
+        if self._inboxes is not None:
+            self._inboxes.all[0].wake()
         self._supervisor.stop()
 
     def close(self) -> list[Any]:
         """Close all handles. The processes must have ended, and no thread may wait in an inbox. Idempotent."""
         given_up = self._supervisor.close_processes()
-        if self._running is not None:
-            self._running.inboxes.close()
+        if self._inboxes is not None:
+            self._inboxes.close()
         return given_up
 
     def __repr__(self) -> str:

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.handle import AnyHandle, Hang
+from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.process.deaths import attached
-from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.supervision import Supervision
+from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (
     Dismiss,
     Kill,
@@ -47,16 +48,6 @@ if TYPE_CHECKING:
     from swift_loader.executors.group.leader import GroupLeader
 
 __all__ = ["ProcessExecutor"]
-
-
-class _Running(NamedTuple):
-    """What exists once the dataset is built."""
-
-    plan: Plan
-    """The plan that the workers start with."""
-    explainer: Explainer
-    reader: MessageReader
-    inboxes: Inboxes
 
 
 class ProcessExecutor:
@@ -85,11 +76,9 @@ class ProcessExecutor:
         self._log = log
         self._on_segment = on_segment
         self._group = group
-        self._running: _Running | None = None
-        self._resumes = ResumePoints()
-        self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
-        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
-        dispatch lock uses it."""
+        self._running: RunningWorkers[AnyHandle] | None = None
+        self._inboxes: Inboxes | None = None
+        """Made with the running workers."""
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -110,13 +99,21 @@ class ProcessExecutor:
         plan = Plan.of(num_samples, supervisor.spec.plan)
         explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)
+        resumes = ResumePoints()
         reader = MessageReader(
-            batches, templates.datasets, explainer, self._metrics, self._on_segment, self._resumes, self._group
+            batches, templates.datasets, explainer, self._metrics, self._on_segment, resumes, self._group
         )
         if self._group is not None:
             self._group.welcome(num_samples, templates.definitions)
-        inboxes = Inboxes(num_receivers(options), reader)
-        self._running = _Running(plan, explainer, reader, inboxes)
+        self._running = RunningWorkers(
+            lambda: supervisor.workers.all,
+            plan,
+            explainer,
+            reader,
+            resumes,
+            sends_each_plan=supervisor.spec.options.torch is not None,
+        )
+        inboxes = self._inboxes = Inboxes(num_receivers(options), reader)
         try:
             supervisor.start_workers(inboxes)
         except LoaderClosed:  # another thread may have closed the executor before it had these
@@ -133,10 +130,16 @@ class ProcessExecutor:
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> _Running:
-        """What exists once the dataset is built."""
+    def running(self) -> RunningWorkers[AnyHandle]:
+        """The workers, once the dataset is built."""
         assert self._running is not None, "the executor hasn't started"
         return self._running
+
+    @property
+    def listening(self) -> Inboxes:
+        """The inboxes, once the dataset is built."""
+        assert self._inboxes is not None, "the executor hasn't started"
+        return self._inboxes
 
     @property
     def owner(self) -> ProcessOwner:
@@ -146,7 +149,7 @@ class ProcessExecutor:
     @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, then one for each thread that takes over while the loop is busy."""
-        return self.running.inboxes.all
+        return self.listening.all
 
     @property
     def plan(self) -> Plan:
@@ -160,19 +163,16 @@ class ProcessExecutor:
 
     @property
     def grace_s(self) -> float:
-        """Seconds that replacing a worker may take: a new build of the dataset may be slower than the first one."""
-        return GRACE_BUILDS * self.running.explainer.build_s
+        """Seconds that replacing a worker may take."""
+        return self.running.grace_s
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
-        self.running.explainer.current = (generation, plan)
-        self._resumes.begin(generation, resume)
+        self.running.use_plan(generation, plan, resume)
         if self._group is not None:
             self._group.use_plan(generation, plan.settings)
-        if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
-            self._plan = (generation, plan.settings)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on.
@@ -183,7 +183,7 @@ class ProcessExecutor:
         self._supervisor.resize(num_workers, limits)
         options = self._supervisor.options
         self.running.explainer.options = options
-        self.running.inboxes.grow(num_receivers(options))
+        self.listening.grow(num_receivers(options))
 
     def carry_out(self, action: ToDo) -> list[Segment]:
         """Do what the scheduler decided. The caller holds the dispatch lock.
@@ -192,23 +192,21 @@ class ProcessExecutor:
             Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
         """
         if isinstance(action, Send):
-            worker = self._supervisor.workers.all.get(action.worker)  # None: the loader is being closed
-            return [] if worker is None else worker.send(action, *self._plan, self._resumes)
+            return self.running.send(action)
         if isinstance(action, Start):
             self._supervisor.start_worker(action.worker_id)
             return []
         if isinstance(action, ReplaceTemplate):
             self._supervisor.replace_template()
             return []
-        worker = self._supervisor.workers.all.get(action.worker)
+        worker = self.running.get(action.worker)
         if worker is None:
             return []
         if isinstance(action, Kill):
-            text = self.running.explainer.hang(action.stall, worker)
-            worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
+            self.running.note_hang(worker, action.stall)
             worker.process.send_signal(signal.SIGKILL)
         elif isinstance(action, Reap):
-            self.running.inboxes.forget(worker)
+            self.listening.forget(worker)
             self._supervisor.reap(worker)
         elif isinstance(action, Dismiss):
             worker.channel.shutdown()
@@ -220,49 +218,28 @@ class ProcessExecutor:
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        error = self._error_of(cause)
+        error = self.running.error_of(cause)
         if self._group is not None and not isinstance(cause, Stall):  # after a stall, the loop may go on
             self._group.fail(error)
         return error
 
-    def _error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
-        explainer = self.running.explainer
-        if isinstance(cause, Stall):
-            if cause.worker is None:
-                return explainer.no_worker_error(cause)
-            worker = self._worker(cause.worker)
-            return explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
-        return explainer.death(cause, self._worker(cause.worker)) if isinstance(cause, WorkerLost) else cause
-
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
-        explainer = self.running.explainer
-        if isinstance(about, TemplateLost):
-            return explainer.template_replacement(about)
-        if isinstance(about, WorkerLost):
-            return explainer.replacement(about, self._worker(about.worker))
-        if about.worker is None:
-            return f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
-        worker = self._worker(about.worker)
-        stacks = attached(traces=worker.ask_for_stacks())
-        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
-
-    def _worker(self, serial: int) -> AnyHandle:
-        return self._supervisor.workers.all[serial]
+        return self.running.notice_of(about)
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End all processes, and wake whoever waits in the loop's inbox. Any thread. Idempotent."""
-        if self._running is not None:
-            self._running.inboxes.all[0].wake()
+        if self._inboxes is not None:
+            self._inboxes.all[0].wake()
         self._supervisor.stop()
 
     def close(self) -> list[Segment]:
         """Close all handles. The processes must have ended, and no thread may wait in an inbox. Idempotent."""
         given_up = self._supervisor.close_processes()
-        if self._running is not None:
-            self._running.inboxes.close()
+        if self._inboxes is not None:
+            self._inboxes.close()
         return given_up
 
     def __repr__(self) -> str:

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.handle import Hang
 from swift_loader.executors.process.dataset_check import DatasetCheck
-from swift_loader.executors.process.deaths import attached
-from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.ray.calls import told_by_ray
 from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker, inboxes_of
 from swift_loader.executors.ray.supervisor import RaySupervisor
+from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (
     Dismiss,
     Kill,
@@ -44,16 +43,6 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
 __all__ = ["ActorExecutor"]
-
-
-class _Running(NamedTuple):
-    """What exists once the dataset is built."""
-
-    plan: Plan
-    """The plan that the workers start with."""
-    explainer: Explainer
-    reader: MessageReader
-    inboxes: list[ActorInbox]
 
 
 class ActorExecutor:
@@ -81,11 +70,9 @@ class ActorExecutor:
         self._log = log
         self._on_segment = on_segment
         self._note = note or log
-        self._running: _Running | None = None
-        self._resumes = ResumePoints()
-        self._plan: tuple[int, PlanSettings] = (0, supervisor.spec.plan)
-        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
-        dispatch lock uses it."""
+        self._running: RunningWorkers[RayWorker] | None = None
+        self._inboxes: list[ActorInbox] = []
+        """Made with the running workers."""
         self._placement: threading.Timer | None = None
         """Warns of actors without a place."""
 
@@ -145,9 +132,16 @@ class ActorExecutor:
         explainer = Explainer(options, plan, supervisor.definitions, build_s, supervisor.wording)
         batches = BatchReader(supervisor.definitions, options.batch_decoder)
         # The store tells of its segments: what the reader sees are no segments.
-        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, None, self._resumes)
-        self._running = _Running(
-            plan, explainer, reader, inboxes_of(supervisor.mailbox, reader, supervisor.look_at_connection)
+        resumes = ResumePoints()
+        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, None, resumes)
+        self._inboxes = inboxes_of(supervisor.mailbox, reader, supervisor.look_at_connection)
+        self._running = RunningWorkers(
+            lambda: supervisor.workers,
+            plan,
+            explainer,
+            reader,
+            resumes,
+            sends_each_plan=supervisor.spec.options.torch is not None,
         )
         self._watch_placement()
 
@@ -179,8 +173,8 @@ class ActorExecutor:
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> _Running:
-        """What exists once the dataset is built."""
+    def running(self) -> RunningWorkers[RayWorker]:
+        """The workers, once the dataset is built."""
         assert self._running is not None, "the executor hasn't started"
         return self._running
 
@@ -192,7 +186,7 @@ class ActorExecutor:
     @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, then that of the thread that takes over while the loop is busy."""
-        return self.running.inboxes
+        return self._inboxes
 
     @property
     def plan(self) -> Plan:
@@ -206,18 +200,15 @@ class ActorExecutor:
 
     @property
     def grace_s(self) -> float:
-        """Seconds that replacing an actor may take: a new build of the dataset may be slower than the first one."""
-        return GRACE_BUILDS * self.running.explainer.build_s
+        """Seconds that replacing an actor may take."""
+        return self.running.grace_s
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
-        self.running.explainer.current = (generation, plan)
-        self._resumes.begin(generation, resume)
+        self.running.use_plan(generation, plan, resume)
         self._supervisor.use_generation(generation)
-        if plan.settings != self._plan[1] or self._supervisor.spec.options.torch is not None:
-            self._plan = (generation, plan.settings)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many actors from now on."""
@@ -231,18 +222,16 @@ class ActorExecutor:
             Memory of workers. Unlocking and unmapping it takes a while, so drop it where nobody waits.
         """
         if isinstance(action, Send):
-            worker = self._supervisor.workers.get(action.worker)  # None: the loader is being closed
-            return [] if worker is None else worker.send(action, *self._plan, self._resumes)
+            return self.running.send(action)
         if isinstance(action, Start):
             self._supervisor.start_worker(action.worker_id)
             self._watch_placement()
             return []
-        worker = self._supervisor.workers.get(getattr(action, "worker", -1))
+        worker = self.running.get(getattr(action, "worker", -1))
         if worker is None:
             return []
         if isinstance(action, Kill):
-            text = self.running.explainer.hang(action.stall, worker)
-            worker.hang = Hang(text, worker.ask_for_stacks(by_force=True))
+            self.running.note_hang(worker, action.stall)
             worker.channel.drop_results()
             worker.process.kill()
         elif isinstance(action, Reap):
@@ -259,34 +248,22 @@ class ActorExecutor:
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        explainer = self.running.explainer
-        if isinstance(cause, Stall):
-            if cause.worker is None:
-                return explainer.no_worker_error(cause)
-            worker = self._worker(cause.worker)
-            return explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
-        if isinstance(cause, WorkerLost):
-            worker = self._worker(cause.worker)
-            error = explainer.death(cause, worker)
-            return type(error)(f"{error}{_told_by_ray(worker)}")
-        return cause
+        error = self.running.error_of(cause)
+        return type(error)(f"{error}{self._told_by_ray(cause)}") if isinstance(cause, WorkerLost) else error
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
-        explainer = self.running.explainer
-        assert not isinstance(about, TemplateLost), "there is no template"
+        notice, supervisor = self.running.notice_of(about), self._supervisor
         if isinstance(about, WorkerLost):
-            worker = self._worker(about.worker)
-            return f"{explainer.replacement(about, worker)}{_told_by_ray(worker)}"
-        if about.worker is None:
-            waiting = f"{explainer.no_worker(about)}, for {self._supervisor.options.stall_warning_s:g} s now"
-            return f"{waiting}. {self._supervisor.unplaced_text()}" if self._supervisor.num_unplaced() else waiting
-        worker = self._worker(about.worker)
-        stacks = attached(traces=worker.ask_for_stacks())
-        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
+            return f"{notice}{self._told_by_ray(about)}"
+        if isinstance(about, Stall) and about.worker is None and supervisor.num_unplaced():
+            return f"{notice}. {supervisor.unplaced_text()}"
+        return notice
 
-    def _worker(self, serial: int) -> RayWorker:
-        return self._supervisor.workers[serial]
+    def _told_by_ray(self, case: WorkerLost) -> str:
+        worker = self._supervisor.workers[case.worker]
+        loss = worker.process.loss
+        return "" if loss is None or worker.hang is not None else told_by_ray(loss)
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
@@ -307,8 +284,3 @@ class ActorExecutor:
 
     def __repr__(self) -> str:
         return f"<ActorExecutor, {self._supervisor!r}>"
-
-
-def _told_by_ray(worker: RayWorker) -> str:
-    loss = worker.process.loss
-    return "" if loss is None or worker.hang is not None else told_by_ray(loss)

@@ -170,7 +170,7 @@ class MixedExecutor:
 
     def _post(self, posted: Sequence[Posted]) -> None:
         """Post where the processes' inboxes listen. Any thread."""
-        listening = self._local.running.inboxes.posted
+        listening = self._local.listening.posted
         for one in posted:
             listening.post(cast(Any, one))  # a worker is for `MixedInbox.wait`, which gets it back as it is
 

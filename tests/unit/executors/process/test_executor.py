@@ -26,7 +26,7 @@ class ClosedSupervisor:
     wording = LOADER_WORDING
 
     def __init__(self) -> None:
-        self.spec = SimpleNamespace(plan=PLAN)
+        self.spec = SimpleNamespace(plan=PLAN, options=SimpleNamespace(torch=None))
         self.options = SimpleNamespace(stall_warning_s=None, num_workers=3, thread_per_worker=True, batch_decoder=None)
         self.templates = SimpleNamespace(first=None, description="", definitions=Definitions(), datasets=None)
         self.executor: ProcessExecutor | None = None

@@ -1,0 +1,113 @@
+"""What executors of worker processes have in common, once the dataset is built.
+
+task of the scheduler ──send──► handle of the worker, with the plan if that is new to it
+loss or stall ──error_of, notice_of──► words for the loop and the user
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from swift_loader.executors.handle import AnyHandle, Hang
+from swift_loader.executors.process.deaths import attached
+from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
+from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.resume import ResumePoints
+from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
+from swift_loader.transport.segments import Segment
+
+__all__ = ["RunningWorkers"]
+
+AHandle = TypeVar("AHandle", bound=AnyHandle)
+
+
+class RunningWorkers(Generic[AHandle]):
+    """The workers of one executor, whichever processes they are."""
+
+    def __init__(
+        self,
+        workers: Callable[[], Mapping[int, AHandle]],
+        plan: Plan,
+        explainer: Explainer,
+        reader: MessageReader,
+        resumes: ResumePoints,
+        *,
+        sends_each_plan: bool,
+    ) -> None:
+        """Use these workers.
+
+        Args:
+            workers: Returns those that there are now, by serial number.
+            plan: The plan that they start with.
+            explainer: The words for them.
+            reader: Reads their messages.
+            resumes: Where their datasets continue. The reader keeps them up to date.
+            sends_each_plan: Whether workers get a plan also if it is the one before, because a new iteration begins.
+        """
+        self.plan = plan
+        self.explainer = explainer
+        self.reader = reader
+        self._workers = workers
+        self._resumes = resumes
+        self._sends_each_plan = sends_each_plan
+        self._sent: tuple[int, PlanSettings] = (0, plan.settings)
+        """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
+        dispatch lock uses it."""
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that replacing a worker may take: a new build of the dataset may be slower than the first one."""
+        return GRACE_BUILDS * self.explainer.build_s
+
+    def get(self, serial: int) -> AHandle | None:
+        """Return a worker. None if it is gone, because the loader is being closed."""
+        return self._workers().get(serial)
+
+    # Acting; the caller holds the dispatch lock -----------------------------------------------------------------------
+
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+        self.explainer.current = (generation, plan)
+        self._resumes.begin(generation, resume)
+        if plan.settings != self._sent[1] or self._sends_each_plan:
+            self._sent = (generation, plan.settings)
+
+    def send(self, task: Send) -> list[Segment]:
+        """Send a task. Return memory of the worker, see `Handle.send`."""
+        worker = self.get(task.worker)
+        return [] if worker is None else worker.send(task, *self._sent, self._resumes)
+
+    def note_hang(self, worker: AHandle, stall: Stall) -> None:
+        """Note why a worker is about to be killed, and what it is doing."""
+        worker.hang = Hang(self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True))
+
+    # Words ------------------------------------------------------------------------------------------------------------
+
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        if isinstance(cause, WorkerLost):
+            return self.explainer.death(cause, self._workers()[cause.worker])
+        if not isinstance(cause, Stall):
+            return cause
+        if cause.worker is None:
+            return self.explainer.no_worker_error(cause)
+        worker = self._workers()[cause.worker]
+        return self.explainer.stall_error(cause, worker, attached(traces=worker.ask_for_stacks()))
+
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        explainer = self.explainer
+        if isinstance(about, TemplateLost):
+            return explainer.template_replacement(about)
+        if isinstance(about, WorkerLost):
+            return explainer.replacement(about, self._workers()[about.worker])
+        if about.worker is None:
+            return f"{explainer.no_worker(about)}, for {explainer.options.stall_warning_s:g} s now"
+        worker = self._workers()[about.worker]
+        stacks = attached(traces=worker.ask_for_stacks())
+        return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
+
+    def __repr__(self) -> str:
+        return f"<RunningWorkers: {len(self._workers())}>"
