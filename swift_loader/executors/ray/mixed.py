@@ -9,6 +9,7 @@ where the processes' inboxes listen, so that one wait is for both. The two share
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -112,8 +113,10 @@ class MixedInbox:
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Return what has happened. See `Inbox`: an empty list, before the time, only if somebody woke it."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            posted: list[Any] = self._inbox.wait(timeout_s)
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            posted: list[Any] = self._inbox.wait(left_s)
             events: list[Event] = []
             for one in posted:
                 if isinstance(one, Handle):
@@ -121,8 +124,7 @@ class MixedInbox:
                 else:
                     events.append(one)
             if events or not posted:
-                return events
-            timeout_s = None if timeout_s is None else 0.0  # there was only what is no event
+                return events  # else there was only what is no event
 
     def wake(self) -> None:
         """End the current `wait` and all later ones, until `sleep`. Thread-safe."""
