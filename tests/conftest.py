@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -23,6 +24,11 @@ SWITCH = "SWIFT_LOADER_ROOT"
 
 _GRACE_S = 2.0
 """A process or a thread that was told to end may still be on its way."""
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C raise `KeyboardInterrupt`, as in a terminal: a shell has its jobs in the background ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _descriptors() -> dict[str, str]:
