@@ -29,7 +29,7 @@ from swift_loader.session import Session
 if TYPE_CHECKING:
     import torch
 
-    from swift_loader.executors.group.meeting import Listener, Meeting
+    from swift_loader.executors.group.meeting import ConnectedGroup, Listener
 
 __all__ = ["Lifecycle", "LoaderState"]
 
@@ -152,7 +152,7 @@ class Lifecycle:
             if listener is not None:
                 listener.close()
 
-    def _start_session(self, ranks: Ranks, target: Target | None, meeting: Meeting | None) -> Session:
+    def _start_session(self, ranks: Ranks, target: Target | None, meeting: ConnectedGroup | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
         options, delivery = self.options, self.options.delivery
         try:

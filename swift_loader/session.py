@@ -49,7 +49,7 @@ from swift_loader.worker.spec import WorkerSpec
 if TYPE_CHECKING:
     from swift_loader.executors.group.follower import GroupFollower
     from swift_loader.executors.group.leader import GroupLeader
-    from swift_loader.executors.group.meeting import Meeting
+    from swift_loader.executors.group.meeting import ConnectedGroup
 
 __all__ = ["OpenEpoch", "Session"]
 
@@ -80,7 +80,7 @@ class Session:
         process: int = 0,
         dataset: Any = None,
         supervisor: Starter | None = None,
-        meeting: Meeting | None = None,
+        meeting: ConnectedGroup | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from swift_loader.dataloader.iterator import Epoch
-from swift_loader.dataloader.processes import WorkerProcess
+from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 
@@ -102,7 +102,7 @@ class EvenEpoch:
         """Return where the loop is."""
         return self._epoch.position()
 
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[ProcessView]:
         """Return the worker processes, also after the epoch."""
         return self._epoch.processes()
 

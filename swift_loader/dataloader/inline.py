@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
-from swift_loader.dataloader.processes import WorkerProcess
+from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.skipping import check_ahead
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
@@ -233,7 +233,7 @@ class InlineEpoch:
             saved, num_batches=self._num_fetched, num_to_skip=wanted.num_to_skip, next_batch=self._num_fetched
         )
 
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[ProcessView]:
         """Return nothing: there are no processes."""
         return []
 

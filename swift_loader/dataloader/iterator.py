@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from swift_loader.auto_workers import AutoWorkers
-from swift_loader.dataloader.processes import WorkerProcess
+from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
 
 __all__ = ["Epoch", "LoaderCalls", "LoaderIterator"]
@@ -42,7 +42,7 @@ class Epoch(Protocol):
         """Return where the loop is."""
         ...
 
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[ProcessView]:
         """Return the worker processes, by id."""
         ...
 
@@ -180,7 +180,7 @@ class LoaderIterator:
         return self._epoch.is_over
 
     @property
-    def _workers(self) -> list[WorkerProcess]:
+    def _workers(self) -> list[ProcessView]:
         """The worker processes that serve this epoch now, or served it last. Programs look at torch's so."""
         if not self._has_workers:
             raise AttributeError(f"{type(self).__name__} has no _workers with num_workers=0")

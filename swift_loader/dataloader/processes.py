@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from swift_loader.executors.handle import HandledProcess
 
-__all__ = ["WorkerProcess"]
+__all__ = ["ProcessView"]
 
 
-class WorkerProcess:
+class ProcessView:
     """One worker process, as a `multiprocessing.Process` shows it. The loader owns the process. Any thread."""
 
     daemon = True

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from swift_loader.dataloader.copy_probe import CopyProbe
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
-from swift_loader.dataloader.processes import WorkerProcess
+from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.shards import Shards, SharedShards
 from swift_loader.dataloader.skipping import check_ahead
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
@@ -237,7 +237,7 @@ class IndexEpoch:
             length_called=self._length_called,
         )
 
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[ProcessView]:
         """Return the worker processes, also after the epoch."""
         return self._in_use.processes()
 
@@ -363,7 +363,7 @@ class StreamEpoch:
             num_sharing=self._num_sharing,
         )
 
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[ProcessView]:
         """Return the worker processes, also after the epoch."""
         return self._in_use.processes()
 

@@ -22,7 +22,7 @@ from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.dataloader.own_options import OwnOptions
-from swift_loader.dataloader.processes import WorkerProcess
+from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.randomness import wanted_rng
 from swift_loader.dataloader.threads import copied, needs_copies
 from swift_loader.delivery.delivery import Delivery
@@ -174,10 +174,10 @@ class LoaderWorkers:
         """Whether the processes were ended."""
         return not self.close.alive
 
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[ProcessView]:
         """Return the worker processes, by id. None if the workers are threads."""
         found = [] if self._starter is None else self._starter.processes()
-        return [WorkerProcess(number, process) for number, process in enumerate(found)]
+        return [ProcessView(number, process) for number, process in enumerate(found)]
 
     def _issue_warnings(self) -> None:
         while self._notices:

@@ -12,7 +12,7 @@ from swift_loader.worker.spec import StartMethod, WorkerSpec
 if TYPE_CHECKING:
     from swift_loader.executors.group.follower import GroupFollower
     from swift_loader.executors.group.leader import GroupLeader
-    from swift_loader.executors.group.meeting import Listener, Meeting
+    from swift_loader.executors.group.meeting import ConnectedGroup, Listener
     from swift_loader.transport.by_value import Definitions
 
 __all__ = ["listen", "make_follower", "make_leader"]
@@ -27,7 +27,7 @@ def listen(start_method: StartMethod) -> Listener | None:
     return Listener.open()
 
 
-def make_leader(meeting: Meeting, spec: WorkerSpec, options: DeliveryOptions) -> GroupLeader:
+def make_leader(meeting: ConnectedGroup, spec: WorkerSpec, options: DeliveryOptions) -> GroupLeader:
     """Return what hands batches on to other ranks. It owns the meeting."""
     from swift_loader.executors.group.leader import GroupLeader
 
@@ -35,7 +35,7 @@ def make_leader(meeting: Meeting, spec: WorkerSpec, options: DeliveryOptions) ->
 
 
 def make_follower(
-    meeting: Meeting,
+    meeting: ConnectedGroup,
     spec: WorkerSpec,
     options: DeliveryOptions,
     metrics: Metrics,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.executors.calls.event_loop import CoroutineLoop
 from swift_loader.notices import warn
 from swift_loader.options import default_seed
 from swift_loader.pipeline.chain import Chain
@@ -40,7 +40,7 @@ class Epochs:
         """Of its run."""
         self._idle: list[OpenRun] = []
         """The run of a continuous source, between two epochs."""
-        self._event_loop = EventLoop()
+        self._event_loop = CoroutineLoop()
         """Stays from one epoch to the next: sessions of the user's belong to it."""
         self._maker = ProcessOwner()
         weakref.finalize(self, _free, self._idle, self._event_loop)
@@ -51,7 +51,7 @@ class Epochs:
 
     def _begin(self, iterator: PipelineIterator) -> tuple[OpenRun, Position, list[OpenRun]]:
         if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
-            self._maker, self._event_loop, self._idle = ProcessOwner(), EventLoop(), []
+            self._maker, self._event_loop, self._idle = ProcessOwner(), CoroutineLoop(), []
         chain, loaded = self._chain, self._loaded
         state = loaded or PipelineState(self._next_epoch, None, self._seed)
         self._warn_of_iterator()
@@ -156,7 +156,7 @@ def _listed(parameters: tuple[str, ...]) -> str:
     return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"
 
 
-def _free(idle: list[OpenRun], event_loop: EventLoop) -> None:
+def _free(idle: list[OpenRun], event_loop: CoroutineLoop) -> None:
     _close_all(idle)
     event_loop.close()
 

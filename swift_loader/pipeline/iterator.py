@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift_loader.errors import LoaderClosed
-from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.executors.calls.event_loop import CoroutineLoop
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.run import Run
@@ -28,7 +28,7 @@ class OpenRun:
     """Of the next item."""
 
     @classmethod
-    def open(cls, chain: Chain, state: PipelineState, event_loop: EventLoop) -> OpenRun:
+    def open(cls, chain: Chain, state: PipelineState, event_loop: CoroutineLoop) -> OpenRun:
         """Open a pipeline at a state.
 
         Raises:

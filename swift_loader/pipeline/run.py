@@ -10,7 +10,7 @@ from functools import partial
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Executor
-from swift_loader.executors.calls.event_loop import EventLoop
+from swift_loader.executors.calls.event_loop import CoroutineLoop
 from swift_loader.pipeline.closing import close_together
 from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.filler import Filler
@@ -32,7 +32,7 @@ CLOSE_LIMIT_S = 4.0
 class Run:
     """What runs for one iterator over a pipeline. One thread opens it; any thread may close it."""
 
-    def __init__(self, epoch: int, seed: int, event_loop: EventLoop) -> None:
+    def __init__(self, epoch: int, seed: int, event_loop: CoroutineLoop) -> None:
         self.epoch = epoch
         """The first one."""
         self.seed = seed

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Pass", "Passes", "Stage"]
+__all__ = ["Pass", "Passes", "PassState"]
 
 
-class Stage(Enum):
+class PassState(Enum):
     """How far a pass is."""
 
     READY = "ready"
@@ -36,7 +36,7 @@ class Pass:
     epoch: int
     position: int
     """How much of the epoch was drawn, over all ranks. The unit is the sampler's."""
-    stage: Stage
+    state: PassState
     at_end: bool = False
     """Whether the position is the end of the epoch."""
 
@@ -48,7 +48,7 @@ class Pass:
 
     def end(self) -> None:
         """Record that nothing is left."""
-        self.stage = Stage.OVER
+        self.state = PassState.OVER
         self.at_end = True
 
 
@@ -56,7 +56,7 @@ class Passes:
     """The passes of one sampler. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._last = Pass(0, 0, Stage.READY)
+        self._last = Pass(0, 0, PassState.READY)
         self._chosen: int | None = None
         """The epoch of the last `set_epoch` since the last pass began."""
 
@@ -64,41 +64,42 @@ class Passes:
     def current(self) -> Pass:
         """The pass that a state saved now has to continue."""
         last, chosen = self._last, self._chosen
-        if chosen is None or last.stage is Stage.RUNNING or (last.stage is Stage.READY and chosen == last.epoch):
+        is_begun = last.state is PassState.RUNNING
+        if chosen is None or is_begun or (last.state is PassState.READY and chosen == last.epoch):
             return last
-        return Pass(chosen, 0, Stage.READY)
+        return Pass(chosen, 0, PassState.READY)
 
     @property
     def epoch(self) -> int:
         """The epoch of the pass that runs; if none does, that of the next pass."""
-        return self._last.epoch if self._last.stage is Stage.RUNNING else self._next().epoch
+        return self._last.epoch if self._last.state is PassState.RUNNING else self._next().epoch
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
-        is_running = self._last.stage is Stage.RUNNING and epoch == self._last.epoch
+        is_running = self._last.state is PassState.RUNNING and epoch == self._last.epoch
         self._chosen = None if is_running else epoch
 
     def restore(self, epoch: int, position: int, *, at_end: bool) -> None:
         """Begin the next pass at a saved position. Discards an epoch chosen before."""
-        self._last = Pass(epoch, position, Stage.READY, at_end)
+        self._last = Pass(epoch, position, PassState.READY, at_end)
         self._chosen = None
 
     def begin(self) -> Pass:
         """Begin the next pass."""
         self._last = self._next()
-        self._last.stage = Stage.RUNNING
+        self._last.state = PassState.RUNNING
         self._chosen = None
         return self._last
 
     def _next(self) -> Pass:
         last, chosen = self._last, self._chosen
         keeps_position = chosen == last.epoch or (chosen is None and not last.at_end)
-        if last.stage is Stage.READY and keeps_position:
-            return Pass(last.epoch, last.position, Stage.READY, last.at_end)
+        if last.state is PassState.READY and keeps_position:
+            return Pass(last.epoch, last.position, PassState.READY, last.at_end)
         if chosen is not None:
-            return Pass(chosen, 0, Stage.READY)
-        return Pass(last.epoch + last.at_end, 0, Stage.READY)
+            return Pass(chosen, 0, PassState.READY)
+        return Pass(last.epoch + last.at_end, 0, PassState.READY)
 
     def __repr__(self) -> str:
         last = self.current
-        return f"<Passes epoch {last.epoch}, position {last.position}, {last.stage.value}>"
+        return f"<Passes epoch {last.epoch}, position {last.position}, {last.state.value}>"

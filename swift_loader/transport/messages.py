@@ -32,7 +32,7 @@ __all__ = [
     "SampleFailed",
     "SegmentGone",
     "SegmentMade",
-    "Stage",
+    "FailureStage",
     "State",
     "StreamEnded",
     "Verdicts",
@@ -47,7 +47,7 @@ MAX_INLINE_BYTES = 16 * 1024
 _BATCH = struct.Struct("<QIIQIIQQQQQqqqQ")
 
 
-class Stage(str, Enum):
+class FailureStage(str, Enum):
     """What a worker was doing when an exception was raised."""
 
     BUILD = "building the dataset"
@@ -228,7 +228,7 @@ class Failure(PickledBody):
 
     generation: int
     sequence: int
-    stage: Stage
+    stage: FailureStage
     index: int | None
     """The dataset index of the sample that was being fetched."""
     pickled: bytes | None

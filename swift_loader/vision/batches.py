@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from swift_loader.checks import check_integer
-from swift_loader.samplers.passes import Pass, Passes, Stage
+from swift_loader.samplers.passes import Pass, Passes, PassState
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.vision.places import Place
 from swift_loader.vision.schedule import Schedule, SizeSchedule
@@ -27,7 +27,7 @@ class ImageBatches:
         """Positions are batches that the loop got."""
         self._share = share
         self._schedule = schedule
-        self._begun = Pass(0, 0, Stage.READY)
+        self._begun = Pass(0, 0, PassState.READY)
         layout = [tuple(step) for step in schedule.steps(0)], float(share.num_repeats)
         self._checksum = zlib.crc32(repr(layout).encode())
 

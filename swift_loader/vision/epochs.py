@@ -14,7 +14,7 @@ from swift_loader.checks import check_integer
 from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.errors import LoaderClosed, StateMismatch
-from swift_loader.samplers.passes import Pass, Passes, Stage
+from swift_loader.samplers.passes import Pass, Passes, PassState
 from swift_loader.samplers.states import VERSION, check_same, saved_fields
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.vision.batches import ImageBatches
@@ -189,7 +189,7 @@ class EpochLoader:
             **self._facts,
         }
         if self.batch_sampler is None and this.position and not this.at_end:
-            state["loader"] = self._open_loader.state_dict() if this.stage is Stage.RUNNING else self._saved
+            state["loader"] = self._open_loader.state_dict() if this.state is PassState.RUNNING else self._saved
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

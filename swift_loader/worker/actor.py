@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
-from swift_loader.transport.messages import NO_SLOT, Batch, Identity, Ready, Stage
+from swift_loader.transport.messages import NO_SLOT, Batch, FailureStage, Identity, Ready
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.segments import capacity_for
 from swift_loader.transport.slots import FreeSlots
@@ -37,7 +37,7 @@ from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import TaskLoop
 from swift_loader.worker.usage import ThreadUsage
 
-__all__ = ["Answer", "BatchActor", "Payload", "Place", "Surroundings", "machine_id"]
+__all__ = ["Answer", "BatchActor", "Payload", "Location", "Surroundings", "machine_id"]
 
 _OURS = str(Path(__file__).parent)
 
@@ -70,7 +70,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where an actor runs."""
 
     pid: int
@@ -109,9 +109,9 @@ class BatchActor:
 
     # The thread that builds
 
-    def introduce(self) -> Place:
+    def introduce(self) -> Location:
         """Return where it runs. The first call: its answer says that Ray has placed the actor."""
-        return Place(os.getpid(), socket.gethostname(), machine_id(), time.perf_counter_ns())
+        return Location(os.getpid(), socket.gethostname(), machine_id(), time.perf_counter_ns())
 
     def start(self, payload: Payload, serial: int, identity: Identity | None, around: Surroundings) -> Answer:
         """Build the dataset. Answers READY or FAILURE.
@@ -135,7 +135,7 @@ class BatchActor:
         try:
             builder.read()
         except Exception as error:
-            self._channel.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
+            self._channel.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
             return Answer(self._channel.take_sent(), None)
         if identity is not None:
             self._channel.feed([identity.pack()])

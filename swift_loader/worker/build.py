@@ -23,7 +23,7 @@ from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import Encoded, encode, encode_bytes
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, SampleFailed, Stage
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, SampleFailed
 from swift_loader.transport.store import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
@@ -192,7 +192,7 @@ class BatchBuilder:
         try:
             batch = self._collate(samples, arena)
         except Exception as error:
-            raise BuildError(Stage.COLLATE) from error
+            raise BuildError(FailureStage.COLLATE) from error
         times.collated = time.perf_counter_ns()
         failpoint(Failpoint.WORKER_COLLATED)
         try:
@@ -200,9 +200,9 @@ class BatchBuilder:
                 return encode(batch, arena, self.definitions.number_of)
             return encode_bytes(self._batch_encoder(batch), arena)
         except EncodeError as error:
-            raise BuildError(Stage.ENCODE) from error.with_traceback(None)
+            raise BuildError(FailureStage.ENCODE) from error.with_traceback(None)
         except Exception as error:
-            raise BuildError(Stage.ENCODE) from error
+            raise BuildError(FailureStage.ENCODE) from error
 
     def _expected_nbytes(self) -> int:
         """Return the second largest of the last sizes: a single outlier must not make all slots that large."""
@@ -239,7 +239,7 @@ def _take(store: SlotStore, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
     try:
         return store.take(nbytes)
     except SharedMemoryFull as error:
-        raise BuildError(Stage.ENCODE) from error
+        raise BuildError(FailureStage.ENCODE) from error
 
 
 def _move_into_one_slot(store: SlotStore, slot: int, arena: Arena, encoded: Encoded) -> tuple[int, int, bytes]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.messages import Identity, Stage, Verdicts
+from swift_loader.transport.messages import FailureStage, Identity, Verdicts
 from swift_loader.transport.payload import Environment
 from swift_loader.transport.reports import BuildReport
 from swift_loader.worker.build import BatchBuilder
@@ -160,11 +160,11 @@ class DatasetBuilder:
 
         The trainer was told of a failure then, unless it is gone. `usage` measures what builds batches.
         """
-        stage = Stage.BUILD
+        stage = FailureStage.BUILD
         try:
             if self._dataset is None:
                 self.build()
-            stage = Stage.SET_UP
+            stage = FailureStage.SET_UP
             set_num_threads(self._environment.torch_threads)
             torch_worker = self._set_up(worker, channel)
         except BrokenPipeError:  # the trainer is gone

@@ -12,7 +12,7 @@ from swift_loader.batch.tree import type_name
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode
-from swift_loader.transport.messages import Failure, SampleFailed, Stage
+from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 
 __all__ = ["BuildError", "describe_failure"]
 
@@ -30,7 +30,7 @@ class BuildError(Exception):
     """Says in which stage its `__cause__` was raised. It never leaves the process that builds the batch."""
 
     def __init__(
-        self, stage: Stage, index: int | None = None, *, note: str = "", failures: Sequence[SampleFailed] = ()
+        self, stage: FailureStage, index: int | None = None, *, note: str = "", failures: Sequence[SampleFailed] = ()
     ) -> None:
         """Record what was being done.
 
@@ -49,7 +49,7 @@ class BuildError(Exception):
 
 def describe_failure(
     error: BaseException,
-    stage: Stage,
+    stage: FailureStage,
     definitions: Definitions,
     *,
     index: int | None = None,

@@ -16,7 +16,7 @@ from swift_loader.errors import TooManyErrors
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import SampleFailed, Stage
+from swift_loader.transport.messages import FailureStage, SampleFailed
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Fetching, Seeding
@@ -99,7 +99,7 @@ class Fetcher:
                 self._fetch_one_by_one(fetching)
             except Exception as error:
                 if self._is_interrupt(error):
-                    raise BuildError(Stage.FETCH, fetching.index) from error
+                    raise BuildError(FailureStage.FETCH, fetching.index) from error
                 self._do_without(harmless(error), fetching, failures)
         return Fetched(samples, failures, len(samples))
 
@@ -110,7 +110,7 @@ class Fetcher:
             fetching.samples.extend(_check_count(get_items(list(indices)), len(indices)))
         except Exception as error:
             if self._on_error is OnError.RAISE:
-                raise BuildError(Stage.FETCH) from harmless(error)  # without index: it isn't known which one failed
+                raise BuildError(FailureStage.FETCH) from harmless(error)  # it isn't known which index failed
             fetching.fetch_one_by_one()
             self.counters.fetch_one_by_one()
             return False
@@ -137,17 +137,17 @@ class Fetcher:
         """
         index, position, replaced_by = fetching.index, len(fetching.samples), None
         if self._on_error is OnError.RAISE:
-            raise BuildError(Stage.FETCH, index) from error
+            raise BuildError(FailureStage.FETCH, index) from error
         if self._on_error is OnError.REPLACE:
             replaced_by = self._replace(error, fetching)
         else:
             position += len(failures)  # all of them were left out
             self._seeding.leave_out(fetching)
             self.counters.leave_out()
-        failure = describe_failure(error, Stage.FETCH, self._definitions, index=index)
+        failure = describe_failure(error, FailureStage.FETCH, self._definitions, index=index)
         failures.append(SampleFailed(position, replaced_by, failure))
         if not fetching.indices:
-            raise BuildError(Stage.FETCH, failures=failures) from _nothing_left(error, fetching.epoch, failures)
+            raise BuildError(FailureStage.FETCH, failures=failures) from _nothing_left(error, fetching.epoch, failures)
 
     def _replace(self, error: Exception, fetching: Fetching) -> int:
         """Fetch another sample in place of the failed one; return its dataset index."""
@@ -170,7 +170,7 @@ class Fetcher:
             else "the dataset has no other sample"
         )
         note = f"The loader found no replacement for dataset index {failed} (on_error='replace'): {tried}"
-        raise BuildError(Stage.FETCH, failed, note=note) from error
+        raise BuildError(FailureStage.FETCH, failed, note=note) from error
 
 
 class _Singles:

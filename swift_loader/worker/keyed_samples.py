@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
@@ -74,7 +74,7 @@ class KeyedSamples:
             if unpacked.dataset is not None:
                 self._dataset.load_state_dict(unpacked.dataset)
         except Exception as error:
-            raise BuildError(Stage.LOAD) from error
+            raise BuildError(FailureStage.LOAD) from error
 
     def fetch(self, task: Task) -> Fetched:
         """Return the samples of a batch, or its only sample if batches aren't collated."""
@@ -99,7 +99,7 @@ class KeyedSamples:
         try:
             listed = list(keys)
         except Exception as error:
-            raise BuildError(Stage.FETCH) from harmless(error)
+            raise BuildError(FailureStage.FETCH) from harmless(error)
         self.seeding.begin(Fetching(self._seed, task.epoch, _positions(task.step, len(listed)), samples))
         if not get_items:
             self._fetch_one_by_one(listed, samples)
@@ -109,7 +109,7 @@ class KeyedSamples:
         try:
             return Fetched(get_items(keys), (), len(listed))
         except Exception as error:
-            raise BuildError(Stage.FETCH) from harmless(error)  # it isn't known which sample failed
+            raise BuildError(FailureStage.FETCH) from harmless(error)  # it isn't known which sample failed
 
     def _fetch_one_by_one(self, keys: list[Any], samples: list[Any]) -> None:
         """Fetch all samples. At any time, the list's length tells which one is being fetched."""
@@ -126,14 +126,14 @@ class KeyedSamples:
                     samples.append(dataset[key])  # noqa: PERF401 - the length must be right at any time
         except Exception as error:
             failed = keys[len(samples)]
-            raise BuildError(Stage.FETCH, failed if type(failed) is int else None) from harmless(error)
+            raise BuildError(FailureStage.FETCH, failed if type(failed) is int else None) from harmless(error)
 
     def _snapshot(self) -> bytes:
         try:
             worker_id = 0 if self._worker is None else self._worker.worker_id
             return Snapshot(self._num_batches, dataset=self._dataset.state_dict(), worker_id=worker_id).pack()
         except Exception as error:
-            raise BuildError(Stage.SAVE) from error
+            raise BuildError(FailureStage.SAVE) from error
 
     def __repr__(self) -> str:
         return f"<KeyedSamples, {self._num_batches} batches>"

@@ -15,7 +15,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.payload import Environment, read_environment, read_payload
 from swift_loader.transport.pool_messages import Page, Share, Unshare
 from swift_loader.transport.segments import Segment
@@ -73,7 +73,7 @@ class PoolDatasets:
             builder.read()
             builder.build()
         except Exception as error:
-            return describe_failure(error, Stage.BUILD, builder.definitions).pack()
+            return describe_failure(error, FailureStage.BUILD, builder.definitions).pack()
         finally:
             self._stack_dumper.stop()  # the process must have a single thread when it is forked
             set_default_dtype("float32")  # torch's own, for the other datasets

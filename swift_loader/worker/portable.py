@@ -31,7 +31,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import Ready, SegmentMade, Stage
+from swift_loader.transport.messages import FailureStage, Ready, SegmentMade
 from swift_loader.transport.named_segments import SegmentNames, create, unlink
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
 from swift_loader.transport.pipes import PipeChannel, open_inherited
@@ -115,7 +115,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
     try:
         builder.read()
     except Exception as error:
-        link.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
+        link.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
         return 0
     with ProcessUsage() as usage:
         service = builder.start_service(serial, link, usage)

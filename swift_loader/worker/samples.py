@@ -13,7 +13,7 @@ from swift_loader.errors import EncodeError
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.index_array import IndexArray
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, Fetcher
@@ -97,5 +97,5 @@ def checked_keys(task: Task) -> Any:
         BuildError: They couldn't be sent.
     """
     if isinstance(task.indices, LostKeys):
-        raise BuildError(Stage.FETCH) from EncodeError(task.indices.reason)
+        raise BuildError(FailureStage.FETCH) from EncodeError(task.indices.reason)
     return task.indices.to_list() if isinstance(task.indices, IndexArray) else task.indices

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.pool_messages import Seat as SeatRequest
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
@@ -62,7 +62,7 @@ class Seat:
                     builder.read()
                 builder.use_plan(self._plan)
             except Exception as error:
-                self._channel.send(describe_failure(error, Stage.BUILD, builder.definitions).pack())
+                self._channel.send(describe_failure(error, FailureStage.BUILD, builder.definitions).pack())
                 return
             service = builder.start_service(worker, self._channel, usage)
             if service is not None:

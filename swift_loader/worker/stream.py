@@ -14,7 +14,7 @@ from typing import Any
 
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, harmless
@@ -100,7 +100,7 @@ class StreamSamples:
         except StreamEnd:
             raise
         except Exception as error:
-            raise BuildError(Stage.FETCH) from harmless(error)
+            raise BuildError(FailureStage.FETCH) from harmless(error)
         every = self._mode.snapshot_every if not self._is_dealt else 1
         distance = 1 if self._mode.shard is None else self._mode.num_workers
         if every and not (self._num_batches - 1) // distance % every:
@@ -210,7 +210,7 @@ class StreamSamples:
             to_skip = self._wanted.num_to_skip if isinstance(self._wanted, RankSamples) else 0
             return Snapshot(self._num_batches, iterator is None, of_iterator, of_dataset, worker_id, to_skip).pack()
         except Exception as error:
-            raise BuildError(Stage.SAVE) from error
+            raise BuildError(FailureStage.SAVE) from error
 
     def __repr__(self) -> str:
         return f"<StreamSamples{' ended' if self._iterator is None else ''} at turn {self._turn}>"

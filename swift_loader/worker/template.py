@@ -32,7 +32,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import NewPlan, Stage
+from swift_loader.transport.messages import FailureStage, NewPlan
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.pool_messages import Pool
 from swift_loader.transport.reports import BuildReport
@@ -118,7 +118,7 @@ def build_and_serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dum
     try:
         dataset_builder.read()
     except Exception as error:
-        channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
+        channel.send(describe_failure(error, FailureStage.BUILD, dataset_builder.definitions).pack())
         return 0
     options = dataset_builder.spec.options
     if options.start_method is StartMethod.FORK and options.dataset is not None:
@@ -143,7 +143,7 @@ def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
     try:
         dataset_builder.build()
     except Exception as error:
-        channel.send(describe_failure(error, Stage.BUILD, dataset_builder.definitions).pack())
+        channel.send(describe_failure(error, FailureStage.BUILD, dataset_builder.definitions).pack())
         return False
     return True
 

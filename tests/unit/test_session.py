@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoader, session
-from swift_loader.executors.group.meeting import Meeting
+from swift_loader.executors.group.meeting import ConnectedGroup
 from swift_loader.executors.group.messages import End, Ended
 from swift_loader.executors.processes import Starter
 from swift_loader.ranks.group import Group, Member, Offer
@@ -29,7 +29,7 @@ def test_a_session_of_a_group_that_cannot_be_made_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(session, "make_executor" if process == 0 else "Dispatcher", fail)
     ours, theirs = new_pair()
-    meeting = Meeting(Group(_MEMBERS, process), {1 - process: ours})
+    meeting = ConnectedGroup(Group(_MEMBERS, process), {1 - process: ours})
     options = SwiftLoader(dataset=[], worker_per_consumer=1)._options
     starter: Any = Starter if process == 0 else None
     threads = threading.active_count()

@@ -13,7 +13,7 @@ from swift_loader.executors.calls.crew import Post
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import Send
 
-__all__ = ["AsyncJob", "CoroutineCrew", "EventLoop", "call_soon"]
+__all__ = ["AsyncJob", "CoroutineCrew", "CoroutineLoop", "call_soon"]
 
 AsyncJob = Callable[[Send, Post], Awaitable[None]]
 """As `threads.Job`."""
@@ -76,7 +76,7 @@ class _Owner(Enum):
     """The last user frees the loop."""
 
 
-class EventLoop:
+class CoroutineLoop:
     """An event loop that runs in a thread while somebody uses it.
 
     Between two uses there is no thread, but the loop stays: what a coroutine keeps, such as an HTTP session, belongs to
@@ -135,7 +135,7 @@ class EventLoop:
             self._loop = None
 
     def __repr__(self) -> str:
-        return f"<EventLoop of {self._num_users} users>"
+        return f"<CoroutineLoop of {self._num_users} users>"
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:

@@ -24,7 +24,7 @@ from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.group.answers import Answers, Content
 from swift_loader.executors.group.inbox import GroupInbox
 from swift_loader.executors.group.leader_link import LeaderLink
-from swift_loader.executors.group.messages import Place, Welcome, key_of
+from swift_loader.executors.group.messages import BatchId, Welcome, key_of
 from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.metrics.metrics import Metrics
@@ -86,7 +86,7 @@ class GroupFollower:
         self._lock = threading.RLock()  # reentrant: a signal handler may close the loader on the thread that holds it
         """Guards all that follows, see also `LeaderLink`."""
         self._link = LeaderLink(group, channel, self._lock, options.limits.max_in_flight)
-        self._tasks: deque[tuple[Send, Place]] = deque()
+        self._tasks: deque[tuple[Send, BatchId]] = deque()
         """Not answered, in the order in which they came."""
         self._events: deque[Event] = deque()
         """For the inbox that is used next."""
@@ -206,9 +206,9 @@ class GroupFollower:
         """Keep a task for `collect`."""
         assert isinstance(action, Send), f"another rank can't be stopped or replaced: {action}"
         with self._lock:
-            place = Place(self._plan_key, action.work.epoch, action.work.step)
-            self._tasks.append((action, place))
-            can_answer = len(self._tasks) == 1 and (self._link.end is not None or self._link.has(place))
+            batch_id = BatchId(self._plan_key, action.work.epoch, action.work.step)
+            self._tasks.append((action, batch_id))
+            can_answer = len(self._tasks) == 1 and (self._link.end is not None or self._link.has(batch_id))
         if can_answer:
             self._ring()
         return []
@@ -237,7 +237,7 @@ class GroupFollower:
 
     def note_taken(self, epoch: int, step: int) -> None:
         """Note that the loop takes a batch, and give slots back."""
-        self._link.note_taken(Place(self._plan_key, epoch, step))
+        self._link.note_taken(BatchId(self._plan_key, epoch, step))
 
     def tell_awaited(self) -> None:
         """Tell the rank that loads which batch the loop waits for."""
@@ -277,8 +277,8 @@ class GroupFollower:
         with self._lock:
             if not self._tasks:
                 return None
-            task, place = self._tasks[0]
-            content = self._link.give(place)
+            task, batch_id = self._tasks[0]
+            content = self._link.give(batch_id)
             if content is None:
                 return None
             self._tasks.popleft()

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from swift_loader.errors import LoaderClosed, RankMismatch, SwiftLoaderError
 from swift_loader.executors.group.follower_link import FollowerLink
 from swift_loader.executors.group.follower_links import FollowerLinks
-from swift_loader.executors.group.messages import Awaited, Dropped, End, Ended, Place, Push, Taken, Welcome, key_of
+from swift_loader.executors.group.messages import Awaited, BatchId, Dropped, End, Ended, Push, Taken, Welcome, key_of
 from swift_loader.executors.group.pace import Pace
 from swift_loader.executors.group.shared_segments import SharedSegments
 from swift_loader.executors.handle import AnyHandle
@@ -123,8 +123,8 @@ class GroupLeader:
         if not worker.tasks or key is None:  # None: the loop has gone elsewhere twice since the message was read
             return
         work = worker.tasks[0].work
-        place = Place(key, work.epoch, work.step)
-        message = Push(place, max(1, generation), worker.worker_id, worker.process.pid, frames).pack()
+        batch_id = BatchId(key, work.epoch, work.step)
+        message = Push(batch_id, max(1, generation), worker.worker_id, worker.process.pid, frames).pack()
         with self._changed:
             for gone in self._segments.take_gone():
                 self._send_all(SegmentGone(gone).pack())
@@ -159,7 +159,7 @@ class GroupLeader:
     def note_taken(self, epoch: int, step: int) -> None:
         """Note that the loop takes a batch."""
         with self._changed:
-            self._compare(self._pace.take(Place(self._keys[self._generation], epoch, step)))
+            self._compare(self._pace.take(BatchId(self._keys[self._generation], epoch, step)))
 
     @property
     def may_go_on(self) -> bool:
@@ -255,13 +255,13 @@ class GroupLeader:
                 if frame.kind is Kind.TAKEN:
                     taken = Taken.unpack(frame)
                     follower.give_back(taken)
-                    if taken.place.plan:
-                        self._compare(self._pace.note(follower.process, taken.num_taken, taken.place))
+                    if taken.batch_id.plan:
+                        self._compare(self._pace.note(follower.process, taken.num_taken, taken.batch_id))
                     self._changed.notify_all()
                 else:
                     awaited, is_awaited = Awaited.unpack(frame), True
-                    place = Place(awaited.plan, awaited.epoch, awaited.step)
-                    self._compare(self._pace.expect(follower.process, awaited.num_taken, place))
+                    batch_id = BatchId(awaited.plan, awaited.epoch, awaited.step)
+                    self._compare(self._pace.expect(follower.process, awaited.num_taken, batch_id))
         except BlockingIOError:
             return is_awaited
         except (OSError, SwiftLoaderError):

@@ -22,7 +22,7 @@ from swift_loader.errors import (
     SwiftLoaderError,
 )
 from swift_loader.executors.group.answers import Content
-from swift_loader.executors.group.messages import Awaited, Dropped, End, Ended, Place, Push, Taken, Welcome
+from swift_loader.executors.group.messages import Awaited, BatchId, Dropped, End, Ended, Push, Taken, Welcome
 from swift_loader.executors.group.stash import Stash, Stashed
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import WorkerMemory
@@ -129,15 +129,15 @@ class LeaderLink:
 
     # The batches that are here ----------------------------------------------------------------------------------------
 
-    def has(self, place: Place) -> bool:
+    def has(self, batch_id: BatchId) -> bool:
         """Return whether `give` would return a batch."""
         with self._lock:
-            return self._stash.has(place)
+            return self._stash.has(batch_id)
 
-    def give(self, place: Place) -> Content | None:
-        """Return the batch of this place, or what came instead; None if it isn't here."""
+    def give(self, batch_id: BatchId) -> Content | None:
+        """Return this batch, or what came instead; None if it isn't here."""
         with self._lock:
-            stashed = self._stash.give(place)
+            stashed = self._stash.give(batch_id)
         if stashed is None:
             return None
         content: Content = stashed.content
@@ -152,21 +152,21 @@ class LeaderLink:
 
     # Sending; the loop's thread ---------------------------------------------------------------------------------------
 
-    def note_taken(self, place: Place) -> None:
+    def note_taken(self, batch_id: BatchId) -> None:
         """Note that the loop takes a batch, and give slots back."""
         with self._lock:
             self._num_taken += 1
-            self._stash.take(place)
+            self._stash.take(batch_id)
             if self._num_taken % self._report_every:
                 return
             released, retired, segments = self._memory.take_returned()
-            self._send(Taken(self._num_taken, place, released, retired).pack())
+            self._send(Taken(self._num_taken, batch_id, released, retired).pack())
         del segments  # outside the lock
 
-    def tell_awaited(self, place: Place) -> None:
+    def tell_awaited(self, batch_id: BatchId) -> None:
         """Tell the rank that loads which batch the loop waits for."""
         with self._lock:
-            self._send(Awaited(self._num_taken, *place).pack())
+            self._send(Awaited(self._num_taken, *batch_id).pack())
 
     def _send(self, message: bytes) -> None:
         """Send what there is room for. The rest goes with the next message. The caller holds the lock."""
@@ -241,7 +241,7 @@ class LeaderLink:
             content.segment = self._memory.segment_of(batch)
             content.memory, content.lease, content.held = self._memory.share(batch)
         with self._lock:
-            self._stash.add(Stashed(push.place, push.generation, content))
+            self._stash.add(Stashed(push.batch_id, push.generation, content))
 
     def _closing_of(self, ended: Ended) -> Closing:
         if ended.why in _ERRORS:

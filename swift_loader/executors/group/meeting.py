@@ -20,7 +20,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits, open_pidfd
 from swift_loader.transport.local_sockets import new_local_socket, peer_of
 
-__all__ = ["Listener", "Meeting"]
+__all__ = ["Listener", "ConnectedGroup"]
 
 _MEETING_LIMIT_S = 30.0
 """The ranks connect as soon as they have agreed. One that is stopped just then is waited for so long."""
@@ -29,7 +29,7 @@ _BACKLOG = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class ConnectedGroup:
     """The ranks of a group, once they are connected."""
 
     group: Group
@@ -63,13 +63,14 @@ class Listener:
         node = this_node()
         return None if node is None else cls(node)
 
-    def meet(self, group: Group) -> Meeting:
+    def meet(self, group: Group) -> ConnectedGroup:
         """Connect with the others. The rank that loads waits for them; those that have ended are left out.
 
         Raises:
             RankDied: The rank that loads has ended.
         """
-        return Meeting(group, self._accept_all(group) if group.is_leader else {group.leader.process: _connect(group)})
+        channels = self._accept_all(group) if group.is_leader else {group.leader.process: _connect(group)}
+        return ConnectedGroup(group, channels)
 
     def _accept_all(self, group: Group) -> dict[int, Channel]:
         missing = {member.offer.pid: member.process for member in group.followers}

@@ -16,14 +16,14 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.bodies import PickledBody, malformed
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 
-__all__ = ["Awaited", "Dropped", "End", "Ended", "Place", "Push", "Taken", "Welcome", "key_of"]
+__all__ = ["Awaited", "Dropped", "End", "Ended", "BatchId", "Push", "Taken", "Welcome", "key_of"]
 
 _PUSH = struct.Struct("<QqqIII")
 _TAKEN = struct.Struct("<QQqqII")
 _LENGTH = struct.Struct("<I")
 
 
-class Place(NamedTuple):
+class BatchId(NamedTuple):
     """Which batch it is."""
 
     plan: int
@@ -57,7 +57,7 @@ class Welcome(PickledBody):
 class Push:
     """A batch, or what came in its place."""
 
-    place: Place
+    batch_id: BatchId
     generation: int
     """Of the rank that loads."""
     worker_id: int
@@ -69,7 +69,7 @@ class Push:
 
     def pack(self) -> bytes:
         """Return the frame."""
-        parts: list[bytes | memoryview] = [_PUSH.pack(*self.place, self.worker_id, self.pid, len(self.frames))]
+        parts: list[bytes | memoryview] = [_PUSH.pack(*self.batch_id, self.worker_id, self.pid, len(self.frames))]
         for frame in self.frames:
             parts += (_LENGTH.pack(len(frame)), frame)
         return pack_frame(Kind.PUSH, b"".join(parts), self.generation)
@@ -89,7 +89,7 @@ class Push:
             raise malformed(frame) from None
         if begin != len(frame.body) or not frames:
             raise malformed(frame)
-        return cls(Place(plan, epoch, step), frame.generation, worker_id, pid, frames)
+        return cls(BatchId(plan, epoch, step), frame.generation, worker_id, pid, frames)
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Taken:
 
     num_taken: int
     """How many it has taken, with this one."""
-    place: Place
+    batch_id: BatchId
     released: Sequence[int]
     """Segments that it doesn't use any more."""
     retired: Sequence[int]
@@ -142,7 +142,7 @@ class Taken:
     def pack(self) -> bytes:
         """Return the frame."""
         slots = (*self.released, *self.retired)
-        head = _TAKEN.pack(self.num_taken, *self.place, len(self.released), len(self.retired))
+        head = _TAKEN.pack(self.num_taken, *self.batch_id, len(self.released), len(self.retired))
         return pack_frame(Kind.TAKEN, head + struct.pack(f"<{len(slots)}I", *slots))
 
     @classmethod
@@ -153,7 +153,7 @@ class Taken:
             slots = struct.unpack(f"<{num_released + num_retired}I", frame.body[_TAKEN.size :])
         except struct.error:
             raise malformed(frame) from None
-        return cls(num_taken, Place(plan, epoch, step), slots[:num_released], slots[num_released:])
+        return cls(num_taken, BatchId(plan, epoch, step), slots[:num_released], slots[num_released:])
 
 
 @dataclass(slots=True)

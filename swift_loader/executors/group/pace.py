@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from swift_loader.errors import RankMismatch, RankStalled
-from swift_loader.executors.group.messages import Place
+from swift_loader.executors.group.messages import BatchId
 from swift_loader.executors.group.steps import Steps
 
 __all__ = ["Pace"]
@@ -27,7 +27,7 @@ class Pace:
         self._steps = Steps(list(others))
 
     @property
-    def last(self) -> Place | None:
+    def last(self) -> BatchId | None:
         """The batch that the rank that loads has taken last; None before the first."""
         return self._steps.last
 
@@ -37,20 +37,20 @@ class Pace:
         slowest = self._steps.slowest()
         return slowest is not None and slowest[1] >= self._max_ahead
 
-    def take(self, place: Place) -> RankMismatch | None:
+    def take(self, batch_id: BatchId) -> RankMismatch | None:
         """Note what the rank that loads takes. Return the error if another rank took another batch instead."""
-        other = self._steps.take(place)
-        return None if other is None else self._mismatch(other[0], other[1], place)
+        other = self._steps.take(batch_id)
+        return None if other is None else self._mismatch(other[0], other[1], batch_id)
 
-    def note(self, process: int, num_taken: int, place: Place) -> RankMismatch | None:
+    def note(self, process: int, num_taken: int, batch_id: BatchId) -> RankMismatch | None:
         """Note that a rank has taken so many batches, of which this is the last. Return the same."""
-        ours = self._steps.note(process, num_taken, place)
-        return None if ours is None else self._mismatch(process, place, ours)
+        ours = self._steps.note(process, num_taken, batch_id)
+        return None if ours is None else self._mismatch(process, batch_id, ours)
 
-    def expect(self, process: int, num_taken: int, place: Place) -> RankMismatch | None:
+    def expect(self, process: int, num_taken: int, batch_id: BatchId) -> RankMismatch | None:
         """Note which batch a rank takes after so many others. Return the same."""
-        ours = self._steps.expect(process, num_taken, place)
-        return None if ours is None else self._mismatch(process, place, ours)
+        ours = self._steps.expect(process, num_taken, batch_id)
+        return None if ours is None else self._mismatch(process, batch_id, ours)
 
     def forget(self, process: int) -> None:
         """Go on without a rank."""
@@ -70,7 +70,7 @@ class Pace:
         """Return the error for a loop that has waited for so long. `is_ahead` is true."""
         return RankStalled(f"{self.waiting()} for longer than timeout={timeout_s:g} s")
 
-    def _mismatch(self, process: int, theirs: Place, ours: Place) -> RankMismatch:
+    def _mismatch(self, process: int, theirs: BatchId, ours: BatchId) -> RankMismatch:
         text = (
             f"ranks {self._process} and {process} share batches, but don't take the same ones: of the first "
             f"{self._steps.num_taken}, rank {self._process} has taken {ours.text} where rank {process} takes "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from swift_loader.executors.group.messages import Dropped, Place
+from swift_loader.executors.group.messages import BatchId, Dropped
 
 __all__ = ["Stash", "Stashed"]
 
@@ -28,7 +28,7 @@ class _State(Enum):
 class Stashed:
     """A batch."""
 
-    place: Place
+    batch_id: BatchId
     generation: int
     """Of the rank that loads."""
     content: Any
@@ -38,7 +38,7 @@ class Stashed:
 
     def is_before(self, other: Stashed) -> bool:
         """Return whether the loop that took `other` is beyond this one."""
-        return (self.generation, *self.place[1:]) < (other.generation, *other.place[1:])
+        return (self.generation, *self.batch_id[1:]) < (other.generation, *other.batch_id[1:])
 
 
 class Stash:
@@ -51,25 +51,25 @@ class Stash:
         """Add a batch that came."""
         self._all.append(stashed)
 
-    def has(self, place: Place) -> bool:
+    def has(self, batch_id: BatchId) -> bool:
         """Return whether `give` would return a batch."""
-        return any(one.place == place and one.state is _State.HERE for one in self._all)
+        return any(one.batch_id == batch_id and one.state is _State.HERE for one in self._all)
 
-    def give(self, place: Place) -> Stashed | None:
-        """Return the batch of this place; None if it isn't here.
+    def give(self, batch_id: BatchId) -> Stashed | None:
+        """Return this batch; None if it isn't here.
 
         Those before it stay: the task may be one that was sent ahead, before the loop goes back.
         """
         for one in self._all:
-            if one.place == place and one.state is _State.HERE:
+            if one.batch_id == batch_id and one.state is _State.HERE:
                 one.state = _State.GIVEN
                 one.num_given += 1
                 return one
         return None
 
-    def take(self, place: Place) -> None:
+    def take(self, batch_id: BatchId) -> None:
         """Remove the batch that the loop takes, and those before it that nobody has asked for."""
-        taken = next((one for one in self._all if one.place == place and one.state is not _State.HERE), None)
+        taken = next((one for one in self._all if one.batch_id == batch_id and one.state is not _State.HERE), None)
         if taken is not None:
             self._all = [
                 one
@@ -86,14 +86,14 @@ class Stash:
     def drop(self, dropped: Dropped) -> None:
         """Remove what the rank that loads won't take. What was given stays until the loop goes elsewhere."""
         for one in self._all:
-            if one.generation < dropped.generation and one.place[1:] > (dropped.epoch, dropped.step):
+            if one.generation < dropped.generation and one.batch_id[1:] > (dropped.epoch, dropped.step):
                 one.state = _State.DROPPED if one.state is _State.GIVEN else one.state
         self._all = [
             one
             for one in self._all
             if one.state is not _State.HERE
             or one.generation >= dropped.generation
-            or one.place[1:] <= (dropped.epoch, dropped.step)
+            or one.batch_id[1:] <= (dropped.epoch, dropped.step)
         ]
 
     def clear(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift_loader.executors.group.messages import Place
+from swift_loader.executors.group.messages import BatchId
 
 __all__ = ["Steps"]
 
@@ -14,27 +14,27 @@ class Steps:
         """Begin before the first batch. `others`: the ranks that share batches."""
         self.num_taken = 0
         """By the rank that loads."""
-        self.last: Place | None = None
+        self.last: BatchId | None = None
         """What it has taken last."""
-        self._taken: dict[int, Place] = {}
+        self._taken: dict[int, BatchId] = {}
         """By number, those that another rank hasn't taken yet."""
         self._num_others = dict.fromkeys(others, 0)
-        self._expected: dict[int, dict[int, Place]] = {rank: {} for rank in others}
+        self._expected: dict[int, dict[int, BatchId]] = {rank: {} for rank in others}
         """By rank and number: what it has taken, or waits for, ahead of the rank that loads."""
 
-    def take(self, place: Place) -> tuple[int, Place] | None:
+    def take(self, batch_id: BatchId) -> tuple[int, BatchId] | None:
         """Note what the rank that loads takes. Return a rank that took another batch instead, and which."""
-        number, self.last = self.num_taken, place
-        self._taken[number] = place
+        number, self.last = self.num_taken, batch_id
+        self._taken[number] = batch_id
         self.num_taken += 1
         self._trim()
         for rank, expected in self._expected.items():
             other = expected.pop(number, None)
-            if other is not None and other != place:
+            if other is not None and other != batch_id:
                 return rank, other
         return None
 
-    def note(self, rank: int, num_taken: int, place: Place) -> Place | None:
+    def note(self, rank: int, num_taken: int, batch_id: BatchId) -> BatchId | None:
         """Note that a rank has taken so many batches, of which this is the last.
 
         Returns:
@@ -42,17 +42,17 @@ class Steps:
         """
         if rank in self._num_others:
             self._num_others[rank] = num_taken
-        return self.expect(rank, num_taken - 1, place)
+        return self.expect(rank, num_taken - 1, batch_id)
 
-    def expect(self, rank: int, number: int, place: Place) -> Place | None:
+    def expect(self, rank: int, number: int, batch_id: BatchId) -> BatchId | None:
         """Note which batch a rank takes after `number` others. Return the same as `note`."""
         if rank not in self._num_others:
             return None
         ours = self._taken.get(number)
         if ours is None and number >= self.num_taken:
-            self._expected[rank][number] = place
+            self._expected[rank][number] = batch_id
         self._trim()
-        return None if ours == place else ours
+        return None if ours == batch_id else ours
 
     def forget(self, rank: int) -> None:
         """Wait for this rank no more, and compare nothing with it."""

@@ -31,7 +31,7 @@ from swift_loader.scheduler.events import Death, Ended
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import Failure, Identity, Ready, Stage
+from swift_loader.transport.messages import Failure, FailureStage, Identity, Ready
 from swift_loader.transport.payload import Environment, pack_payload
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.import_guard import refuse_nesting
@@ -167,7 +167,7 @@ class PortableSupervisor:
         if frame.kind is not Kind.FAILURE:
             return FirstBuild(Ready.unpack(frame).report.num_samples, build_s, received)
         failure = Failure.unpack(frame)
-        if failure.stage is Stage.BUILD:
+        if failure.stage is FailureStage.BUILD:
             raise self.wording.failure(failure, who, self.definitions, "")
         return FirstBuild(0, build_s, received)  # only in torch mode, where the length has no meaning
 

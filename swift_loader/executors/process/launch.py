@@ -22,7 +22,7 @@ from swift_loader.executors.environment import (
 )
 from swift_loader.transport.descriptors import avoid_std_streams, duplicate, explaining_limits
 
-__all__ = ["Launch", "Place"]
+__all__ = ["Launch", "Conditions"]
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.{} import main; main()"
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
@@ -87,9 +87,9 @@ class Launch:
             umask=self.umask,
         )
 
-    def place(self) -> Place:
+    def conditions(self) -> Conditions:
         """Return what an interpreter that was started now would have, and what nothing changes later."""
-        return Place(
+        return Conditions(
             self.command,
             frozenset((name, value) for name, value in self.environ.items() if name not in SET_BY_LIBRARIES),
             self.path,
@@ -118,8 +118,8 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a process has from the time it starts. Two interpreters with equal places are interchangeable."""
+class Conditions:
+    """What a process has from the time it starts. Two interpreters with equal conditions are interchangeable."""
 
     command: tuple[str, ...]
     environ: frozenset[tuple[str, str]]

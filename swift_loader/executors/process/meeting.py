@@ -21,7 +21,7 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.local_sockets import new_local_socket, peer_of
 
-__all__ = ["Meeting", "NotShared"]
+__all__ = ["MeetingPoint", "NotShared"]
 
 _ANSWER_LIMIT_S = 60.0
 """How long a keeper may take to answer. It answers as soon as its interpreter runs."""
@@ -40,7 +40,7 @@ class NotShared(Exception):
     """The ranks can't share a template, for this reason."""
 
 
-class Meeting:
+class MeetingPoint:
     """The place where the ranks with one dataset meet. Supervisor's thread."""
 
     def __init__(self, launch: Launch, name: bytes) -> None:
@@ -130,4 +130,4 @@ class Meeting:
             raise NotShared(f"the process that keeps the template hasn't answered within {_ANSWER_LIMIT_S:g} s")
 
     def __repr__(self) -> str:
-        return f"<Meeting {self._name[1:].decode()}>"
+        return f"<MeetingPoint {self._name[1:].decode()}>"

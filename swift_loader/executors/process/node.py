@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from swift_loader.executors.process.launch import Place
+from swift_loader.executors.process.launch import Conditions
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.worker.rank_environment import is_of_rank
 
@@ -65,16 +65,16 @@ def is_alone(environ: Mapping[str, str]) -> str:
     return "" if known else "no variable of a launcher says that there are other ranks on this machine"
 
 
-def meeting_name(place: Place, payload: tuple[PayloadLayout, int], run: Mapping[str, str]) -> bytes:
+def meeting_name(conditions: Conditions, payload: tuple[PayloadLayout, int], run: Mapping[str, str]) -> bytes:
     """Return the address of the abstract socket where the ranks with this dataset meet.
 
     Args:
-        place: The environment of the template.
+        conditions: Those of the template.
         payload: What it builds. The descriptor stays open.
         run: The environment variables that name the run; empty: runs meet, too.
     """
     digest = hashlib.blake2b(digest_size=20)
-    for part in (*_system(), *_described(place), *sorted(run.items())):
+    for part in (*_system(), *_described(conditions), *sorted(run.items())):
         digest.update(repr(part).encode("utf-8", "backslashreplace") + b"\0")
     for piece in _pieces(payload):
         digest.update(piece)
@@ -96,11 +96,11 @@ def _system() -> Iterator[object]:
         yield name, path.readlink() if path.exists() else None
 
 
-def _described(place: Place) -> Iterator[object]:
+def _described(conditions: Conditions) -> Iterator[object]:
     """Yield what must be equal of an environment. Cores and stdout are each rank's own."""
-    yield place.command
-    yield sorted((name, value) for name, value in place.environ if not is_of_rank(name))
-    yield place.path, place.directory, place.umask, place.limits
+    yield conditions.command
+    yield sorted((name, value) for name, value in conditions.environ if not is_of_rank(name))
+    yield conditions.path, conditions.directory, conditions.umask, conditions.limits
 
 
 def _pieces(payload: tuple[PayloadLayout, int]) -> Iterator[bytes]:

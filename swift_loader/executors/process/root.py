@@ -19,7 +19,7 @@ from swift_loader.executors.process.blank_template import BlankTemplate
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.launch import Launch, Place
+from swift_loader.executors.process.launch import Conditions, Launch
 from swift_loader.executors.process.termination import stop_processes
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits, open_pidfd
@@ -42,14 +42,14 @@ class RootRefused(Exception):
 class Root:
     """One root process. It starts with the first request. Any thread may call its methods, which return at once."""
 
-    def __init__(self, launch: Launch, place: Place) -> None:
+    def __init__(self, launch: Launch, conditions: Conditions) -> None:
         """Start nothing.
 
         Args:
             launch: Starts the interpreter. Closed with this object.
-            place: What the interpreter will have.
+            conditions: What the interpreter will have.
         """
-        self.place = place
+        self.conditions = conditions
         self.refusal: RootRefused | None = None
         """Why it forks no more. Written once, by its thread."""
         self.imported: frozenset[str] = frozenset()

@@ -112,16 +112,16 @@ class Roots:
 
     def _root_for(self, launch: Launch, *, may_start: bool) -> Root | None:
         self._look_after()
-        place = launch.place()
+        conditions = launch.conditions()
         root = self._current
-        if root is not None and root.place == place:
+        if root is not None and root.conditions == conditions:
             return root
         if not may_start:
             return None
         if root is not None:
             root.retire()
             self._former.append(root)
-        self._current = Root(launch.copy(), place)
+        self._current = Root(launch.copy(), conditions)
         return self._current
 
     def _look_after(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.launch import Launch
-from swift_loader.executors.process.meeting import Meeting, NotShared
+from swift_loader.executors.process.meeting import MeetingPoint, NotShared
 from swift_loader.executors.process.node import MEETINGS, is_alone, meeting_name, run_variables
 from swift_loader.executors.process.shared_template import SharedTemplate
 from swift_loader.executors.process.template import TemplateProcess
@@ -59,7 +59,7 @@ class TemplateSharing:
         """Why this rank shares nothing; empty if it does. Other threads only read it."""
         self._sends_plan = not self.why_own
         """Whether the payload is without the plan."""
-        self._meeting: Meeting | None = None
+        self._meeting: MeetingPoint | None = None
         self._member = b""
         """What this rank tells a shared template first."""
 
@@ -86,11 +86,11 @@ class TemplateSharing:
         if self.why_own:
             return
         run = {} if self._spec.options.share_dataset is ShareDataset.ALWAYS else run_variables(os.environ)
-        place = launch.place()
-        name = meeting_name(place, payload, run)
-        self._meeting = Meeting(launch, name + MEETINGS.number_of(name))
+        conditions = launch.conditions()
+        name = meeting_name(conditions, payload, run)
+        self._meeting = MeetingPoint(launch, name + MEETINGS.number_of(name))
         variables = rank_variables(launch.environ)
-        self._member = Member(payload[0], self._spec.plan, os.getpid(), variables, place.affinity).pack()
+        self._member = Member(payload[0], self._spec.plan, os.getpid(), variables, conditions.affinity).pack()
 
     @property
     def description(self) -> str:

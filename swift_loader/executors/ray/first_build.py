@@ -11,7 +11,7 @@ from swift_loader.executors.ray.inbox import RayWorker
 from swift_loader.executors.wording import Wording
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.messages import Failure, Ready, Stage
+from swift_loader.transport.messages import Failure, FailureStage, Ready
 from swift_loader.worker.actor import Answer
 
 __all__ = ["FirstBuild", "Patience", "Step", "first_build_of", "who"]
@@ -39,7 +39,7 @@ def first_build_of(
     if frame.kind is not Kind.FAILURE:
         return FirstBuild(worker, Ready.unpack(frame).report.num_samples, build_s)
     failure = Failure.unpack(frame)
-    if failure.stage is Stage.BUILD:
+    if failure.stage is FailureStage.BUILD:
         raise wording.failure(failure, who(worker), definitions, "")
     return FirstBuild(worker, 0, build_s)  # only in torch mode, where the length has no meaning
 

@@ -12,7 +12,7 @@ from typing import Any
 from swift_loader.executors.ray.calls import ActorCalls, future_of
 from swift_loader.executors.ray.connection import Connection
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Place, machine_id
+from swift_loader.worker.actor import Location, machine_id
 
 __all__ = ["ActorProcess"]
 
@@ -34,12 +34,12 @@ class ActorProcess:
         self.loss: BaseException | None = None
         """Why nothing more comes from it, as Ray says."""
         self._began_s = time.monotonic()
-        self._where: Place | None = None
+        self._where: Location | None = None
         self._introduction: Future[Any] | None = future_of(actor.introduce.remote(), note_placed)
         """None: closed."""
 
     @property
-    def where(self) -> Place | None:
+    def where(self) -> Location | None:
         """Where it runs. None: Ray hasn't placed it, or it never ran."""
         known = self._introduction
         if self._where is None and known is not None and known.done() and known.exception() is None:

@@ -8,7 +8,7 @@ from swift_loader.executors.failures import describe_batch, rebuild, rebuild_sam
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode
-from swift_loader.transport.messages import Failure, SampleFailed, Stage
+from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 
 
 def failure_of(content: object, index: int | None = 7) -> Failure:
@@ -18,7 +18,7 @@ def failure_of(content: object, index: int | None = 7) -> Failure:
     else:
         sent = encode(content, Arena(np.empty(0, np.uint8)), Definitions().number_of)
         pickled, num_blocks = bytes(sent.meta), sent.num_blocks
-    return Failure(1, 2, Stage.FETCH, index, pickled, num_blocks, "KeyError", "'a'", "the remote traceback")
+    return Failure(1, 2, FailureStage.FETCH, index, pickled, num_blocks, "KeyError", "'a'", "the remote traceback")
 
 
 def test_an_exception_keeps_its_type_and_its_cause_says_where_it_was_raised() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.group.messages import Awaited, Dropped, End, Ended, Place, Push, Taken, Welcome
+from swift_loader.executors.group.messages import Awaited, BatchId, Dropped, End, Ended, Push, Taken, Welcome
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
@@ -21,13 +21,13 @@ from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
     Failure,
+    FailureStage,
     Identity,
     NewPlan,
     Ready,
     SampleFailed,
     SegmentGone,
     SegmentMade,
-    Stage,
     State,
     StreamEnded,
     Verdicts,
@@ -44,7 +44,7 @@ MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""
 
 A_PLAN = PlanSettings(OrderSettings.of(seed=1, shuffle=True, window=40, batch_size=8), 8, 1, 0, Uneven.PAD, False)
-FAILURE = Failure(1, 2, Stage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback")
+FAILURE = Failure(1, 2, FailureStage.FETCH, 13, b"pickled", 0, "ValueError", "no luck", "Traceback")
 EXAMPLES: dict[Kind, Any] = {
     Kind.PAYLOAD: PayloadLayout(4096, 100, 200, 300, 5),
     Kind.BUILT: Built(BuildReport(100, 7), forkable=True, reason="because"),
@@ -71,10 +71,10 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.UNSHARE: Unshare(1),
     Kind.SEAT: Seat(3, 1, PayloadLayout(4096, 100, 200, 300, 5), A_PLAN),
     Kind.WELCOME: Welcome(100, ["__main__.Dataset"]),
-    Kind.PUSH: Push(Place(7, 1, 2), 1, 3, 1234, [b"sample", b"batch"]),
+    Kind.PUSH: Push(BatchId(7, 1, 2), 1, 3, 1234, [b"sample", b"batch"]),
     Kind.DROPPED: Dropped(2, 1, 4),
     Kind.ENDED: Ended(End.FAILED, "because"),
-    Kind.TAKEN: Taken(9, Place(7, 1, 2), (3, 4), (5,)),
+    Kind.TAKEN: Taken(9, BatchId(7, 1, 2), (3, 4), (5,)),
     Kind.AWAITED: Awaited(9, 7, 1, 3),
     Kind.MEMBER: Member(PayloadLayout(4096, 100, 200, 300, 5), A_PLAN, 123, {"RANK": "1"}, frozenset({0, 3})),
 }

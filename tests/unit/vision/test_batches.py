@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.samplers.passes import Pass, Stage
+from swift_loader.samplers.passes import Pass, PassState
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.vision.batches import ImageBatches
 from swift_loader.vision.schedule import ConstantSchedule
@@ -24,11 +24,11 @@ def test_the_rest_of_an_epoch_is_the_end_of_the_whole(
     num_samples: int, size: int, epoch: int, data: st.DataObject
 ) -> None:
     batches = batches_of(num_samples, size)
-    batches.begin(Pass(epoch, 0, Stage.READY))
+    batches.begin(Pass(epoch, 0, PassState.READY))
     whole = list(batches)
     assert len(whole) == len(batches)
     first = data.draw(st.integers(0, len(whole)))
-    batches.begin(Pass(epoch, first, Stage.READY))
+    batches.begin(Pass(epoch, first, PassState.READY))
     assert list(batches) == whole[first:]
 
 
@@ -37,16 +37,16 @@ def test_no_two_places_of_a_run_have_the_same_key() -> None:
     for rank in range(2):
         batches = batches_of(100, 8, rank=rank)
         for epoch in range(3):
-            batches.begin(Pass(epoch, 0, Stage.READY))
+            batches.begin(Pass(epoch, 0, PassState.READY))
             keys += [place.key for batch in batches for place in batch]
     assert len(set(keys)) == len(keys) == 2 * 3 * 50
 
 
 def test_an_iterator_keeps_to_its_pass() -> None:
     batches = batches_of(40, 4)
-    batches.begin(Pass(0, 0, Stage.READY))
+    batches.begin(Pass(0, 0, PassState.READY))
     iterator = iter(batches)
-    batches.begin(Pass(1, 3, Stage.READY))
+    batches.begin(Pass(1, 3, PassState.READY))
     batches.set_epoch(4)
     assert len(list(iterator)) == 5
 

@@ -15,7 +15,7 @@ from swift_loader.errors import SharedMemoryFull
 from swift_loader.transport.arena import MIN_FIRST_BYTES
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, Stage
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
@@ -135,12 +135,12 @@ def test_a_batch_that_draws_without_seeds_is_built_again_in_one_slot() -> None:
     assert len(store.taken) == 2
 
 
-@pytest.mark.parametrize("stage", [Stage.COLLATE, Stage.ENCODE])
-def test_a_batch_that_fails_leaves_no_slot_behind(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [FailureStage.COLLATE, FailureStage.ENCODE])
+def test_a_batch_that_fails_leaves_no_slot_behind(stage: FailureStage) -> None:
     def collate(samples: Sequence[Any]) -> Any:
         if samples[0][0] < 8:
             return np.stack(samples)
-        if stage is Stage.COLLATE:
+        if stage is FailureStage.COLLATE:
             raise KeyError("field")
         return (_ for _ in ())
 
@@ -157,7 +157,7 @@ def test_a_slot_that_cannot_be_had_is_an_error_of_the_encoding() -> None:
     builder = builder_of(Rows())
     with pytest.raises(BuildError) as caught:
         builder.build(Store(limit=100), Task(1, 0, 0, 0))
-    assert caught.value.stage is Stage.ENCODE
+    assert caught.value.stage is FailureStage.ENCODE
     assert isinstance(caught.value.__cause__, SharedMemoryFull)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.messages import Failure, Ready, Stage
+from swift_loader.transport.messages import Failure, FailureStage, Ready
 from swift_loader.transport.payload import Environment, read_environment, read_payload, write_payload
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.segments import Segment
@@ -123,7 +123,7 @@ def test_a_worker_without_a_dataset_builds_one_and_reports_what_that_raises() ->
         received = ours.receive()
         assert received is not None
         failure = Failure.unpack(unpack_frame(received.data))
-        assert (failure.stage, failure.type_name, failure.message) == (Stage.BUILD, "KeyError", "'no such file'")
+        assert (failure.stage, failure.type_name, failure.message) == (FailureStage.BUILD, "KeyError", "'no such file'")
 
     check({"dataset_class": Broken}, examine)
 

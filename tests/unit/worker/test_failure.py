@@ -8,7 +8,7 @@ from swift_loader.executors.failures import rebuild
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.messages import Failure, SampleFailed, Stage
+from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 from swift_loader.worker.failure import describe_failure
 from tests.support.helpers import make_loader
 
@@ -17,7 +17,7 @@ def raised(message: str, note: str = "") -> Failure:
     try:
         raise ValueError(message)
     except ValueError as error:
-        return describe_failure(error, Stage.FETCH, Definitions(), index=3, note=note)
+        return describe_failure(error, FailureStage.FETCH, Definitions(), index=3, note=note)
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "漢", "😀", "\udcff", "\0"])
@@ -34,7 +34,7 @@ def test_a_failure_fits_into_a_message_whatever_its_letters(letter: str, count: 
 
 def test_the_name_of_a_type_may_be_long() -> None:
     error = type("漢" * 50_000, (Exception,), {})("x")
-    assert len(describe_failure(error, Stage.FETCH, Definitions()).pack()) <= MAX_MESSAGE_BYTES
+    assert len(describe_failure(error, FailureStage.FETCH, Definitions()).pack()) <= MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("letter", ["a", "漢"])
@@ -42,7 +42,7 @@ def test_the_name_of_a_type_may_be_long() -> None:
 def test_an_exception_keeps_its_type_however_long_its_text_is(letter: str, count: int) -> None:
     error = KeyError(letter * count)
     error.note = letter * count  # type: ignore[attr-defined]
-    failure = describe_failure(error, Stage.FETCH, Definitions())
+    failure = describe_failure(error, FailureStage.FETCH, Definitions())
     arrived = rebuild(failure, "a worker", Definitions())
     assert type(arrived) is KeyError
     assert arrived.args[0].startswith(letter * 4096)

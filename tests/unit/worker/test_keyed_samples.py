@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swift_loader import sample_rng
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import LostKeys, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.generators import preserved_generators
@@ -112,10 +112,10 @@ def test_a_state_that_cannot_be_saved_or_loaded_is_the_batchs_error() -> None:
     dataset.state_dict = lambda: lambda: None  # type: ignore[method-assign]
     with pytest.raises(BuildError) as saving:
         fetch(samples, [1])
-    assert saving.value.stage is Stage.SAVE
+    assert saving.value.stage is FailureStage.SAVE
     with pytest.raises(BuildError) as loading:
         samples.use_plan(plan_of(1), Resume(Snapshot(1, dataset=-1).pack()).pack(), 0)
-    assert loading.value.stage is Stage.LOAD
+    assert loading.value.stage is FailureStage.LOAD
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_a_state_that_cannot_be_saved_or_loaded_is_the_batchs_error() -> None:
 def test_an_error_says_the_index_if_there_is_one(keys: Any, index: int | None, error: type[Exception]) -> None:
     with pytest.raises(BuildError) as caught:
         fetch(samples_of(["a", "b"]), keys)
-    assert (caught.value.stage, caught.value.index) == (Stage.FETCH, index)
+    assert (caught.value.stage, caught.value.index) == (FailureStage.FETCH, index)
     assert isinstance(caught.value.__cause__, error)

@@ -18,7 +18,7 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.codec import decode
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, Recheck, SampleFailed, Stage, Verdicts
+from swift_loader.transport.messages import Batch, Failure, FailureStage, NewPlan, Recheck, SampleFailed, Verdicts
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
@@ -136,7 +136,7 @@ def test_an_index_outside_the_dataset_gives_the_datasets_own_error(rng: Rng, dra
     setup_draws = draws and rng is Rng.SAMPLE
     failed, after = answers(dataset, [Task(1, 0, 0, 0, (3, bad, 5)).pack(), Task(1, 1, 0, 1).pack()], draws=setup_draws)
     failure = Failure.unpack(failed)
-    assert (failure.stage, failure.index, failure.generation, failure.sequence) == (Stage.FETCH, bad, 1, 0)
+    assert (failure.stage, failure.index, failure.generation, failure.sequence) == (FailureStage.FETCH, bad, 1, 0)
     with pytest.raises(IndexError) as caught:
         dataset.samples[bad]
     assert (failure.type_name, failure.message) == ("IndexError", str(caught.value))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader import sample_rng
-from swift_loader.transport.messages import Stage
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.stream import StreamEnd, StreamSamples
@@ -186,7 +186,7 @@ def test_a_shard_that_cannot_begin_fails_once_and_has_ended_then() -> None:
     samples = samples_of(Broken())
     with pytest.raises(BuildError) as caught:
         fetch(samples, 0)
-    assert caught.value.stage is Stage.FETCH
+    assert caught.value.stage is FailureStage.FETCH
     assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(StreamEnd):
         fetch(samples, 1)

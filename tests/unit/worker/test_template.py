@@ -14,7 +14,7 @@ import pytest
 
 from swift_loader.transport.channel import Channel, Received
 from swift_loader.transport.frames import Kind, pack_frame, unpack_frame
-from swift_loader.transport.messages import Failure, Ready, Recheck, Stage
+from swift_loader.transport.messages import Failure, FailureStage, Ready, Recheck
 from swift_loader.transport.payload import Environment, write_payload
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.spec import WorkerSpec
@@ -143,7 +143,7 @@ def test_the_exit_code_of_a_worker_is_reported(templates: list[Template]) -> Non
 def test_what_building_raises_is_reported_and_the_template_ends(templates: list[Template]) -> None:
     templates.append(template := Template({"dataset_class": datasets.FailsToBuild}))
     failure, _ = template.receive(Failure)
-    assert (failure.stage, failure.type_name) == (Stage.BUILD, "tests.support.datasets.CustomError")
+    assert (failure.stage, failure.type_name) == (FailureStage.BUILD, "tests.support.datasets.CustomError")
     assert template.channel.receive() is None
 
 

@@ -109,7 +109,7 @@ def test_a_batch_of_a_plan_that_nobody_uses_any_more_is_not_handed_on(ends: tupl
     frames = [next_frame(theirs) for _ in range(4)]
     assert [frame.kind for frame in frames if frame is not None] == [Kind.DROPPED] * 3 + [Kind.PUSH]
     assert frames[3] is not None
-    assert Push.unpack(frames[3]).place.step == 7
+    assert Push.unpack(frames[3]).batch_id.step == 7
 
 
 def test_a_rank_that_sends_what_it_may_not_is_left_out_and_its_descriptor_closed(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.executors.process.launch import Launch, Place
+from swift_loader.executors.process.launch import Conditions, Launch
 
 
 @pytest.fixture
@@ -51,20 +51,20 @@ def test_the_umask_is_looked_up_and_not_changed(launch: Launch) -> None:
 def test_a_place_changes_with_what_an_interpreter_has_from_its_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def place() -> Place:
+    def conditions() -> Conditions:
         launch = Launch.of_this_process()
         try:
-            return launch.place()
+            return launch.conditions()
         finally:
             launch.close()
 
-    first = place()
-    assert place() == first
+    first = conditions()
+    assert conditions() == first
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/by/torch")
-    assert place() == first
+    assert conditions() == first
     monkeypatch.setenv("MINE", "1")
-    second = place()
+    second = conditions()
     monkeypatch.chdir(tmp_path)
-    third = place()
+    third = conditions()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert len({first, second, third, place()}) == 4
+    assert len({first, second, third, conditions()}) == 4

@@ -13,7 +13,7 @@ import pytest
 
 from swift_loader.executors.process import meeting
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
-from swift_loader.executors.process.meeting import Meeting, NotShared
+from swift_loader.executors.process.meeting import MeetingPoint, NotShared
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def thread() -> Iterator[EventLoopThread]:
 def join(thread: EventLoopThread, start_keeper: Any) -> None:
     launch: Any = SimpleNamespace(start_keeper=start_keeper)
     name = b"\0swift_loader-test-" + uuid.uuid4().hex.encode()
-    thread.call(lambda: Meeting(launch, name).join(thread)).result()
+    thread.call(lambda: MeetingPoint(launch, name).join(thread)).result()
 
 
 def test_a_keeper_that_never_listens_is_waited_for_in_vain(
@@ -58,13 +58,13 @@ def test_keepers_that_end_before_they_answer_are_started_again_a_few_times(
     def start(listener: int) -> None:
         started.append(socket.socket(fileno=os.dup(listener)))
 
-    def connect(self: Meeting) -> Any:
+    def connect(self: MeetingPoint) -> Any:
         connection = try_to_connect(self)
         started[-1].close()  # before it has accepted
         return connection
 
-    try_to_connect = Meeting._try_to_connect
-    monkeypatch.setattr(Meeting, "_try_to_connect", connect)
+    try_to_connect = MeetingPoint._try_to_connect
+    monkeypatch.setattr(MeetingPoint, "_try_to_connect", connect)
     with pytest.raises(NotShared, match=r"8 processes that were to keep it have ended"):
         join(thread, start)
     assert len(started) == 8

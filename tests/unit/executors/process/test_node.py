@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.executors.process.launch import Launch, Place
+from swift_loader.executors.process.launch import Conditions, Launch
 from swift_loader.executors.process.node import Meetings, is_alone, meeting_name, run_variables
 from swift_loader.transport.payload import Environment, PayloadLayout, write_payload
 
@@ -16,9 +16,9 @@ RUN = {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def conditions() -> Iterator[Conditions]:
     launch = Launch.of_this_process()
-    yield launch.place()
+    yield launch.conditions()
     launch.close()
 
 
@@ -29,8 +29,8 @@ def payload() -> Iterator[tuple[PayloadLayout, int]]:
     os.close(descriptor)
 
 
-def with_variable(place: Place, name: str, value: str) -> Place:
-    return replace(place, environ=place.environ | {(name, value)})
+def with_variable(conditions: Conditions, name: str, value: str) -> Conditions:
+    return replace(conditions, environ=conditions.environ | {(name, value)})
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_rank_without_others_on_its_machine_is_alone(environ: dict[str, str], 
     assert re.search(reason, is_alone(environ))
 
 
-def test_equal_ranks_compute_one_name(place: Place, payload: tuple[PayloadLayout, int]) -> None:
-    other = with_variable(with_variable(place, "RANK", "1"), "CUDA_VISIBLE_DEVICES", "3")
+def test_equal_ranks_compute_one_name(conditions: Conditions, payload: tuple[PayloadLayout, int]) -> None:
+    other = with_variable(with_variable(conditions, "RANK", "1"), "CUDA_VISIBLE_DEVICES", "3")
     other = replace(other, affinity=frozenset({7}), stdout=(1, 1))
-    name = meeting_name(place, payload, RUN)
+    name = meeting_name(conditions, payload, RUN)
     assert meeting_name(other, payload, dict(reversed(RUN.items()))) == name
     assert name.startswith(b"\0swift_loader-")
     assert len(name) < 90  # sun_path has 108 bytes, and a number is appended
@@ -80,17 +80,17 @@ def test_equal_ranks_compute_one_name(place: Place, payload: tuple[PayloadLayout
     ids=lambda change: next(iter(change)),
 )
 def test_another_environment_gives_another_name(
-    place: Place, payload: tuple[PayloadLayout, int], change: dict[str, Any]
+    conditions: Conditions, payload: tuple[PayloadLayout, int], change: dict[str, Any]
 ) -> None:
-    assert meeting_name(replace(place, **change), payload, RUN) != meeting_name(place, payload, RUN)
+    assert meeting_name(replace(conditions, **change), payload, RUN) != meeting_name(conditions, payload, RUN)
 
 
-def test_another_run_or_payload_gives_another_name(place: Place, payload: tuple[PayloadLayout, int]) -> None:
+def test_another_run_or_payload_gives_another_name(conditions: Conditions, payload: tuple[PayloadLayout, int]) -> None:
     layout, descriptor, _ = write_payload([1, 2, 4], Environment(["script"]))
     names = {
-        meeting_name(place, payload, RUN),
-        meeting_name(place, payload, {**RUN, "MASTER_PORT": "29501"}),
-        meeting_name(place, (layout, descriptor), RUN),
+        meeting_name(conditions, payload, RUN),
+        meeting_name(conditions, payload, {**RUN, "MASTER_PORT": "29501"}),
+        meeting_name(conditions, (layout, descriptor), RUN),
     }
     os.close(descriptor)
     assert len(names) == 3
