@@ -160,7 +160,8 @@ class PageLock:
             self._notify(
                 f"page-locking {segment.nbytes} bytes of shared memory failed ({wrong}). Copies to the GPU are slower "
                 f"now. Possible reasons: too little free memory, the memory limit of a container or virtual machine, a "
-                f"sandbox. `ulimit -l` doesn't matter for NVIDIA's driver. Lower batch_size or data_queue_size"
+                f"sandbox. `ulimit -l` doesn't matter for NVIDIA's driver. Lower batch_size or data_queue_size "
+                f"(DataLoader: prefetch_factor)"
             )
 
     def _undo_of(self, address: int) -> Callable[[], bool]:

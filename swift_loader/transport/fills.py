@@ -15,8 +15,8 @@ from typing import Any
 __all__ = ["REMEDY", "Call", "Fill", "FillState", "Fills"]
 
 REMEDY = (
-    "Create it where it is used, or in the dataset's constructor with dataset_class=, so that each process has its "
-    "own; or move the code into a module that can be imported"
+    "Create it where it is used, so that each process has its own, or move the code into a module that can be "
+    "imported. SwiftLoader's dataset_class= creates it in its own processes, in the dataset's constructor"
 )
 """What to do about a value that can't be sent."""
 

@@ -46,8 +46,8 @@ _OPTIONS = ".options."
 """Path in a worker's set-up to the options, which have the names that the user knows."""
 
 _HINT = (
-    "Pass dataset_class=, and dataset_kwargs= with values that can be sent. Open files and connections in the "
-    "dataset's constructor: it runs in the loader's own processes. Or pass worker_per_consumer=0"
+    "Open files and connections where they are used, and keep them out of what is sent (`__getstate__`). SwiftLoader "
+    "takes dataset_class= and dataset_kwargs= instead, and runs the constructor in its own processes. Or use 0 workers"
 )
 
 

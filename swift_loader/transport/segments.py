@@ -221,5 +221,5 @@ def reserving_failed(error: OSError, nbytes: int, limit: str) -> SharedMemoryFul
     return SharedMemoryFull(
         code,
         f"reserving {nbytes} bytes of shared memory failed: {os.strerror(code)}. The limit is {limit}. Lower "
-        f"batch_size or data_queue_size, or keep fewer batches",
+        f"batch_size or data_queue_size (DataLoader: prefetch_factor), or keep fewer batches",
     )

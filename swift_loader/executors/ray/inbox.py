@@ -131,6 +131,7 @@ def _failure_of(worker: RayWorker, error: BaseException) -> Event:
     if type(error).__name__ in ("ObjectStoreFullError", "OutOfDiskError"):
         error = SharedMemoryFull(
             f"the object store of a Ray node has no room for a batch ({error}). Give the node more "
-            f"(`ray start --object-store-memory`), lower batch_size or data_queue_size, or keep fewer batches"
+            f"(`ray start --object-store-memory`), lower batch_size or data_queue_size (DataLoader: "
+            f"prefetch_factor), or keep fewer batches"
         )
     return Failed(worker.serial, task.generation, task.sequence, error)
