@@ -54,8 +54,8 @@ def slow_unless(
     return [case if case in quick else others[is_sampled(case)](case) for case in cases]
 
 
-def every(step: int, cases: Iterable[_Case]) -> Container[_Case]:
-    """Return one of `step` cases, in turn: a sample for `slow_unless`."""
+def every(step: int, cases: Iterable[_Case]) -> list[_Case]:
+    """Return one of `step` cases, in turn: a sample of them."""
     return list(cases)[::step]
 
 

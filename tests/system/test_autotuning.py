@@ -17,7 +17,7 @@ import pytest
 from swift_loader import SwiftLoader
 from tests.support import datasets, tuning
 from tests.support.checked import Checked, Reference, digest
-from tests.support.helpers import ids_of, make_loader, slow, wait_until, worker_processes
+from tests.support.helpers import exhaustive, ids_of, make_loader, slow, wait_until, worker_processes
 from tests.support.killer import Aim, Killer
 from tests.support.resizing import await_workers
 from tests.support.tuning import SleepingChecked, SleepingCounting, be_hasty, is_settled, loop, tuner_of
@@ -125,7 +125,7 @@ def test_a_state_is_that_of_a_loader_with_a_fixed_number() -> None:
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize(("seed", "num_kills"), [(1, 6), slow(2, 40)])
-@pytest.mark.parametrize("in_order", [True, slow(False)])
+@pytest.mark.parametrize("in_order", [True, exhaustive(False)])
 def test_workers_that_are_killed_meanwhile_never_show_in_the_data(seed: int, num_kills: int, in_order: bool) -> None:
     rng = Random(seed)
     aims = [rng.choice([Aim.ANYONE, Aim.UNREAD]) for _ in range(num_kills)] + [Aim.TEMPLATE] * (num_kills // 10)
@@ -187,7 +187,7 @@ def test_a_resize_before_the_start_leaves_nothing_to_tune() -> None:
         assert (loader.worker_per_consumer, loader.report().tuning) == (3, ())
 
 
-@pytest.mark.parametrize("delay_s", [0.3, slow(0.35), slow(0.4), slow(0.5)])
+@pytest.mark.parametrize("delay_s", [0.3, exhaustive(0.35), slow(0.4), exhaustive(0.5)])
 def test_a_resize_of_another_thread_ends_the_tuning(delay_s: float) -> None:
     with auto_loader() as loader:
         loader.start(0)

@@ -13,14 +13,14 @@ from torch.utils.data import IterableDataset
 from swift_loader import DataLoader, StateMismatch
 from swift_loader.dataloader.generators import GlobalStates
 from tests.support.chains import Chain, plain, run_whole, seed_all
-from tests.support.helpers import exhaustive, slow
+from tests.support.helpers import every, exhaustive, slow
 from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Shards, streaming
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
 
-CHAINS = [slow(12, 4), exhaustive(NUM_STOPS, NUM_EPOCHS)]
-"""How often a chain with processes stops, and over how many epochs."""
+KINDS = ("plain", "mapped", "shuffled", "interleaved")
+"""Of streams of `datasets`."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -33,9 +33,13 @@ def test_a_sampler_continues_after_50_stops(name: str, restores_generators: bool
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("restores_generators", [exhaustive(False), True])
-@pytest.mark.parametrize(("num_stops", "num_epochs"), CHAINS)
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    ("name", "num_stops", "num_epochs", "restores_generators"),
+    [
+        *[slow(name, 12, 4, True) for name in every(3, SAMPLED)],
+        *[exhaustive(name, NUM_STOPS, NUM_EPOCHS, restores) for name in SAMPLED for restores in (False, True)],
+    ],
+)
 def test_a_sampler_continues_after_many_stops_with_other_numbers_of_workers(
     name: str, num_stops: int, num_epochs: int, restores_generators: bool
 ) -> None:
@@ -54,7 +58,7 @@ def test_a_sampler_continues_after_a_few_stops_with_other_numbers_of_workers(nam
     ("name", "num_stops", "num_epochs"),
     [
         ("shuffle", 3, 3),
-        *[slow(name, 12, 4) for name in DRAWING],
+        *[slow(name, 12, 4) for name in every(2, DRAWING)],
         *[exhaustive(name, NUM_STOPS, NUM_EPOCHS) for name in DRAWING],
     ],
 )
@@ -67,10 +71,13 @@ def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("num_workers", "num_stops", "num_epochs"),
-    [(0, NUM_STOPS, NUM_EPOCHS), slow(2, 12, 4), exhaustive(2, NUM_STOPS, NUM_EPOCHS)],
+    ("name", "num_workers", "num_stops", "num_epochs"),
+    [
+        *[(name, 0, NUM_STOPS, NUM_EPOCHS) for name in STREAMS],
+        *[slow(name, 2, 12, 4) for name in every(3, STREAMS)],
+        *[exhaustive(name, 2, NUM_STOPS, NUM_EPOCHS) for name in STREAMS],
+    ],
 )
-@pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_continues_after_many_stops(name: str, num_workers: int, num_stops: int, num_epochs: int) -> None:
     whole = run_whole(STREAMS[name], num_workers, num_epochs)
     assert Chain(STREAMS[name], (num_workers,)).run(num_stops, num_epochs) == whole
@@ -110,9 +117,13 @@ def test_a_shared_stream_of_datasets_continues_with_other_numbers_of_workers() -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_workers", [exhaustive(0), 2])
-@pytest.mark.parametrize(("num_stops", "num_epochs"), CHAINS)
-@pytest.mark.parametrize("kind", ["plain", "mapped", "shuffled", "interleaved"])
+@pytest.mark.parametrize(
+    ("kind", "num_stops", "num_epochs", "num_workers"),
+    [
+        *[slow(kind, 12, 4, 2) for kind in ("shuffled", "interleaved")],
+        *[exhaustive(kind, NUM_STOPS, NUM_EPOCHS, num) for kind in KINDS for num in (0, 2)],
+    ],
+)
 def test_a_stream_of_datasets_continues_after_many_stops(
     kind: str, num_stops: int, num_epochs: int, num_workers: int
 ) -> None:

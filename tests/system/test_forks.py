@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import run_script, slow, slow_unless
+from tests.support.helpers import exhaustive, run_script, slow, slow_unless
 
 PROGRAM = """
 import atexit, gc, multiprocessing, os, sys, warnings
@@ -150,8 +150,14 @@ KEEPS_A_BATCH = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("portable")])
-@pytest.mark.parametrize("device", [None, slow("cpu")])
+@pytest.mark.parametrize(
+    ("start_method", "device"),
+    [
+        ("template", None),
+        *[slow(*case) for case in (("spawn", None), ("template", "cpu"), ("portable", "cpu"))],
+        *[exhaustive(*case) for case in (("portable", None), ("spawn", "cpu"))],
+    ],
+)
 def test_a_batch_that_a_fork_keeps_stays_as_it_was(start_method: str, device: str | None, tmp_path: Path) -> None:
     code = KEEPS_A_BATCH.format(device=device)
     assert run_script(code, start_method, via="-c", folder=tmp_path) == "right\n"
@@ -275,14 +281,22 @@ GOES_ON_IN_THE_CHILD = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["template", slow("spawn"), slow("portable")])
-@pytest.mark.parametrize("multithread", ["True", slow("False")])
-@pytest.mark.parametrize("device", ["None", slow("cpu")])
+@pytest.mark.parametrize(
+    ("start_method", "multithread", "device"),
+    [
+        ("template", "True", "None"),
+        *[
+            slow(*case)
+            for case in (("template", "False", "cpu"), ("spawn", "True", "None"), ("portable", "True", "cpu"))
+        ],
+        *[exhaustive("template", *case) for case in (("True", "cpu"), ("False", "None"))],
+        *[exhaustive("portable", *case) for case in (("True", "None"), ("False", "None"), ("False", "cpu"))],
+        exhaustive("spawn", "True", "cpu"),  # the threads are the trainer's business, and not the workers'
+    ],
+)
 def test_a_fork_that_goes_on_with_the_iterator_is_refused(
     start_method: str, multithread: str, device: str, tmp_path: Path
 ) -> None:
-    if start_method == "spawn" and multithread == "False":
-        pytest.skip("the threads are the trainer's business, and not the workers'")
     printed = run_script(GOES_ON_IN_THE_CHILD, start_method, multithread, device, via="-c", folder=tmp_path)
     assert printed == "right\n"
 

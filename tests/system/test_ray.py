@@ -26,7 +26,7 @@ from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.conftest import SWITCH
 from tests.support.checked import Checked, Reference, collate_flat, digest
 from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values
-from tests.support.helpers import ROOT, ids_of, is_gone, wait_until
+from tests.support.helpers import ROOT, exhaustive, ids_of, is_gone, wait_until
 from tests.support.ray_cluster import SmallCluster, actor_pids, actors_of, references, small_cluster
 
 pytest.importorskip("ray")
@@ -363,7 +363,7 @@ def datasets() -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["tensors", "stateful", "stream"])
+@pytest.mark.parametrize("kind", [exhaustive("tensors"), "stateful", exhaustive("stream")])
 def test_a_dataloader_gives_the_same_and_resumes(kind: str) -> None:
     dataset, options = datasets()[kind]
 

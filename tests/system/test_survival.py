@@ -17,6 +17,7 @@ from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStal
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
+    exhaustive,
     ids_of,
     make_loader,
     needs_template,
@@ -445,6 +446,6 @@ print("right")
 """
 
 
-@pytest.mark.parametrize("num_cases", ["1", slow("4")])
+@pytest.mark.parametrize("num_cases", ["1", exhaustive("4")])
 def test_a_stop_of_the_trainer_or_of_all_is_no_stall(num_cases: str, tmp_path: Path) -> None:
     assert run_script(STOPPED, num_cases, via="-c", folder=tmp_path, timeout_s=55) == "right\n"

@@ -315,7 +315,7 @@ STREAM_CASES = list(itertools.product([1, 2], [1, 4, 100, None], [False, True]))
 """(num_workers, batch_size, drop_last)."""
 
 
-@pytest.mark.parametrize("case", slow_unless([(2, 4, False)], STREAM_CASES, every(3, STREAM_CASES).__contains__))
+@pytest.mark.parametrize("case", slow_unless([(2, 4, False)], STREAM_CASES, every(6, STREAM_CASES).__contains__))
 def test_a_stream_is_in_torchs_order(case: tuple[int, int | None, bool]) -> None:
     num_workers, batch_size, drop_last = case
     drop_last = drop_last and batch_size is not None
@@ -349,9 +349,11 @@ def test_an_error_of_a_stream_ends_its_shard_only() -> None:
     assert numbers == [0, 2, 1, 3, 4, 6, 5, 7, 9, 11, 13]
 
 
-@pytest.mark.parametrize(
-    "case", slow_unless([(Resumable, 2)], itertools.product([Numbers, Resumable, Stateful], [1, 2, 3]))
-)
+RESUME_CASES = list(itertools.product([Numbers, Resumable, Stateful], [1, 2, 3]))
+"""(stream, snapshot_every)."""
+
+
+@pytest.mark.parametrize("case", slow_unless([(Resumable, 2)], RESUME_CASES, every(4, RESUME_CASES).__contains__))
 def test_a_stream_resumes_after_any_batch(case: tuple[type[Numbers], int]) -> None:
     stream, snapshot_every = case
     mode: dict[str, Any] = {"is_stream": True, "batch_size": 3, "snapshot_every": snapshot_every}
@@ -384,9 +386,10 @@ def resume_after(deliveries: list[Delivery], worker_id: int) -> bytes:
     return Resume(snapshot, num_to_skip).pack()
 
 
-@pytest.mark.parametrize(
-    "case", slow_unless([(Resumable, 2)], itertools.product([Numbers, Resumable, Stateful], [0, 2]))
-)
+KILL_CASES = list(itertools.product([Numbers, Resumable, Stateful], [0, 2]))
+
+
+@pytest.mark.parametrize("case", slow_unless([(Resumable, 2)], KILL_CASES, every(2, KILL_CASES).__contains__))
 def test_a_stream_goes_on_where_its_worker_was_killed(case: tuple[type[Numbers], int], tmp_path: Path) -> None:
     stream, snapshot_every = case
     killer = Deadly(tmp_path)

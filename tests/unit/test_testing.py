@@ -10,7 +10,7 @@ import pytest
 from swift_loader import SwiftLoader, sample_rng
 from swift_loader.testing import assert_resume_exact
 from tests.support import datasets
-from tests.support.helpers import make_loader, slow
+from tests.support.helpers import exhaustive, make_loader, slow
 
 
 class OwnGenerator(datasets.Counting):
@@ -58,7 +58,7 @@ class Varied(datasets.Counting):
         (datasets.AugmentingWithAll, 0, 5),
         (Varied, 0, 5),
         slow(datasets.Counting, 0, 5),
-        slow(datasets.AugmentingWithAll, 2, 1),
+        exhaustive(datasets.AugmentingWithAll, 2, 1),
         slow(Varied, 2, 1),
     ],
 )

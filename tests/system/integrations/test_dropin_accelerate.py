@@ -14,11 +14,11 @@ from tests.system.integrations.ranks import run_ranks
     [
         slow(1, 0, "sampler"),
         slow(1, 2, "seedable sampler"),
-        slow(2, 0, "sampler"),
+        exhaustive(2, 0, "sampler"),
         exhaustive(2, 0, "seedable sampler"),
         exhaustive(2, 0, "split batches"),
         exhaustive(2, 0, "stream"),
-        slow(2, 0, "stream, each rank its own"),
+        exhaustive(2, 0, "stream, each rank its own"),
         slow(2, 2, "sampler"),
     ],
 )

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import exhaustive
 from tests.system.integrations.dropin import NUM_STEPS
 from tests.system.integrations.ranks import run_ranks
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [exhaustive(1, 0), exhaustive(2, 0), (2, 2)])
 def test_a_loader_that_fabric_made_anew_gives_what_torch_gives_and_resumes_the_epoch_exactly(
     num_ranks: int, num_workers: int, tmp_path: Path
 ) -> None:

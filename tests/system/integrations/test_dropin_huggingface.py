@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.helpers import exhaustive
 from tests.system.integrations.dropin import NUM_STEPS
 from tests.system.integrations.ranks import run_ranks
 
@@ -25,7 +26,7 @@ def assert_same_as_torch(rank: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [exhaustive(1), 2])
 def test_a_trainer_gives_padded_batches_as_with_torch_and_resumes_exactly(num_ranks: int, tmp_path: Path) -> None:
     for rank in study(num_ranks, tmp_path, "0", "map", "7", "10"):
         assert_same_as_torch(rank)

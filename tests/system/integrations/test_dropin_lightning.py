@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.helpers import exhaustive
 from tests.system.integrations.ranks import run_ranks
 
 
@@ -41,7 +42,7 @@ def test_a_fit_sees_what_torch_gives_and_resumes_from_each_step(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("arguments", [(), ("callback",)])
+@pytest.mark.parametrize("arguments", [exhaustive(()), ("callback",)])
 def test_a_fit_of_two_ranks_sees_what_torch_gives_and_resumes_from_each_checkpoint(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import exhaustive
 from tests.system.integrations.checks import assert_complete
 from tests.system.integrations.ranks import run_ranks
 from tests.system.integrations.training import NUM_EPOCHS, NUM_STEPS
@@ -29,7 +30,7 @@ def test_a_fit_resumes_exactly_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [exhaustive(1), 2])
 def test_a_fit_resumes_exactly_from_every_checkpoint(num_ranks: int, tmp_path: Path) -> None:
     launched = 0 if num_ranks == 1 else num_ranks
     ranks = run_ranks("lightning_script.py", launched, tmp_path, timeout_s=120, needs="lightning")

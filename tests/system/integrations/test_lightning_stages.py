@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.helpers import exhaustive
 from tests.system.integrations.ranks import run_ranks
 
 NUM_EPOCHS = 3
@@ -19,7 +20,7 @@ NUM_VALIDATED = {1: 2, 2: 1}
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [exhaustive(1), 2])
 def test_a_fit_sees_what_a_plain_loop_does_and_resumes_exactly_from_every_checkpoint(
     num_ranks: int, tmp_path: Path
 ) -> None:

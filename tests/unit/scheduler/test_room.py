@@ -184,7 +184,7 @@ def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
 
 @pytest.mark.slow
 def test_in_thousands_of_interleavings_the_worker_is_the_one_that_a_scan_finds() -> None:
-    run_model(1500)
+    run_model(1000)
 
 
 def test_a_worker_that_has_less_to_do_again_and_again_leaves_no_old_entries() -> None:
