@@ -142,7 +142,7 @@ def test_nothing_is_measured_with_benchmark_off(kind: str) -> None:
 
 @pytest.mark.parametrize("has_device", [False, True])
 def test_time_between_two_epochs_does_not_count(has_device: bool) -> None:
-    pause_s, passes_s = 1.5, []
+    pause_s, passes_s = 0.6, []
 
     def loop(loader: SwiftLoader) -> None:
         loader.start(device="cpu" if has_device else None)
