@@ -11,36 +11,44 @@ import faulthandler
 import os
 import select
 import signal
+import socket
+import struct
 import threading
 
-from swift_loader.transport.descriptors import new_eventfd
+from swift_loader.transport.descriptors import avoid_std_streams, duplicate, new_eventfd
 
 __all__ = ["DUMP_SIGNAL", "StackDumper"]
 
 DUMP_SIGNAL = signal.SIGURG
 """Ignored by default, so it does no harm to a process without the handler."""
 
+_FD = struct.Struct("i")
+
+_DONT_WAIT = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+
 
 class StackDumper:
-    """Writes the stacks of all threads to a socket: when a byte arrives, on `DUMP_SIGNAL`, and on a fatal signal."""
+    """Writes the stacks of all threads to a pipe: when the trainer asks, on `DUMP_SIGNAL`, and on a fatal signal."""
 
     def __init__(self, descriptor: int) -> None:
         """Install the handlers of the signals.
 
         Args:
-            descriptor: The socket; must stay open. The trainer has made it non-blocking, so writing never blocks.
+            descriptor: The socket over which the trainer asks: with a byte. The first one brings the pipe. Both must
+                stay open. The trainer has made them non-blocking, so writing never blocks.
         """
-        self._descriptor = descriptor
+        self._asked = descriptor
+        self._traces = _take_pipe(descriptor)
         self._stop = -1
         self._thread: threading.Thread | None = None
         faulthandler.disable()  # if it is enabled, enabling it again leaves handlers that a library has set since
-        faulthandler.enable(file=descriptor)
-        faulthandler.register(DUMP_SIGNAL, file=descriptor)
+        faulthandler.enable(file=self._traces)
+        faulthandler.register(DUMP_SIGNAL, file=self._traces)
 
     @property
     def descriptors(self) -> list[int]:
         """The descriptors in use."""
-        return [self._descriptor, *([self._stop] if self._thread is not None else [])]
+        return [*{self._asked, self._traces}, *([self._stop] if self._thread is not None else [])]
 
     @property
     def thread_ids(self) -> list[int]:
@@ -64,10 +72,22 @@ class StackDumper:
 
     def _serve(self) -> None:
         poll = select.poll()  # select(2) can't wait for descriptors above 1,023
-        for descriptor in (self._descriptor, self._stop):
+        for descriptor in (self._asked, self._stop):
             poll.register(descriptor, select.POLLIN)
         while True:
             readable = [descriptor for descriptor, _ in poll.poll()]
-            if self._stop in readable or not os.read(self._descriptor, 1):
+            if self._stop in readable or not os.read(self._asked, 1):
                 return
-            faulthandler.dump_traceback(file=self._descriptor)
+            faulthandler.dump_traceback(file=self._traces)
+
+
+def _take_pipe(descriptor: int) -> int:
+    """Return the pipe's end that lies in a socket. The socket itself, which holds less, if there is none."""
+    with socket.socket(fileno=duplicate(descriptor)) as asked:
+        try:  # `socket.recv_fds` ignores its flags
+            _, ancillary, _, _ = asked.recvmsg(1, socket.CMSG_SPACE(_FD.size), _DONT_WAIT)
+        except BlockingIOError:
+            return descriptor
+    if not ancillary:  # no descriptor was left for it
+        return descriptor
+    return avoid_std_streams(*_FD.unpack(ancillary[0][2][: _FD.size]))

@@ -261,6 +261,30 @@ def test_a_worker_that_hangs_is_shown_killed_and_replaced(how: str, in_order: bo
         assert loader.report()["worker_restarts"] == 1
 
 
+class FallsDeep(datasets.Misbehaving):
+    """Misbehaves far down in its code."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.deeper(index, 60) if index == self.at else {"id": index}
+
+    def deeper(self, index: int, depth: int) -> dict[str, Any]:
+        return self.deeper(index, depth - 1) if depth else super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("deed", "error"), [("hang", WorkerStalled), pytest.param("SIGSEGV", WorkerDied, marks=needs_template)]
+)
+def test_the_stack_in_an_error_is_whole_and_the_user_s(deed: str, error: type[Exception]) -> None:
+    options: dict[str, Any] = {"kwargs": {"deed": deed}, "validate": False, "shuffle": False, "worker_restarts": 0}
+    with make_loader(FallsDeep, workers=1, timeout=1, **options) as loader, pytest.raises(error) as caught:
+        list(loader)
+    text = str(caught.value)
+    assert text.count("in deeper\n") == 61
+    assert text.count("Thread 0x") + text.count("Current thread 0x") == 1
+    assert "stack_dumps" not in text
+    assert "threading.py" not in text
+
+
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_past_the_budget_a_hung_worker_is_a_typed_error_with_its_stack(restarts: int) -> None:

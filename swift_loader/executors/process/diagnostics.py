@@ -1,7 +1,9 @@
 """Collects the last lines of a process's stderr and its Python stacks, for messages.
 
 The process writes its stderr to a pipe, which the trainer forwards to its own stderr at once. The fault handler writes
-stacks to another one. Reading never blocks: the supervisor's thread calls `forward`, and any thread may ask for stacks.
+stacks to another one: a socket, over which the trainer asks for them, would hold only the first few lines, because each
+stack is hundreds of tiny writes. Reading never blocks: the supervisor's thread calls `forward`, and any thread may ask
+for stacks.
 """
 
 from __future__ import annotations
@@ -41,6 +43,11 @@ _QUIET_MS = 50
 
 _OURS = f'File "{Path(swift_loader.__file__).parent}/worker/'.encode()
 
+_DUMPER = _OURS + b"stack_dumps.py"
+"""Where the thread is that writes the stacks."""
+
+_HEADS = (b"Thread 0x", b"Current thread 0x")
+
 _STATES = {
     "T": "the process is stopped, by SIGSTOP or a debugger",
     "t": "the process is stopped by a debugger",
@@ -50,20 +57,22 @@ _STATES = {
 
 
 class Diagnostics:
-    """The trainer's ends of the pipes for a process's stderr and stacks."""
+    """The trainer's ends of the pipes for a process's stderr and stacks, and of the socket that asks for stacks."""
 
     def __init__(self) -> None:
-        self._stderr, their_stderr = new_pipe()
-        try:
-            traces, their_traces = new_socketpair(socket.SOCK_STREAM)
-        except BaseException:
-            os.close(self._stderr)
-            os.close(their_stderr)
-            raise
-        self._traces, self._their_traces = traces.detach(), their_traces.detach()
-        self.their_ends = [their_stderr, self._their_traces]
+        with contextlib.ExitStack() as unless_made:
+            self._stderr, their_stderr = _pipe(unless_made)
+            self._traces, their_traces = _pipe(unless_made)
+            asking, their_asking = new_socketpair(socket.SOCK_STREAM)
+            # The process takes its end of the pipe out of the socket.
+            os.set_blocking(their_traces, False)
+            socket.send_fds(asking, [b"\0"], [their_traces])
+            unless_made.pop_all()
+        os.close(their_traces)
+        self._asking = asking.detach()
+        self.their_ends = [their_stderr, their_asking.detach()]
         """The process's ends, which it inherits. Open here until `close_their_ends`."""
-        for descriptor in (self._stderr, self._traces, self._their_traces):
+        for descriptor in (self._stderr, self._traces, self._asking, self.their_ends[1]):
             os.set_blocking(descriptor, False)
         self._tail: deque[bytes] = deque()
         self._num_kept = 0
@@ -81,7 +90,7 @@ class Diagnostics:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns; some may be -1."""
-        return [self._stderr, self._traces, *self.their_ends]
+        return [self._stderr, self._traces, self._asking, *self.their_ends]
 
     def forward(self) -> bool:
         """Forward what the process wrote to stderr. Return False at end of file."""
@@ -122,7 +131,7 @@ class Diagnostics:
         """
         self.last_traces()
         with contextlib.suppress(OSError):  # it has ended
-            os.write(self._traces, b"?")
+            os.write(self._asking, b"?")
         collected = self._collect()
         if not collected and by_force:
             with contextlib.suppress(ProcessLookupError):
@@ -149,14 +158,22 @@ class Diagnostics:
         """Forward the rest of stderr, then close the descriptors. Idempotent."""
         self.forward()
         self.close_their_ends()
-        descriptors = self._stderr, self._traces
-        self._stderr = self._traces = -1  # first, see `Holder`
+        descriptors = self._stderr, self._traces, self._asking
+        self._stderr = self._traces = self._asking = -1  # first, see `Holder`
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
 
     def __repr__(self) -> str:
         return f"<Diagnostics of {self._num_kept} bytes of stderr>"
+
+
+def _pipe(unless_made: contextlib.ExitStack) -> tuple[int, int]:
+    """Return a new pipe, which `unless_made` closes."""
+    ours, theirs = new_pipe()
+    for descriptor in (ours, theirs):
+        unless_made.callback(os.close, descriptor)
+    return ours, theirs
 
 
 def _read(descriptor: int, at_most: int) -> bytes | None:
@@ -192,8 +209,23 @@ def _readable(lines: list[bytes]) -> str:
 
 
 def _of_the_user(lines: list[bytes]) -> list[bytes]:
-    """Remove the frames below the user's code: those of the worker's loop and of the template."""
-    return [line for line in lines if _OURS not in line and not line.startswith(b'  File "<string>"')]
+    """Remove the frames below the user's code, those of the worker's loop and of the template, and our own threads."""
+    threads: list[list[bytes]] = [[]]
+    for line in lines:
+        if line.startswith(_HEADS):
+            threads.append([])
+        threads[-1].append(line)
+    return [line for thread in threads if not _is_ours(thread) for line in thread if not _is_below(line)]
+
+
+def _is_ours(thread: list[bytes]) -> bool:
+    """Return whether a thread has no frames but ours and those of the module that starts threads."""
+    frames = [line for line in thread if line.startswith(b"  File ")]
+    return bool(frames) and any(_DUMPER in line for line in frames)
+
+
+def _is_below(line: bytes) -> bool:
+    return _OURS in line or line.startswith(b'  File "<string>"')
 
 
 def _state(pid: int) -> str:

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -13,34 +14,49 @@ from swift_loader.worker.stack_dumps import DUMP_SIGNAL, StackDumper
 from tests.support.forked import LIMIT_S, run_in_fork
 
 
-@pytest.fixture(name="pair")
-def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+class Ends(NamedTuple):
+    """What a trainer and a process have for stacks."""
+
+    ours: socket.socket
+    theirs: socket.socket
+    traces: int
+    """The pipe from which the trainer reads."""
+
+    def read_all(self) -> str:
+        """Return what a process has written that has ended."""
+        self.theirs.close()  # with it, the end of the pipe that lies in it
+        pieces = iter(lambda: os.read(self.traces, 1 << 16), b"")
+        return b"".join(pieces).decode()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
-    ours.settimeout(60)
+    ours.settimeout(LIMIT_S)
     theirs.setblocking(False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    socket.send_fds(ours, [b"\0"], [writer])
+    os.close(writer)
     with ours, theirs:
-        yield ours, theirs
+        yield Ends(ours, theirs, reader)
+    os.close(reader)
 
 
-def all_from(trainer: socket.socket) -> str:
-    """Return what the other process has written before it ended."""
-    return b"".join(iter(lambda: trainer.recv(1 << 16), b"")).decode()
-
-
-def test_the_stacks_of_all_threads_come_on_request(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
+def test_the_stacks_of_all_threads_come_on_request(ends: Ends) -> None:
+    ours, theirs, traces = ends
 
     def work() -> None:
         ours.close()
         stack_dumper = StackDumper(theirs.fileno())
         stack_dumper.start()
         assert len(stack_dumper.thread_ids) == 1
-        assert len(stack_dumper.descriptors) == 2
+        assert len(stack_dumper.descriptors) == 3
         os.eventfd_read(told)
         stack_dumper.stop()
         stack_dumper.stop()
         assert stack_dumper.thread_ids == []
-        assert stack_dumper.descriptors == [theirs.fileno()]
+        assert len(stack_dumper.descriptors) == 2
         assert threading.active_count() == 1
 
     told = os.eventfd(0)
@@ -49,8 +65,8 @@ def test_the_stacks_of_all_threads_come_on_request(pair: tuple[socket.socket, so
     def ask() -> None:
         ours.send(b"?")
         stacks = ""
-        while "in work" not in stacks:  # they come in pieces; the socket has a time limit
-            stacks += ours.recv(1 << 16).decode()
+        while "in work" not in stacks:  # they come in pieces
+            stacks += os.read(traces, 1 << 16).decode()
         found.append(stacks)
         os.eventfd_write(told, 1)
 
@@ -71,8 +87,8 @@ def test_the_stacks_of_all_threads_come_on_request(pair: tuple[socket.socket, so
     assert "Current thread" in found[0]
 
 
-def test_a_crash_is_shown_although_a_library_has_set_a_handler_since(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
+def test_a_crash_is_shown_although_a_library_has_set_a_handler_since(ends: Ends) -> None:
+    ours, theirs, _ = ends
 
     def work() -> None:
         ours.close()
@@ -82,14 +98,13 @@ def test_a_crash_is_shown_although_a_library_has_set_a_handler_since(pair: tuple
         signal.raise_signal(signal.SIGSEGV)
 
     exit_code = run_in_fork(work)
-    theirs.close()
     assert exit_code == -signal.SIGSEGV
-    assert "in work" in all_from(ours)
+    assert "in work" in ends.read_all()
 
 
 @pytest.mark.parametrize("number", [DUMP_SIGNAL, signal.SIGSEGV])
-def test_the_stacks_come_on_a_signal(number: signal.Signals, pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
+def test_the_stacks_come_on_a_signal(number: signal.Signals, ends: Ends) -> None:
+    ours, theirs, _ = ends
 
     def work() -> None:
         ours.close()
@@ -97,6 +112,21 @@ def test_the_stacks_come_on_a_signal(number: signal.Signals, pair: tuple[socket.
         signal.raise_signal(number)
 
     exit_code = run_in_fork(work)
-    theirs.close()
     assert exit_code == (0 if number is DUMP_SIGNAL else -number)
-    assert "in work" in all_from(ours)
+    assert "in work" in ends.read_all()
+
+
+@pytest.mark.parametrize("number", [DUMP_SIGNAL, signal.SIGSEGV])
+def test_deep_stacks_come_whole_although_nobody_reads_meanwhile(number: signal.Signals, ends: Ends) -> None:
+    ours, theirs, _ = ends
+
+    def work(depth: int = 80) -> None:
+        if depth:
+            work(depth - 1)
+            return
+        ours.close()
+        StackDumper(theirs.fileno())
+        signal.raise_signal(number)
+
+    run_in_fork(work)
+    assert ends.read_all().count("in work\n") == 81
