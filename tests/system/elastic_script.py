@@ -17,7 +17,7 @@ from typing import Any
 from torch import distributed
 
 from swift_loader import SwiftLoader
-from tests.support.helpers import ROOT
+from tests.support.helpers import ROOT, WORKER_TYPE
 
 FOLDER, NUM_FREE = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -65,7 +65,7 @@ class RecordedLoader(SwiftLoader):
     """Notes the dataset indices of each batch before the loop gets it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, worker_type="thread", **options)  # prefetches, and starts no processes
+        super().__init__(*arguments, worker_type=WORKER_TYPE, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not ATTEMPT.name:

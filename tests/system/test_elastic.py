@@ -41,10 +41,13 @@ def kill_one(attempt: Attempt, random: Random) -> None:
     os.kill(attempt.ranks[rank][0]["pid"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("num_kills", [slow((1, 1, 0, 1)), exhaustive((3, 3, 2, 2))], ids=sum)
+@pytest.mark.parametrize(
+    ("num_kills", "worker_type"), [slow((1, 1, 0, 1), "thread"), exhaustive((3, 3, 2, 2), "process")]
+)
 def test_checkpoints_have_seen_each_sample_once_though_ranks_die_and_nodes_come_and_go(
-    num_kills: tuple[int, ...], tmp_path: Path
+    num_kills: tuple[int, ...], worker_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SWIFT_LOADER_TESTS_WORKER_TYPE", worker_type)  # for the ranks
     random, last = Random(sum(num_kills)), ""
     with Cluster(tmp_path, "elastic_script.py", [str(NUM_FREE), f"--save={tmp_path}/saved", *TRAINING]) as cluster:
         first, other = cluster.add_node(2), None
