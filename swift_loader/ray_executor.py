@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -12,6 +13,9 @@ from swift_loader.checks import check_integer, check_seconds
 __all__ = ["RayExecutor", "check_executor"]
 
 _STRATEGIES = ("SPREAD", "DEFAULT")
+
+_SMALLEST = 1e-4
+"""Ray's smallest amount of a resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class RayExecutor:
     num_cpus: float = 1.0
     """Cores that an actor reserves."""
     resources: Mapping[str, float] | None = None
-    """Custom resources that an actor reserves, by name: `{"data": 1}` places it on nodes that have `data`."""
+    """Resources that an actor reserves, by name: `{"data": 1}` places it on nodes that have `data`; also `GPU`."""
     memory: int | None = None
     """Bytes of memory that an actor reserves. None: nothing is reserved."""
     runtime_env: Mapping[str, Any] | None = None
@@ -52,8 +56,7 @@ class RayExecutor:
         _set(self, "memory", None if self.memory is None else check_integer("memory", self.memory, 1))
         _set(self, "runtime_env", _mapping("runtime_env", self.runtime_env))
         _set(self, "scheduling_strategy", _strategy(self.scheduling_strategy))
-        if self.address is not None and not isinstance(self.address, str):
-            raise TypeError(f"address is a {type(self.address).__name__}; it must be a text, or None")
+        _set(self, "address", _address(self.address))
         _set(self, "placement_timeout", check_seconds("placement_timeout", self.placement_timeout))
         _set(self, "placement_warning", check_seconds("placement_warning", self.placement_warning))
 
@@ -78,9 +81,12 @@ def _set(executor: RayExecutor, name: str, value: Any) -> None:
 def _amount(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; it must be a number")
-    if not float(value) >= 0:
-        raise ValueError(f"{name}={value} is too small; it must be at least 0")
-    return float(value)
+    amount = float(value)
+    if not (math.isfinite(amount) and amount >= 0):
+        raise ValueError(f"{name}={value} isn't an amount; it must be a finite number of at least 0")
+    if 0 < amount < _SMALLEST:
+        raise ValueError(f"{name}={value} is too small; Ray counts in steps of {_SMALLEST:g}")
+    return amount
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any] | None:
@@ -95,8 +101,13 @@ def _amounts(value: Any) -> dict[str, float] | None:
     given = _mapping("resources", value)
     if given is None:
         return None
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"resources has the name {name!r}, a {type(name).__name__}; it must be a text")
     if own := given.keys() & {"CPU", "memory"}:
         raise ValueError(f"resources names {', '.join(sorted(own))}; use num_cpus and memory for these")
+    if "object_store_memory" in given:
+        raise ValueError("resources names object_store_memory, which actors can't reserve; leave it out")
     return {name: _amount(f"resources[{name!r}]", amount) for name, amount in given.items()}
 
 
@@ -106,6 +117,22 @@ def _strategy(value: Any) -> Any:
         raise ValueError(
             f"scheduling_strategy={value!r} is unknown; it must be one of {allowed}, or an object of "
             f"ray.util.scheduling_strategies"
+        )
+    if not isinstance(value, str) and type(value).__module__ != "ray.util.scheduling_strategies":
+        raise TypeError(
+            f"scheduling_strategy is a {type(value).__name__}; it must be a text, or an object of "
+            f"ray.util.scheduling_strategies"
+        )
+    return value
+
+
+def _address(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"address is a {type(value).__name__}; it must be a text, or None")
+    if value == "local" or str(value).startswith("ray://"):
+        raise ValueError(
+            f"address={value!r} is no cluster that this process can join; give host:port or 'auto'. A cluster is "
+            f"started by `ray start --head` or ray.init(), and Ray Client (ray://) has no object store here"
         )
     return value
 

@@ -178,12 +178,17 @@ class Session:
         """Start the dispatcher and block until it runs. Another thread may close the session meanwhile."""
         plan = self._settings
         workers, delivery = self._options.workers, self._options.delivery
-        self.dispatcher.start(
-            tries_out=workers.validate and delivery.num_workers > 0 and self._follower is None,
-            # Out of order, the trial batch would always be delivered first.
-            keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
-            skips=plan.skips,
-        )
+        try:
+            self.dispatcher.start(
+                tries_out=workers.validate and delivery.num_workers > 0 and self._follower is None,
+                # Out of order, the trial batch would always be delivered first.
+                keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
+                skips=plan.skips,
+            )
+        except Exception:
+            with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
+                self.issue_warnings()  # what led to the error
+            raise
         self.plan = Plan.of(self.dispatcher.num_samples, plan)
         seed = plan.order.seed
         self._log.write(

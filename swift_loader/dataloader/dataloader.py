@@ -148,8 +148,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: An argument has the wrong type.
         """
         others = {"multiprocessing_context": multiprocessing_context, "start_method": start_method}
+        is_auto = num_workers == "auto"
         num_workers = check_pool(workers, first_number(num_workers, workers), others, worker_type)
-        num_workers = num_of_actors(executor, num_workers, {**others, "workers": workers}, worker_type)
+        others |= {"workers": workers, "num_workers": "auto" if is_auto else None}
+        num_workers = num_of_actors(executor, num_workers, others, worker_type)
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,

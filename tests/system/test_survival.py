@@ -308,6 +308,16 @@ def test_a_trial_batch_that_hangs_ends_by_the_same_rule() -> None:
         loader.start(0)
 
 
+def test_a_trial_batch_that_fails_in_the_end_leaves_out_no_warning() -> None:
+    options: dict[str, Any] = {"kwargs": {"deed": "exit-3", "at": 2}, "shuffle": False, "batch_size": 4}
+    with (
+        make_loader(datasets.Misbehaving, **options) as loader,
+        pytest.warns(SwiftLoaderWarning, match="It is replaced"),
+        pytest.raises(WorkerDied, match="has ended two workers"),
+    ):
+        loader.start(0)
+
+
 def test_a_dataset_that_takes_long_to_build_is_shown() -> None:
     class Slow(datasets.Counting):
         def __init__(self) -> None:

@@ -16,14 +16,21 @@ COUNTING: Any = Counting()
     [
         ({"num_workers": 0}, ValueError, "num_workers=0 is too small; it must be at least 1"),
         ({"num_workers": "many"}, TypeError, "it must be an integer"),
-        ({"num_cpus": -1}, ValueError, "num_cpus=-1 is too small; it must be at least 0"),
+        ({"num_cpus": -1}, ValueError, "num_cpus=-1 isn't an amount; it must be a finite number"),
+        ({"num_cpus": float("nan")}, ValueError, "num_cpus=nan isn't an amount"),
+        ({"num_cpus": 1e-5}, ValueError, "Ray counts in steps of 0.0001"),
         ({"num_cpus": "1"}, TypeError, "it must be a number"),
         ({"memory": 0.5}, TypeError, "it must be an integer"),
         ({"resources": ["data"]}, TypeError, "resources is a list; it must be a dict, or None"),
         ({"resources": {"CPU": 1}}, ValueError, "use num_cpus and memory"),
-        ({"resources": {"data": -1}}, ValueError, r"resources\['data'\]=-1 is too small"),
+        ({"resources": {"data": -1}}, ValueError, r"resources\['data'\]=-1 isn't an amount"),
+        ({"resources": {1: 1}}, TypeError, "resources has the name 1, a int"),
+        ({"resources": {"object_store_memory": 1}}, ValueError, "actors can't reserve"),
         ({"runtime_env": "env"}, TypeError, "runtime_env is a str; it must be a dict, or None"),
         ({"scheduling_strategy": "spread"}, ValueError, "must be one of 'SPREAD', 'DEFAULT'"),
+        ({"scheduling_strategy": object()}, TypeError, "scheduling_strategy is a object"),
+        ({"address": "local"}, ValueError, "address='local' is no cluster"),
+        ({"address": "ray://head:10001"}, ValueError, "Ray Client"),
         ({"address": 6379}, TypeError, "address is a int; it must be a text, or None"),
         ({"placement_timeout": -1}, ValueError, "must be at least 0 seconds"),
         ({"placement_warning": "soon"}, TypeError, "must be a number of seconds"),
@@ -72,7 +79,13 @@ def test_a_loader_refuses_other_workers_beside_an_executor(options: dict[str, An
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_workers": 4}, {"worker_type": "thread"}, {"start_method": "spawn"}, {"multiprocessing_context": "fork"}],
+    [
+        {"num_workers": 4},
+        {"num_workers": "auto"},
+        {"worker_type": "thread"},
+        {"start_method": "spawn"},
+        {"multiprocessing_context": "fork"},
+    ],
 )
 def test_a_dataloader_refuses_other_workers_beside_an_executor(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"leave .* out"):

@@ -10,9 +10,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from swift_loader.notices import warn
 
 __all__ = ["Connection", "describe_room", "imported_ray"]
 
@@ -75,8 +77,9 @@ class Connection:
                 self._connect(ray)
                 _SHARED.num_users = 0
                 self._is_ours = True
-            elif _SHARED.num_users:
-                self._is_ours = True
+            else:
+                self._compare_address(ray)
+                self._is_ours = _SHARED.num_users > 0
             _SHARED.num_users += self._is_ours
         if getattr(ray.util, "client", None) is not None and ray.util.client.ray.is_connected():
             raise RuntimeError(
@@ -84,6 +87,17 @@ class Connection:
                 "trainer on a node of the cluster, and call ray.init() or ray.init(address='auto')"
             )
         self.ray, self._job = ray, ray.get_runtime_context().get_job_id()
+
+    def _compare_address(self, ray: Any) -> None:
+        """Warn if this process is connected to another cluster than the one asked for."""
+        if self._address in (None, "auto"):
+            return
+        connected = ray.get_runtime_context().gcs_address
+        if self._address != connected:
+            warn(
+                f"RayExecutor(address={self._address!r}) has no effect, because this process is connected to the "
+                f"cluster at {connected!r}; leave address out, or call ray.shutdown() before the loader starts"
+            )
 
     def _connect(self, ray: Any) -> None:
         address = self._address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -110,11 +124,12 @@ class Connection:
         """Return the nodes that are alive, as Ray describes them."""
         return [node for node in self.ray.nodes() if node.get("Alive")]
 
-    def describe(self) -> str:
-        """Return what the cluster has and what of it is free, in words."""
+    def describe(self, wanted: Iterable[str] = ()) -> str:
+        """Return what the cluster has and what of it is free, in words. `wanted`: also say so if it has none of it."""
         if not self.is_open:
             return "no connection to this process any more"
         total, free = self.ray.cluster_resources(), self.ray.available_resources()
+        total = {**dict.fromkeys(wanted, 0.0), **total}
         return describe_room(len(self.nodes()), total, free)
 
     def store_nbytes(self) -> int:
@@ -147,7 +162,7 @@ def describe_room(num_nodes: int, total: Mapping[str, float], free: Mapping[str,
             parts.append(f"{free.get(name, 0) / 1e9:.3g} of {total[name] / 1e9:.3g} GB of memory")
         elif name != "object_store_memory" and not name.startswith("node:"):
             parts.append(f"{free.get(name, 0):g} of {total[name]:g} {name}")
-    return f"{num_nodes} nodes with {', '.join(parts) or 'nothing'} free"
+    return f"{num_nodes} node{'s' * (num_nodes != 1)} with {', '.join(parts) or 'nothing'} free"
 
 
 def _knock(address: str) -> None:

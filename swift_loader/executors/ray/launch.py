@@ -73,7 +73,8 @@ class ActorLaunch:
             # An object in the store takes two raylets several ms, whatever its size. Ray's own limit is 100 KiB.
             "RAY_max_direct_call_object_size": str(MAX_INLINE_BYTES),
         }
-        amounts = {"resources": wanted.resources, "memory": wanted.memory}
+        resources = dict(wanted.resources or {})
+        amounts = {"num_gpus": resources.pop("GPU", None), "resources": resources or None, "memory": wanted.memory}
         remote: Any = self._connection.ray.remote(concurrency_groups={"requests": 1, "end": 1})(BatchActor)
         return remote.options(
             num_cpus=wanted.num_cpus,

@@ -214,14 +214,15 @@ class RaySupervisor:
     def _give_up(self) -> None:
         raise WorkerStalled(
             f"{self.unplaced_text()}, for longer than placement_timeout={self._wanted.placement_timeout:g} s. Ask for "
-            f"less, add nodes, or end what uses the cluster"
+            f"less, add nodes, or end what uses the cluster: a loader keeps its actors until it is closed or deleted"
         )
 
     def unplaced_text(self) -> str:
         """Return how many actors have no place, what they ask for, and what the cluster has."""
         return (
             f"{self.num_unplaced()} of {len(self.workers)} Ray actors wait for room. Each asks for "
-            f"{self._wanted.describe_need()}. The cluster has {self._connection.describe()}"
+            f"{self._wanted.describe_need()}. The cluster has "
+            f"{self._connection.describe(self._wanted.resources or ())}"
         )
 
     def num_unplaced(self, for_s: float = 0.0) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader import RayExecutor, SwiftLoader
+from swift_loader import RayExecutor, SwiftLoader, SwiftLoaderWarning
 from swift_loader.executors.ray.connection import Connection, describe_room
 from tests.support.datasets import Counting
 
@@ -27,7 +27,7 @@ class FakeRay(SimpleNamespace):
         self.is_connected = True
 
     def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_job_id=lambda: len(self.log))
+        return SimpleNamespace(get_job_id=lambda: len(self.log), gcs_address="head:6379")
 
     def shutdown(self) -> None:
         self.log.append("shutdown")
@@ -64,6 +64,13 @@ def test_the_users_connection_is_left_alone(ray: FakeRay) -> None:
     connection.open()
     connection.close()
     assert ray.log == []
+
+
+def test_an_address_without_effect_is_told(ray: FakeRay) -> None:
+    ray.is_connected = True
+    Connection("head:6379").open()
+    with pytest.warns(SwiftLoaderWarning, match=r"connected to the cluster at 'head:6379'"):
+        Connection("other:6379").open()
 
 
 def test_the_last_loader_ends_the_connection_that_the_first_one_made(ray: FakeRay) -> None:
@@ -115,3 +122,4 @@ def test_room_is_described_by_what_is_free_of_what_there_is() -> None:
     assert describe_room(3, total, {"CPU": 0.5, "memory": 8e9}) == (
         "3 nodes with 0.5 of 8 CPU, 0 of 2 data, 8 of 16 GB of memory free"
     )
+    assert describe_room(1, {"nope": 0}, {}) == "1 node with 0 of 0 nope free"
