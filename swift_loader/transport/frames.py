@@ -17,9 +17,9 @@ __all__ = ["Frame", "Kind", "Received", "pack_frame", "unpack_frame"]
 _HEAD = struct.Struct("<4sBxxxIII")
 _MAGIC = b"SwL1"
 
-_KIND_FACTOR = 0x9E3779B1
-"""Odd, so that each kind gives another checksum. Large, so that a few changed bits of the generation can't cancel out a
-changed kind."""
+_CHECKED = struct.Struct("<BI")
+"""Kind and generation. The checksum is that of these bytes and the body, one after the other: as the start value of the
+body's checksum, the generation would cancel out the same change of the body's first bytes."""
 
 
 class Kind(IntEnum):
@@ -88,7 +88,7 @@ def pack_frame(kind: Kind, body: bytes = b"", generation: int = 0) -> bytes:
 
 
 def _checksum(kind: int, generation: int, body: bytes | memoryview) -> int:
-    return crc32(body, generation ^ kind * _KIND_FACTOR & 0xFFFFFFFF)
+    return crc32(body, crc32(_CHECKED.pack(kind, generation)))
 
 
 def unpack_frame(data: memoryview) -> Frame:

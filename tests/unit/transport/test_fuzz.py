@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 import struct
@@ -155,6 +156,17 @@ def test_there_is_an_example_of_each_kind() -> None:
     assert {*EXAMPLES, *BARE} == set(Kind)
     for kind, message in EXAMPLES.items():
         assert with_type(kind).unpack(unpack_frame(memoryview(packed(kind)))) == message
+
+
+def test_two_flipped_bits_are_always_found() -> None:
+    whole = pack_frame(Kind.TASK, b"the body", generation=5)
+    for first, second in itertools.combinations(range(len(whole) * 8), 2):
+        damaged = bytearray(whole)
+        damaged[first // 8] ^= 1 << first % 8
+        damaged[second // 8] ^= 1 << second % 8
+        if damaged[5:8] == whole[5:8]:  # the bytes that say nothing
+            with pytest.raises(ProtocolError):
+                unpack_frame(memoryview(damaged))
 
 
 @given(kind=st.sampled_from(Kind), seed=st.integers(0, 2**32))
