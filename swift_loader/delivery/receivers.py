@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from queue import Empty, SimpleQueue
 
 from swift_loader.executors.base import Inbox
 
@@ -169,7 +170,9 @@ class _ReceiverThread:
         self._on_failure = on_failure
         self._look = look
         self._parked = threading.Semaphore(0)
-        self._resumed = threading.Semaphore(0)
+        self._resumed: SimpleQueue[None] = SimpleQueue()
+        """Has an entry for each `resume` and `stop`. Not a semaphore: the garbage collector may close the loader on
+        this thread while it waits, and a `put` may come even then."""
         self._parking = threading.Event()
         """Set while `park` waits for the thread."""
         self._stopping = threading.Event()
@@ -188,7 +191,7 @@ class _ReceiverThread:
 
     def resume(self) -> None:
         """Let the thread lead again."""
-        self._resumed.release()
+        self._resumed.put(None)
 
     def stop(self) -> None:
         """Make the thread end, parked or not. Idempotent."""
@@ -196,7 +199,7 @@ class _ReceiverThread:
             return
         self._stopping.set()
         self._inbox.wake()
-        self._resumed.release()
+        self._resumed.put(None)
 
     def join(self, limit_s: float) -> None:
         """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
@@ -220,7 +223,12 @@ class _ReceiverThread:
     def _wait_resumed(self) -> None:
         """Wait until `resume` or `stop`, and look after the loop meanwhile."""
         if self._look is None:
-            self._resumed.acquire()
+            self._resumed.get()
             return
-        while not self._resumed.acquire(timeout=LOOK_S):
-            self._look()
+        while True:
+            try:
+                self._resumed.get(timeout=LOOK_S)
+            except Empty:
+                self._look()
+            else:
+                return
