@@ -78,8 +78,9 @@ class Connection:
                 _SHARED.num_users = 0
                 self._is_ours = True
             else:
-                self._compare_address(ray)
                 self._is_ours = _SHARED.num_users > 0
+                if not self._is_ours:
+                    self._compare_address(ray)
             _SHARED.num_users += self._is_ours
         if getattr(ray.util, "client", None) is not None and ray.util.client.ray.is_connected():
             raise RuntimeError(
@@ -93,7 +94,7 @@ class Connection:
         if self._address in (None, "auto"):
             return
         connected = ray.get_runtime_context().gcs_address
-        if self._address != connected:
+        if self._address.rpartition(":")[2] != connected.rpartition(":")[2]:  # a host has several names
             warn(
                 f"RayExecutor(address={self._address!r}) has no effect, because this process is connected to the "
                 f"cluster at {connected!r}; leave address out, or call ray.shutdown() before the loader starts"

@@ -70,7 +70,7 @@ def test_an_address_without_effect_is_told(ray: FakeRay) -> None:
     ray.is_connected = True
     Connection("head:6379").open()
     with pytest.warns(SwiftLoaderWarning, match=r"connected to the cluster at 'head:6379'"):
-        Connection("other:6379").open()
+        Connection("head:6380").open()
 
 
 def test_the_last_loader_ends_the_connection_that_the_first_one_made(ray: FakeRay) -> None:
