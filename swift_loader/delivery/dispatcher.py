@@ -71,7 +71,7 @@ class Dispatcher:
         self._grace_s = 0.0
         """Seconds that replacing a worker may take. Set by `start`."""
         self._phase = Phase.WAITING
-        """Only the loop's thread uses it."""
+        """Only the loop's thread writes it. Others read it, with the loop lock."""
 
     @property
     def num_samples(self) -> int:

@@ -219,9 +219,8 @@ def _of_the_user(lines: list[bytes]) -> list[bytes]:
 
 
 def _is_ours(thread: list[bytes]) -> bool:
-    """Return whether a thread has no frames but ours and those of the module that starts threads."""
-    frames = [line for line in thread if line.startswith(b"  File ")]
-    return bool(frames) and any(_DUMPER in line for line in frames)
+    """Return whether it is the thread that writes the stacks."""
+    return any(_DUMPER in line for line in thread)
 
 
 def _is_below(line: bytes) -> bool:
