@@ -21,7 +21,7 @@ from swift_loader.options import Options
 from swift_loader.preparation import Preparation
 from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.ranks.choice import RankChoice
-from swift_loader.ranks.ranks import Ranks, expected_ranks
+from swift_loader.ranks.ranks import Ranks, expected_ranks, file_number
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.sampling.run import Run
 from swift_loader.session import Session
@@ -166,7 +166,13 @@ class Lifecycle:
             else:
                 supervisor = self.preparation.supervisor_for(plan)
             session = Session(
-                options, plan, target, process=ranks.name, dataset=dataset, supervisor=supervisor, meeting=meeting
+                options,
+                plan,
+                target,
+                file_number=file_number(ranks),
+                dataset=dataset,
+                supervisor=supervisor,
+                meeting=meeting,
             )
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
             self.preparation.hand_over()

@@ -49,11 +49,11 @@ def check_logger(name: str, logger: Any) -> LogSettings | None:
 
 
 class Log:
-    """A log of one rank. Thread-safe. Without settings, it drops each line."""
+    """A log of one process. Thread-safe. Without settings, it drops each line."""
 
-    def __init__(self, settings: LogSettings | None, rank: int) -> None:
-        """Open the log. A file gets the rank in its name."""
-        self._logger = None if settings is None else _open_logger(settings, rank)
+    def __init__(self, settings: LogSettings | None, file_number: int) -> None:
+        """Open the log. A file gets the number in its name."""
+        self._logger = None if settings is None else _open_logger(settings, file_number)
 
     def write(self, line: str) -> None:
         """Write one line. Escape what can't be printed."""
@@ -66,7 +66,7 @@ class Log:
             self._logger.remove()
 
 
-def _open_logger(settings: LogSettings, rank: int) -> Any:
+def _open_logger(settings: LogSettings, file_number: int) -> Any:
     # loguru has one public logger per process. Lines sent to it would reach the user's sinks, which aren't ours to
     # remove. Only its private module gives a logger with its own core.
     from loguru import _logger
@@ -77,7 +77,7 @@ def _open_logger(settings: LogSettings, rank: int) -> Any:
         core=private.Core(), exception=None, depth=1, capture=True, patchers=[], extra={}, **options
     )
     if settings.path is not None:
-        logger.add(f"{settings.path}_rank{rank}.log", format=_FORMAT, level=settings.level)
+        logger.add(f"{settings.path}_rank{file_number}.log", format=_FORMAT, level=settings.level)
     if settings.stdout:
         logger.add(sys.stdout, format=_FORMAT, level=settings.level)
     return logger

@@ -174,10 +174,13 @@ class ReportOptions:
     max_errors: float | None = option("max_errors", check_max_errors)
     """An integer counts samples; a float is a fraction of the epoch's samples."""
 
-    def benchmark_path(self, process: int) -> Path | None:
-        """Return where the measurements of this process go, of those with these options. The first keeps the name."""
-        path = None if self.benchmark_file is None else Path(self.benchmark_file)
-        return path.with_stem(f"{path.stem}_rank{process}") if path is not None and process else path
+    def benchmark_path(self, file_number: int) -> Path | None:
+        """Return where the measurements of this process go, of those with these options. Number 0 keeps the name."""
+        if self.benchmark_file is None:
+            return None
+        path = Path(self.benchmark_file)
+        is_device = path.exists() and not path.is_file()  # /dev/null and pipes have no neighbours
+        return path if is_device or file_number == 0 else path.with_stem(f"{path.stem}_rank{file_number}")
 
 
 @dataclass(frozen=True, slots=True)

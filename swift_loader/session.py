@@ -77,7 +77,7 @@ class Session:
         plan: PlanSettings,
         target: Target | None,
         *,
-        process: int = 0,
+        file_number: int = 0,
         dataset: Any = None,
         supervisor: Starter | None = None,
         meeting: ConnectedGroup | None = None,
@@ -88,7 +88,7 @@ class Session:
             options: Options of the loader.
             plan: Which batches to build.
             target: Where batches are moved; None leaves them as they are.
-            process: Tells this process from others with the same options, in the names of files.
+            file_number: Tells this process from others with the same options, in the names of files.
             dataset: The dataset, if batches are built in this process.
             supervisor: Starts the worker processes. The session owns it once it is made. None: there are none.
             meeting: With the ranks that share batches with this one. The session owns it. None: there are no others.
@@ -113,8 +113,8 @@ class Session:
         self._notices: deque[str] = deque()
         """Any thread adds messages; the loop's thread issues them as warnings."""
         self._process = ProcessOwner()
-        self._log = Log(options.report.log, process)
-        self._benchmark_path = options.report.benchmark_path(process)
+        self._log = Log(options.report.log, file_number)
+        self._benchmark_path = options.report.benchmark_path(file_number)
         self._teller = Teller(SWIFT_LOADER, self._log.write)
         self._at_close = contextlib.ExitStack()
         """What `close` does after the dispatcher's end: the last first, each once and also if another one fails."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from swift_loader.ranks.mesh import place_in
 
-__all__ = ["Ranks", "expected_ranks", "find_ranks", "ranks_of_job", "ranks_of_mesh", "torch_distributed"]
+__all__ = ["Ranks", "expected_ranks", "file_number", "find_ranks", "ranks_of_job", "ranks_of_mesh", "torch_distributed"]
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
@@ -35,13 +35,6 @@ class Ranks:
     processes: tuple[int, ...] | None = None
     """All ranks of torch.distributed that start the loader, if some of them have the same `rank` here and get the same
     data. None: each has its own."""
-    process: int | None = None
-    """Which of them this process is. None: its `rank` says it."""
-
-    @property
-    def name(self) -> int:
-        """A number that no other process has that starts the loader, for the names of files."""
-        return self.rank if self.process is None else self.process
 
 
 def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | None) -> Ranks:
@@ -82,7 +75,7 @@ def _with_processes(ranks: Ranks, processes: tuple[int, ...] | None) -> Ranks:
     processes = everyone if processes is None or distributed.get_rank() not in processes else processes
     if processes == everyone and len(everyone) <= ranks.world_size:
         return ranks
-    return replace(ranks, processes=processes, process=distributed.get_rank())
+    return replace(ranks, processes=processes)
 
 
 def _ranks_in(mesh: Any) -> tuple[int, ...] | None:
@@ -135,6 +128,15 @@ def expected_ranks(world_size: int | None) -> Ranks:
         return find_ranks(None, world_size)
     except (RuntimeError, ValueError):
         return Ranks(0, world_size or 1, "default")
+
+
+def file_number(ranks: Ranks, environment: Mapping[str, str] = os.environ) -> int:
+    """Return a number for the names of files that no other process of the job has.
+
+    It is the data-parallel rank if there are as many of them as processes, else the rank in the job.
+    """
+    job = _of_torch_distributed() or _of_launcher(environment)
+    return ranks.rank if job is None or job.world_size == ranks.world_size else job.rank
 
 
 def _checked(ranks: Ranks) -> Ranks:

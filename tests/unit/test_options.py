@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import re
 import sys
 from collections import OrderedDict
@@ -284,16 +285,17 @@ def test_a_logger_is_a_prefix_or_a_dict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "process", "expected"),
+    ("given", "number", "expected"),
     [
         (None, 1, None),
         ("a/times.json", 0, "a/times.json"),
         ("a/times.json", 3, "a/times_rank3.json"),
         (Path("times"), 1, "times_rank1"),
+        (os.devnull, 1, os.devnull),
     ],
 )
-def test_each_rank_writes_its_measurements_to_a_file_of_its_own(given: Any, process: int, expected: str | None) -> None:
-    path = options_of(benchmark_file=given).report.benchmark_path(process)
+def test_each_rank_writes_its_measurements_to_a_file_of_its_own(given: Any, number: int, expected: str | None) -> None:
+    path = options_of(benchmark_file=given).report.benchmark_path(number)
     assert path == (None if expected is None else Path(expected))
 
 

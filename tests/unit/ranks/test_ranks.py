@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.ranks.ranks import expected_ranks, find_ranks
+from swift_loader.ranks.ranks import Ranks, expected_ranks, file_number, find_ranks
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4"}
 
@@ -66,3 +66,18 @@ def test_a_rank_beyond_the_ranks_is_refused(rank: int, world_size: int | None, e
 def test_a_rank_that_contradicts_the_launcher_is_refused() -> None:
     with pytest.raises(ValueError, match=r"consumer_index=0, but the launcher's WORLD_SIZE says .* process 2 of 4"):
         place(0, None, TORCHRUN)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "environment", "expected"),
+    [
+        (1, 3, {}, 1),
+        (3, 4, TORCHRUN, 3),  # as many consumers as processes: whoever starts them may count them otherwise
+        (0, 1, TORCHRUN, 2),  # each process has the whole dataset
+        (1, 2, TORCHRUN, 2),  # two processes for each consumer
+    ],
+)
+def test_each_process_has_its_own_number_for_its_files(
+    rank: int, world_size: int, environment: dict[str, str], expected: int
+) -> None:
+    assert file_number(Ranks(rank, world_size, "start()"), environment) == expected
