@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from typing import Any
+
+import pytest
 
 from swift_loader.delivery.receivers import Receivers
 from swift_loader.executors.base import Inbox
@@ -102,3 +106,34 @@ def test_the_threads_take_over_if_the_loop_stays_away_after_short_steps() -> Non
     assert led.wait(20)
     assert repr(receivers) == "<Receivers: the threads lead, 2 threads>"
     receivers.stop()
+
+
+@pytest.mark.parametrize("num_lines", range(25))
+def test_a_parked_thread_may_stop_the_receivers_itself_wherever_it_is(
+    num_lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may close a loader between any two lines of any thread."""
+    monkeypatch.setattr("swift_loader.delivery.receivers.LOOK_S", 0.001)
+    parked, stopped = threading.Event(), threading.Event()
+    lines = itertools.count()
+
+    def trace(frame: object, event: str, argument: object) -> Any:
+        if event == "line" and parked.is_set() and next(lines) == num_lines:
+            receivers.stop()
+            stopped.set()
+        return trace
+
+    def receive(inbox: Inbox) -> None:
+        inbox.wait()
+
+    receivers = Receivers([BusyInbox(), BusyInbox()], receive, lambda error: None, lambda: None)
+    threading.settrace(trace)
+    try:
+        receivers.begin()
+    finally:
+        threading.settrace(None)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "swift_loader-receiver"]
+    parked.set()
+    assert stopped.wait(20)
+    thread.join(20)
+    assert not thread.is_alive()
