@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.helpers import allowed_s
 
@@ -22,13 +23,16 @@ PHOTOS_PER_CLASS = 7
 
 SWITCH = "SWIFT_LOADER_ROOT"
 
-_GRACE_S = 2.0
+_GRACE_S = 10.0
 """A process or a thread that was told to end may still be on its way."""
 
 
 def pytest_configure() -> None:
     """Let Ctrl-C raise `KeyboardInterrupt`, as in a terminal: a shell has its jobs in the background ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hypothesis measures time on the wall: a machine that stalls for a moment would fail a test.
+    settings.register_profile("no limits", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("no limits")
 
 
 def _descriptors() -> dict[str, str]:

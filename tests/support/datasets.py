@@ -263,7 +263,7 @@ class SlowAt(Counting):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 0:
-            time.sleep(0.5)
+            time.sleep(1.5)
         return {"id": index}
 
 

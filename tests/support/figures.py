@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -27,7 +28,7 @@ _NUM_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a process has open; its children with theirs."""
+    """What a process has open; its children with theirs. Threads are those of Python."""
 
     descriptors: int
     threads: int
@@ -38,7 +39,7 @@ class Measured:
         """Return this process's."""
         process = psutil.Process()
         gc.collect()
-        return cls(process.num_fds(), process.num_threads(), len(process.children(recursive=True)))
+        return cls(process.num_fds(), threading.active_count(), len(process.children(recursive=True)))
 
     @classmethod
     def steady(cls) -> Measured:

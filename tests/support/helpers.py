@@ -85,7 +85,7 @@ def allowed_s(limit_s: float) -> float:
     return limit_s * max(1.0, os.getloadavg()[0] / num_cores)
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
     """Return once a condition holds that another process brings about."""
     deadline = time.monotonic() + timeout_s
     while not condition():

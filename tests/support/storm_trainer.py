@@ -154,14 +154,14 @@ class Holdings:
     def __init__(self) -> None:
         gc.collect()
         self._children = _identities(psutil.Process().children(recursive=True))
-        self._threads = set(os.listdir("/proc/self/task"))
+        self._threads = {thread.native_id for thread in threading.enumerate()}  # a library's own come when they like
         self._descriptors = _descriptors()
 
     def beyond(self, before: Holdings) -> str:
         """Return in words what is more than there was before; empty if nothing is."""
         children = sorted(self._children - before._children)
         threads = self._threads - before._threads
-        names = sorted(thread.name for thread in threading.enumerate() if str(thread.native_id) in threads)
+        names = sorted(thread.name for thread in threading.enumerate() if thread.native_id in threads)
         opened = sorted(set(self._descriptors.items()) - set(before._descriptors.items()))
         parts = [f"children {children}"] if children else []
         parts += [f"{len(threads)} threads, {names}"] if threads else []

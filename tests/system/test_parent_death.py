@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from swift_loader.failpoints import VARIABLE
-from tests.support.helpers import ROOT, allowed_s, session_of, slow, slow_unless, wait_until
+from tests.support.helpers import ROOT, allowed_s, is_gone, session_of, slow, slow_unless, wait_until
 
 GONE_WITHIN_S = 2.0
 NUM_WORKERS = 2
@@ -89,7 +89,8 @@ def trainer(program: Program, start_method: str, folder: Path) -> Iterator[psuti
             yield psutil.Process(process.pid)
         finally:
             for member in session_of(process.pid):
-                member.kill()
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
 
 
 def workers_of(trainer: psutil.Process, start_method: str) -> list[psutil.Process]:
@@ -146,7 +147,7 @@ def kill_and_check(trainer: psutil.Process, folder: Path, *, also: tuple[psutil.
     while (left := session_of(trainer.pid)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.02)
     assert not left, f"after {limit_s:.1f} s: {left}"
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    assert all(not process.is_running() or is_gone(process.pid) for process in family)
     assert not list((folder / "temporary").iterdir())
     assert not [entry for entry in os.listdir("/dev/shm") if any(name in entry for name in names)]
 

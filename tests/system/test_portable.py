@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def test_nothing_is_lost_however_often_workers_are_killed(seed: int) -> None:
             workers = psutil.Process().children()  # those that are being replaced aren't among them
             if number % 50 == 10:
                 for worker in rng.sample(workers, rng.randint(0, len(workers))):
-                    worker.kill()
+                    with suppress(psutil.NoSuchProcess):
+                        worker.kill()
         assert got == expected
         assert loader.report()["worker_restarts"] >= 5
     check_no_names_of(os.getpid())
@@ -257,7 +258,8 @@ def trainer(state: str, marker: Path) -> Iterator[psutil.Process]:
             yield psutil.Process(process.pid)
         finally:
             for member in session_of(process.pid):
-                member.kill()
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
 
 
 @pytest.mark.parametrize("state", [*list(STATES)[:3], *map(slow, list(STATES)[3:])])

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,8 +194,8 @@ def test_processes_and_actors_that_are_killed_are_replaced_and_can_be_resized() 
             got.append(digest(batch))
             if number in (30, 60):
                 wait_until(lambda: bool(actor_pids(loader) and local_pids(loader)), "an actor and a process", 60)
-                os.kill(actor_pids(loader)[0], signal.SIGKILL)
-                os.kill(local_pids(loader)[0], signal.SIGKILL)
+                kill(actor_pids(loader)[0])
+                kill(local_pids(loader)[0])
             if number == 90:
                 loader.resize(5)
             if number == 120:
@@ -202,6 +203,11 @@ def test_processes_and_actors_that_are_killed_are_replaced_and_can_be_resized() 
             if number == 150:
                 loader.resize(3)
     reference.compare(got, 0, in_order=True)
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it may have ended since it was looked at
+        os.kill(pid, signal.SIGKILL)
 
 
 def local_pids(loader: SwiftLoader) -> list[int]:
@@ -225,7 +231,7 @@ def test_killed_actors_are_replaced_and_nothing_is_lost() -> None:
             got.append(digest(batch))
             if number % 18 == 9 and num_killed < 20:
                 wait_until(lambda: bool(actor_pids(loader)), "an actor", 60)
-                os.kill(rng.choice(actor_pids(loader)), signal.SIGKILL)
+                kill(rng.choice(actor_pids(loader)))
                 num_killed += 1
         assert num_killed == 20
         assert loader.report()["worker_restarts"] >= 15  # two may be killed that are replaced only once, or at the end

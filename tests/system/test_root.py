@@ -18,7 +18,7 @@ from swift_loader import WorkerDied
 from swift_loader.executors.process import template_starts
 from swift_loader.executors.process.roots import ROOTS, SWITCH
 from tests.support import datasets
-from tests.support.helpers import ROOT, ids_of, make_loader, wait_until
+from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, wait_until
 
 IMPORTED = """
 import os, sys
@@ -200,7 +200,9 @@ def test_a_root_that_is_killed_takes_its_templates_and_they_are_replaced() -> No
     with make_loader(datasets.Counting, kwargs={"num_samples": 400}, data_queue_size=4) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
+        templates = [child.pid for child in psutil.Process(root_pid()).children()]
         os.kill(root_pid(), signal.SIGKILL)
+        wait_until(lambda: all(map(is_gone, templates)), "the templates have ended with their root")
         with pytest.warns(UserWarning, match="template"):
             batches += list(iterator)
     assert sorted(ids_of(batches)) == list(range(400))
@@ -261,7 +263,7 @@ print(ROOTS._current._process.pid, flush=True)
 """
     done = run("-W", "error", "-c", script)
     assert done.stderr == ""
-    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the root has ended", 3)
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the root has ended")
 
 
 def test_templates_of_a_root_draw_different_unseeded_numbers() -> None:

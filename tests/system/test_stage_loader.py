@@ -152,9 +152,15 @@ def test_timeout_limits_the_wait_for_an_item(loader_class: Any) -> None:
         return number
 
     loader = loader_class(range(5), preprocessor=hang, num_threads=1, timeout=0.3)
-    threading.Timer(1.0, released.set).start()
-    with pytest.raises(TimeoutError):
-        list(loader)
+    releaser = threading.Timer(10.0, released.set)  # SPDL's waits for its threads
+    releaser.start()
+    try:
+        with pytest.raises(TimeoutError):
+            list(loader)
+    finally:
+        releaser.cancel()
+        released.set()
+        releaser.join()
 
 
 @both

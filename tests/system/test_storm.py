@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from swift_loader import SwiftLoader
-from tests.support import storm_loop, storm_run, storm_trainer
+from tests.support import storm_loop, storm_trainer
 from tests.support.helpers import slow
 from tests.support.storm import Storm
 from tests.support.storm_case import TRAITS, Case, Deed, Event, Leg, Pass, draw_case
@@ -169,11 +170,14 @@ def test_a_loader_that_isnt_closed_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_hang_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storm_run, "_LIMIT_S", 1.0)
-    monkeypatch.setattr(Surroundings, "change_directory", lambda _: time.sleep(30))
+    def hang(_: Surroundings) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)  # the time is up now, however long the start took
+        time.sleep(30)
+
+    monkeypatch.setattr(Surroundings, "change_directory", hang)
     result = run_case(quiet_case(passes=events(Deed.CHDIR)))
     assert result.verdict is Verdict.DEVIATION
-    assert result.text.startswith("hang: not done within 1.0 s")
+    assert result.text.startswith("hang: not done within 60.0 s")
     assert "_carry_out" in result.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 import warnings
@@ -294,7 +295,7 @@ def test_past_the_budget_a_hung_worker_is_a_typed_error_with_its_stack(restarts:
         with pytest.raises(WorkerStalled, match=r"batch 3 of epoch 0 \(dataset indices 12, 13, 14, 15\)") as caught:
             got.extend(number for batch in loader for number in batch["id"].tolist())
         assert got == list(range(12))
-        assert "at dataset index 13, for 0.3 s, longer than timeout=0.3 s" in str(caught.value)
+        assert re.search(r"at dataset index 13, for \d+\.\d s, longer than timeout=0\.3 s", str(caught.value))
         assert "in misbehave" in str(caught.value)
 
 
@@ -332,16 +333,16 @@ def test_a_dataset_that_takes_long_to_build_is_shown() -> None:
 
 
 def test_a_loop_that_is_away_for_long_is_no_stall() -> None:
-    with make_loader(datasets.Counting, timeout=0.1) as loader:
+    with make_loader(datasets.Counting, timeout=1.5) as loader:
         iterator = iter(loader)
         next(iterator)
-        time.sleep(0.3)
+        time.sleep(2)
         assert len(ids_of(iterator)) == 92
 
 
 def test_a_slow_worker_with_a_queue_is_no_stall_as_long_as_each_batch_is_in_time() -> None:
-    kwargs: dict[str, Any] = {"num_samples": 6, "seconds": 0.25}
-    with make_loader(datasets.Slow, kwargs=kwargs, workers=1, batch_size=1, timeout=0.4, validate=False) as loader:
+    kwargs: dict[str, Any] = {"num_samples": 6, "seconds": 0.5}
+    with make_loader(datasets.Slow, kwargs=kwargs, workers=1, batch_size=1, timeout=2, validate=False) as loader:
         assert sorted(ids_of(loader)) == list(range(6))
 
 
@@ -412,9 +413,9 @@ def test_workers_that_build_their_own_datasets_may_take_longer_than_a_batch() ->
     class SlowToBuild(datasets.Counting):
         def __init__(self) -> None:
             super().__init__()
-            time.sleep(1.0)
+            time.sleep(2.5)
 
-    with make_loader(SlowToBuild, dataset_per_worker=True, timeout=0.5) as loader:
+    with make_loader(SlowToBuild, dataset_per_worker=True, timeout=1.5) as loader:
         assert sorted(ids_of(loader)) == list(range(100))
         assert loader.report()["worker_restarts"] == 0
 
@@ -460,7 +461,7 @@ def stop_me_for(seconds, others):
     return subprocess.Popen(["/bin/sh", "-c", script])
 
 options = dict(kwargs={"num_samples": 24, "seconds": 0.05}, batch_size=4, shuffle=False, validate=False)
-with make_loader(datasets.Slow, timeout=1.0, stall_warning=None, worker_restarts=0, **options) as loader:
+with make_loader(datasets.Slow, timeout=2.0, stall_warning=None, worker_restarts=0, **options) as loader:
     loader.start(0)
     family = [child.pid for child in psutil.Process().children(recursive=True)]
     cases = [(family, 1), ([], 1), (family, 5), ([], 5)][:int(sys.argv[1])]
@@ -468,10 +469,10 @@ with make_loader(datasets.Slow, timeout=1.0, stall_warning=None, worker_restarts
         got, iterator = [], iter(loader)
         for _ in range(batches):
             got += next(iterator)["id"].tolist()
-        stopper = stop_me_for(2.0, others)
+        stopper = stop_me_for(3.0, others)
         got += ids_of(iterator)
         assert got == list(range(24)), got
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 5
         while stopper.poll() is None and time.monotonic() < deadline:
             list(loader)
         assert stopper.wait() == 0

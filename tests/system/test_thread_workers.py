@@ -282,7 +282,7 @@ def test_a_thread_that_hangs_is_told_with_its_stack_and_may_go_on(hanging: Hangs
             got = ids_of(loader)
         assert got == list(range(40))
     goer.join()
-    text = str(told[0].message)
+    text = next(str(one.message) for one in told if "dataset index 21" in str(one.message))
     assert "of 2 (rank 0, a thread) has been at batch 5 of epoch 0 " in text
     assert "(dataset indices 20, 21, 22, 23), at dataset index 21, for " in text
     stack = text[text.index("Its Python stack") :]

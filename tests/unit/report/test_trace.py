@@ -137,7 +137,7 @@ def test_a_path_that_ends_in_gz_is_compressed(tmp_path: Path) -> None:
 def test_the_clock_is_unix_time() -> None:
     clock = Clock.now()
     here_ns = time.time_ns()
-    assert abs(clock.us(time.perf_counter_ns()) + clock.base_ns / 1e3 - here_ns / 1e3) < 10_000
+    assert abs(clock.us(time.perf_counter_ns()) + clock.base_ns / 1e3 - here_ns / 1e3) < 1_000_000
 
 
 # With torch.profiler -------------------------------------------------------------------------------------------------
