@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.helpers import ROOT
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 PRELUDE = """
     import faulthandler, hashlib, json, os, signal, sys, threading, time, warnings
@@ -23,7 +23,7 @@ PRELUDE = """
     from swift_loader import *
 
     rank, num_ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    faulthandler.dump_traceback_later(40, exit=True)
+    faulthandler.dump_traceback_later(100, exit=True)
     dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=30), world_size=num_ranks, rank=rank)
     warnings.simplefilter("ignore")
 

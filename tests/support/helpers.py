@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,10 +83,14 @@ def ids_of(batches: Iterable[Any]) -> list[int]:
     return [int(number) for batch in batches for number in batch["id"]]
 
 
+STALL_S = 2.0
+"""A machine that others use stops for a moment now and then, which no load average shows."""
+
+
 def allowed_s(limit_s: float) -> float:
     """Return how long something may take here that may take so long on a machine with nothing else to do."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return limit_s * max(1.0, os.getloadavg()[0] / num_cores)
+    return STALL_S + limit_s * max(1.0, os.getloadavg()[0] / num_cores)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
@@ -91,6 +99,31 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40) 
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.005)
+
+
+@contextmanager
+def going_on_when_told(pattern: str, go_on: Callable[[], None]) -> Iterator[list[str]]:
+    """Record warnings, and call `go_on` once one of them matches. Yields the texts that match, known at the end."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+
+        def matching() -> list[str]:
+            return [text for text in [str(one.message) for one in list(told)] if re.search(pattern, text)]
+
+        def wait() -> None:
+            try:
+                wait_until(lambda: bool(matching()), f"the warning {pattern!r}")
+            finally:
+                go_on()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        try:
+            yield texts
+        finally:
+            waiter.join()
+        texts += matching()
 
 
 def is_gone(pid: int) -> bool:

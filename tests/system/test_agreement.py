@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.helpers import ROOT
 
+pytestmark = pytest.mark.timeout(120)  # the first test waits for the ranks
+
 Options = dict[str, Any]
 
 SCENARIOS: dict[str, tuple[Options, Options]] = {
@@ -48,7 +50,7 @@ RANK = """
     from swift_loader import SwiftLoader
 
     rank, scenarios = int(sys.argv[1]), json.loads(sys.argv[3])
-    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=5), world_size=2, rank=rank)
+    dist.init_process_group("gloo", f"file://{sys.argv[2]}", timedelta(seconds=8), world_size=2, rank=rank)
     for name, options in scenarios.items():
         told = {"batch_size": 4, "worker_per_consumer": 0, **options[rank]}
         if "torch_seed" in told:
@@ -91,7 +93,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         )
     found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
     try:
-        answers = [process.communicate(timeout=50) for process in ranks]
+        answers = [process.communicate(timeout=100) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -164,7 +166,7 @@ def test_a_rank_that_never_comes_is_named_after_the_time_out(outcomes: dict[str,
     assert "rank 1 hasn't" in warning
     assert "nb_consumer=1" in warning
     assert outcome.startswith(
-        "RuntimeError: this rank has started its loader, but rank 1 hasn't within 5 s: all ranks must"
+        "RuntimeError: this rank has started its loader, but rank 1 hasn't within 8 s: all ranks must"
     )
 
 

@@ -54,7 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def test_several_faults_are_found_at_once_and_sorted_worst_first() -> None:
-    diagnosis = diagnosed("SeveralFaults")
+    diagnosis = diagnosed("SeveralFaults", seconds=5.0)
     assert [one.severity for one in diagnosis.findings] == sorted(
         (one.severity for one in diagnosis.findings), key=list(Severity).index
     )

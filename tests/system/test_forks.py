@@ -81,7 +81,7 @@ def test_a_fork_that_holds_copies_of_the_pipes_does_not_delay_close(start_method
         import os, sys, warnings
         import psutil
         from tests.support import datasets
-        from tests.support.helpers import make_loader
+        from tests.support.helpers import allowed_s, make_loader
 
         warnings.simplefilter("ignore", DeprecationWarning)
         loader = make_loader(datasets.Counting, start_method=sys.argv[1])
@@ -95,7 +95,7 @@ def test_a_fork_that_holds_copies_of_the_pipes_does_not_delay_close(start_method
             os.read(hold, 1)
             os._exit(0)
         loader.close()
-        assert not psutil.wait_procs(family, timeout=2)[1]
+        assert not psutil.wait_procs(family, timeout=allowed_s(2))[1]
         os.close(release)
         assert os.waitpid(pid, 0)[1] == 0
     """

@@ -11,6 +11,8 @@ import pytest
 from tests.support.group import run_ranks
 from tests.support.helpers import allowed_s
 
+pytestmark = pytest.mark.timeout(150)  # the ranks may take LIMIT_S
+
 SCENARIOS = """
     from torch.distributed.device_mesh import init_device_mesh
     two_by_tensor = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))

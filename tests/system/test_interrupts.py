@@ -35,13 +35,15 @@ def test_a_pass_goes_on_where_it_was_after_an_alarm_while_it_waited(alarm_after:
         for _ in range(2):
             iterator, got, num_alarms = iter(loader), list[int](), 0
             while len(got) < 12:
+                batch = None
                 try:
                     alarm_after(0.17)
-                    batch = next(iterator)
+                    batch = iterator.__next__()  # `next` may be interrupted after it, too, as it returns
                     alarm_after(0)
-                    got += batch["id"].tolist()
                 except Alarm:
                     num_alarms += 1
+                if batch is not None:
+                    got += batch["id"].tolist()
             assert got == list(range(12))
             assert num_alarms
 

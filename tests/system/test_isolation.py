@@ -21,7 +21,7 @@ import torch
 
 from swift_loader import SwiftLoader
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader
+from tests.support.helpers import allowed_s, ids_of, make_loader
 
 MEGABYTE = 1 << 20
 
@@ -70,7 +70,7 @@ def test_waiting_for_a_slow_worker_costs_no_cpu() -> None:
         cpu, wall = time.process_time(), time.monotonic()
         next(iter(loader))
         share = (time.process_time() - cpu) / (time.monotonic() - wall)
-    assert share < 0.01
+    assert share < 0.03  # 0.004 on a quiet machine
 
 
 @pytest.mark.parametrize("multithread", [True, False])
@@ -148,7 +148,7 @@ def test_a_loader_that_is_dropped_takes_its_processes_with_it() -> None:
         del loader
     finally:
         gc.enable()
-    assert not psutil.wait_procs(children, timeout=3)[1]
+    assert not psutil.wait_procs(children, timeout=allowed_s(3))[1]
 
 
 def test_few_descriptors_are_enough_for_many_kept_batches() -> None:
@@ -195,18 +195,22 @@ def test_a_shared_dataset_is_one_copy(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_the_loop_waits_loses_nothing() -> None:
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+    class Alarm(Exception):
+        pass
 
-    options: dict[str, Any] = {"kwargs": {"num_samples": 6, "seconds": 0.3}, "batch_size": 1, "shuffle": False}
+    def interrupt(number: int, frame: Any) -> None:
+        raise Alarm
+
+    options: dict[str, Any] = {"kwargs": {"num_samples": 6, "seconds": 1.0}, "batch_size": 1, "shuffle": False}
     old_handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         with make_loader(datasets.Slow, validate=False, **options) as loader:
             loader.start(0)
             iterator = iter(loader)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(Alarm):
                 next(iterator)
             assert ids_of(iterator) == list(range(6))
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old_handler)

@@ -16,7 +16,7 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
 from tests.support import datasets
-from tests.support.helpers import START_METHOD, ids_of, make_loader, needs_template, slow, wait_until
+from tests.support.helpers import START_METHOD, allowed_s, ids_of, make_loader, needs_template, slow, wait_until
 
 WORKERS = pytest.mark.parametrize("workers", [0, slow(1), 3])
 
@@ -240,7 +240,7 @@ def test_a_loader_that_only_counted_leaves_nothing_behind(ending: str) -> None:
     if ending == "close":
         loader.close()
     del loader
-    assert not psutil.wait_procs([template], timeout=3)[1]
+    assert not psutil.wait_procs([template], timeout=allowed_s(3))[1]
 
 
 def test_a_dataset_that_can_not_be_counted_leaves_nothing_behind() -> None:

@@ -26,7 +26,7 @@ from swift_loader import (
     sample_rng,
 )
 from tests.support import datasets
-from tests.support.helpers import ROOT, ids_of, make_loader, slow, wait_until
+from tests.support.helpers import ROOT, going_on_when_told, ids_of, make_loader, slow, wait_until
 from tests.system.test_faults import prefix_then_error
 
 
@@ -275,14 +275,11 @@ def loader_of(dataset: Hangs, **options: Any) -> SwiftLoader:
 
 
 def test_a_thread_that_hangs_is_told_with_its_stack_and_may_go_on(hanging: Hangs) -> None:
-    goer = threading.Timer(1.5, hanging.go_on.set)
-    goer.start()
     with loader_of(hanging, stall_warning=0.2) as loader:
-        with pytest.warns(SwiftLoaderWarning) as told:
+        with going_on_when_told("at dataset index 21", hanging.go_on.set) as told:
             got = ids_of(loader)
         assert got == list(range(40))
-    goer.join()
-    text = next(str(one.message) for one in told if "dataset index 21" in str(one.message))
+    text = told[0]
     assert "of 2 (rank 0, a thread) has been at batch 5 of epoch 0 " in text
     assert "(dataset indices 20, 21, 22, 23), at dataset index 21, for " in text
     stack = text[text.index("Its Python stack") :]
