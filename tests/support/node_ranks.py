@@ -22,6 +22,7 @@ import psutil
 from swift_loader import SwiftLoader
 from swift_loader.executors.process.roots import SWITCH
 from tests.support import node_datasets
+from tests.support.figures import Measured
 from tests.support.helpers import ROOT, wait_until
 
 __all__ = ["Node", "Rank", "reference"]
@@ -245,7 +246,7 @@ class _Commands:
         return [handle.process.pid for handle in handles]
 
     def descriptors(self) -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return Measured.steady().descriptors
 
     def payload(self) -> int:
         """Return which file the payload is in."""
