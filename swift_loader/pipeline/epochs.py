@@ -32,6 +32,8 @@ class Epochs:
         self._next_epoch = 0
         self._chosen: int | None = None
         """The epoch of `seek` since the last epoch began."""
+        self._told: int | None = None
+        """The epoch that the sources were told last; None: none."""
         self._loaded: PipelineState | None = None
         self._latest: weakref.ref[PipelineIterator] | None = None
         self.position: Position | None = None
@@ -52,22 +54,43 @@ class Epochs:
     def _begin(self, iterator: PipelineIterator) -> tuple[OpenRun, Position, list[OpenRun]]:
         if not self._maker.is_here():  # in a fork, the run and the loop are the parent's
             self._maker, self._event_loop, self._idle = ProcessOwner(), CoroutineLoop(), []
-        chain, loaded = self._chain, self._loaded
+        loaded = self._loaded
         state = loaded or PipelineState(self._next_epoch, None, self._seed)
         self._warn_of_iterator()
-        if loaded is None and self._idle and self._idle[0].epoch == state.epoch:
-            opened = self._idle.pop()
-        else:
-            _close_all(self._idle)
-            opened = OpenRun.open(chain, state, self._event_loop)
+        opened = self._continued(state.epoch) if loaded is None else None
+        _close_all(self._idle)
+        if opened is None:
+            opened = self._open(state)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
         sources = opened.run.sources
-        position = Position(state.epoch, state.place, False, sources, state.sources, passes_end)
+        position = Position(state.epoch, state.place, False, sources, state.sources, passes_end, self._told)
         self.position, self._tally = position, opened.run.tally
         self._next_epoch = state.epoch + 1
         self._latest = weakref.ref(iterator)
         return opened, position, self._idle
+
+    def _continued(self, epoch: int) -> OpenRun | None:
+        """Return the run that goes on with this epoch, if there is one."""
+        for opened in self._idle:
+            if opened.epoch == epoch:
+                self._idle.remove(opened)
+                return opened
+        return None
+
+    def _open(self, state: PipelineState) -> OpenRun:
+        """Open a run. The sources are told their epoch, if they were told it where the state was taken."""
+        if state.told is not None:
+            self._tell(state.told)
+        elif self._told is not None and self._chain.origin.is_endless:
+            self._tell(state.epoch)  # the run before has told them later ones
+        begins = [] if self.position is None else self.position.begins()
+        told = self._told is not None
+        return OpenRun.open(self._chain, state, self._event_loop, tells_epochs=told, begins=begins)
+
+    def _tell(self, epoch: int) -> None:
+        self._chain.origin.set_epoch(epoch)
+        self._told = epoch
 
     def _warn_of_iterator(self) -> None:
         """Warn if the source gives its items only once, and has been iterated over."""
@@ -83,7 +106,12 @@ class Epochs:
         self._next_epoch = self._chosen = epoch
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
-        self._chain.origin.set_epoch(epoch)
+        if self._idle and all(idle.epoch == epoch and idle.run.tells_epochs for idle in self._idle):
+            self._told = epoch  # the run has gone on with this epoch, and told the sources
+            return
+        if self._chain.origin.has_epochs:
+            _close_all(self._idle)  # it has gone on with an order that isn't this epoch's
+        self._tell(epoch)
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +125,7 @@ class Epochs:
             return self._loaded
         position = self.position
         if position is None:
-            return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters)
+            return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters, told=self._told)
         if not (self._chain.is_exact or position.is_over or position.place is None):
             raise StateMismatch(
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "

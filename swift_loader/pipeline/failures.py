@@ -65,8 +65,9 @@ def explained(error: BaseException, where: str) -> BaseException:
     if isinstance(error, StopIteration):  # it would end the loop early
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")
         error.__cause__ = stop
-    last = error
-    while last.__cause__ is not None:
+    last, seen = error, {id(error)}
+    while last.__cause__ is not None and id(last.__cause__) not in seen:  # `raise error from error` is a circle
         last = last.__cause__
+        seen.add(id(last))
     last.__cause__ = RemoteTraceback(where)
     return error

@@ -40,17 +40,24 @@ class ItemWork(IndexWork):
 class Feed:
     """Items that wait to be worked on. A source of work for a scheduler."""
 
-    def __init__(self, max_items: int, epoch: int) -> None:
+    def __init__(self, max_items: int, epoch: int, *, puts_back: bool = False) -> None:
         """Begin empty.
 
         Args:
             max_items: How many items may wait here.
             epoch: Of the first items.
+            puts_back: Whether the stage puts work back, and calls `note_done` at the end of each item.
         """
         self.relay: Relay[ItemWork] = Relay(max_items)
         self._returned: deque[ItemWork] = deque()
         """To be continued, before anything new."""
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._puts_back = puts_back
+        self._held: ItemWork | None = None
+        """The end of an epoch, until all of its items are done. As `_num_begun`, only `next` writes it."""
+        self._num_begun = 0
+        self._num_done = 0
+        """By the stage's thread. It alone writes this."""
         self._num_items = 0
         self._num_put = 0
         """By the filling thread. It alone writes this."""
@@ -95,9 +102,22 @@ class Feed:
         self._num_put_back += 1
         self._returned.append(ItemWork.of(work.epoch, work.step, value, work.number, work.after))
 
+    def note_done(self) -> None:
+        """Record that nothing more comes of an item. The scheduler is to ask again then."""
+        self._num_done += 1
+
     def next(self) -> ItemWork | None:
         """Return the next work; None if there is none now."""
-        return self._returned.popleft() if self._returned else self.relay.poll()
+        if self._returned:
+            return self._returned.popleft()
+        work, self._held = self._held or self.relay.poll(), None
+        if work is None or not self._puts_back:
+            return work
+        if work.indices is not Marker.EPOCH_END:
+            self._num_begun += 1
+        elif self._num_done < self._num_begun:
+            self._held, work = work, None
+        return work
 
     def end_shard(self, work: StreamWork) -> None:
         """Do nothing: a feed has no shards."""

@@ -198,6 +198,11 @@ class Gathered:
         for chain in self.chains:
             chain.origin.set_epoch(epoch)
 
+    @property
+    def has_epochs(self) -> bool:
+        """Whether a source of a pipeline has `set_epoch`."""
+        return any(chain.origin.has_epochs for chain in self.chains)
+
     def describe(self) -> list[str]:
         """Return a line for the join, then those of each pipeline."""
         return [self.join.describe(), *(f"  {line}" for chain in self.chains for line in chain.describe())]

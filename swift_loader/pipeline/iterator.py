@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from swift_loader.executors.calls.event_loop import CoroutineLoop
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.run import Run
-from swift_loader.pipeline.sources import SourceStates
+from swift_loader.pipeline.sources import SourceBegin, SourceStates
 from swift_loader.pipeline.state import PipelineState
 
 __all__ = ["Begin", "OpenRun", "PipelineIterator", "Position"]
@@ -28,13 +28,28 @@ class OpenRun:
     """Of the next item."""
 
     @classmethod
-    def open(cls, chain: Chain, state: PipelineState, event_loop: CoroutineLoop) -> OpenRun:
+    def open(
+        cls,
+        chain: Chain,
+        state: PipelineState,
+        event_loop: CoroutineLoop,
+        *,
+        tells_epochs: bool,
+        begins: Sequence[SourceBegin | None],
+    ) -> OpenRun:
         """Open a pipeline at a state.
+
+        Args:
+            chain: The pipeline.
+            state: Where to begin.
+            event_loop: For coroutines.
+            tells_epochs: Whether sources are told the epochs that follow without a pause.
+            begins: What the sources' states are already, if that is known.
 
         Raises:
             Exception: Whatever starting its processes raised. Nothing is left behind.
         """
-        run = Run(state.epoch, state.seed, event_loop)
+        run = Run(state.epoch, state.seed, event_loop, tells_epochs=tells_epochs, begins=begins)
         try:
             items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
         except BaseException:
@@ -58,6 +73,8 @@ class Position:
     """What the run began with."""
     passes_end: bool = False
     """Whether the next epoch follows if nothing is left of this one at the place."""
+    told: int | None = None
+    """The epoch that the sources were told; None: none."""
 
     def advance(self, place: Place, chain: Chain) -> None:
         """Move to the place after a result. Source states before it aren't needed any more."""
@@ -69,14 +86,19 @@ class Position:
     def to_state(self, chain: Chain, seed: int) -> PipelineState:
         """Return the state of this position."""
         epoch = self.epoch + self.is_over
+        told = epoch if chain.origin.is_endless and self.told is not None else self.told
         if self.is_over or self.place is None:
             states = tuple(states.latest((epoch, 0)) for states in self.sources)
             is_known = any(state is not None for state in states)
             starts = () if self.is_over else self.source_starts
-            return PipelineState(epoch, None, seed, chain.parameters, states if is_known else starts)
+            return PipelineState(epoch, None, seed, chain.parameters, states if is_known else starts, told)
         pairs = zip(self.sources, chain.source_numbers(self.place), strict=True)
         found = tuple(None if number is None else states.latest((epoch, number)) for states, number in pairs)
-        return PipelineState(epoch, self.place, seed, chain.parameters, found)
+        return PipelineState(epoch, self.place, seed, chain.parameters, found, told)
+
+    def begins(self) -> list[SourceBegin | None]:
+        """Return the states of the sources at the beginning of the next epoch, if the loop got all of this one."""
+        return [states.latest((self.epoch + 1, 0)) for states in self.sources] if self.is_over else []
 
 
 Begin = Callable[["PipelineIterator"], tuple[OpenRun, Position, list[OpenRun]]]

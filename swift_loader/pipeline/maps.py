@@ -136,7 +136,8 @@ class Map:
             crew = ThreadCrew(job, self.concurrency, self.name)
         executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of)
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
-        stage = run.stage(items, executor, settings, plan, policy, stops)
+        goes_on = is_generator and not in_order
+        stage = run.stage(items, executor, settings, plan, policy, stops, goes_on=goes_on)
         if not is_generator:
             return stage.results()
         return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results()

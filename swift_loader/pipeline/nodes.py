@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
 from swift_loader.pipeline import flows
-from swift_loader.pipeline.functions import name_of
+from swift_loader.pipeline.functions import Kind, kind_of, name_of
 from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.run import Run
 from swift_loader.sampling.permutation import derive_key
@@ -72,6 +72,12 @@ class Filter:
     def __post_init__(self) -> None:
         if not callable(self.predicate):
             raise TypeError(f"filter needs a function, but {self.predicate!r} can't be called")
+        kind = kind_of(self.predicate)
+        if kind is not Kind.FUNCTION:  # what it returns would be true for each item
+            raise TypeError(
+                f"filter needs a plain function, but {name_of(self.predicate)} is a {kind.value}; use map() with one "
+                f"that returns None for what is to be left out, and drop_none()"
+            )
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Filter on the thread that pulls."""

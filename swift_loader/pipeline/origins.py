@@ -71,6 +71,11 @@ class Origin(Protocol):
         """Tell each source that has `set_epoch`."""
         ...
 
+    @property
+    def has_epochs(self) -> bool:
+        """Whether a source has `set_epoch`."""
+        ...
+
     def describe(self) -> list[str]:
         """Return its lines of the graph."""
         ...
@@ -84,8 +89,12 @@ class Plain:
     is_endless: bool
 
     beginning = 0
-    is_exact = True
     parameters = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it gives the same items in the same order each time. A pipeline as a source knows."""
+        return bool(getattr(self.source, "is_exact", True))
 
     @property
     def num_items(self) -> int | None:
@@ -96,7 +105,17 @@ class Plain:
         """Return the source's items. Pulls nothing yet."""
         start = SourceStart(entry, next(states, None))
         noted = run.note_source()
-        items = source_items(self.source, start, run.epoch, is_endless=self.is_endless, states=noted, use_loop=run.loop)
+        if start.state is not None:
+            noted.note((run.epoch, start.state[0]), start.state[1])
+        items = source_items(
+            self.source,
+            start,
+            run.epoch,
+            is_endless=self.is_endless,
+            tells_epochs=run.tells_epochs,
+            states=noted,
+            use_loop=run.loop,
+        )
         return run.counted(items, self.describe()[0])
 
     def check(self, entry: Any) -> None:
@@ -117,8 +136,13 @@ class Plain:
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the source, if it has `set_epoch`."""
-        if hasattr(self.source, "set_epoch"):
+        if self.has_epochs:
             self.source.set_epoch(epoch)
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the source has `set_epoch`."""
+        return hasattr(self.source, "set_epoch")
 
     def describe(self) -> list[str]:
         """Return one line: the source's class, or the function's name."""

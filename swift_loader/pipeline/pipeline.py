@@ -256,6 +256,11 @@ class Pipeline:
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether `state_dict` works in the middle of an epoch: results come in order everywhere."""
+        return self._chain.is_exact
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is: after the last item that it got.
 

@@ -16,7 +16,7 @@ from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.filler import Filler
 from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.relay import Relay
-from swift_loader.pipeline.sources import SourceStates
+from swift_loader.pipeline.sources import SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Stage
 from swift_loader.pipeline.stats import StageStats, Tally
 from swift_loader.process_owner import ProcessOwner
@@ -32,10 +32,22 @@ CLOSE_LIMIT_S = 4.0
 class Run:
     """What runs for one iterator over a pipeline. One thread opens it; any thread may close it."""
 
-    def __init__(self, epoch: int, seed: int, event_loop: CoroutineLoop) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        seed: int,
+        event_loop: CoroutineLoop,
+        *,
+        tells_epochs: bool = False,
+        begins: Iterable[SourceBegin | None] = (),
+    ) -> None:
         self.epoch = epoch
         """The first one."""
         self.seed = seed
+        self.tells_epochs = tells_epochs
+        """Whether sources are told the epochs that follow."""
+        self._begins = iter(begins)
+        """For each plain source, the state at the beginning of the epoch, if it is known."""
         self._event_loop = event_loop
         self._uses_loop = False
         self.sources: list[SourceStates] = []
@@ -59,6 +71,9 @@ class Run:
     def note_source(self) -> SourceStates:
         """Return the states of another source."""
         states = SourceStates()
+        begin = next(self._begins, None)
+        if begin is not None:
+            states.note((self.epoch, begin[0]), begin[1])
         self.sources.append(states)
         return states
 
@@ -78,9 +93,12 @@ class Run:
         plan: PlanSettings,
         policy: FailurePolicy,
         stops: Iterable[Callable[[], None]] = (),
+        *,
+        goes_on: bool = False,
     ) -> Stage:
         """Start a stage. `stops` are called when the run is closed, before any thread is waited for."""
-        stage = Stage(upstream, executor, settings, plan, policy, self.note(policy.stage), self.epoch)
+        stats = self.note(policy.stage)
+        stage = Stage(upstream, executor, settings, plan, policy, stats, self.epoch, goes_on=goes_on)
         self.tally.policies.append(policy)
         self._stages.append(stage)
         self._stops += stops
@@ -152,13 +170,15 @@ class _LastEnd:
     def __init__(self, num_left: int, end: Callable[[BaseException | None], None]) -> None:
         self._num_left = num_left
         self._end = end
+        self._has_told = False
         self._lock = threading.Lock()
 
     def __call__(self, error: BaseException | None) -> None:
         with self._lock:
             self._num_left -= 1
-            is_last = not self._num_left
-        if error is not None or is_last:
+            tells = not self._has_told and (error is not None or not self._num_left)
+            self._has_told |= tells
+        if tells:
             self._end(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from swift_loader.pipeline.items import Item, Marker
 from swift_loader.pipeline.relay import Relay
 
 __all__ = [
+    "SourceBegin",
     "SourceStart",
     "SourceStates",
     "check_source",
@@ -20,7 +22,10 @@ __all__ = [
     "is_indexed",
     "length_of",
     "source_items",
+    "takes_states",
 ]
+
+_NOTHING = object()
 
 UseLoop = Callable[[], asyncio.AbstractEventLoop]
 """Returns an event loop that runs in another thread."""
@@ -30,6 +35,9 @@ STATE_EVERY = 16
 
 MAX_DRAWN = 16
 """How many items of an async source are drawn ahead."""
+
+MAX_STATES = 1024
+"""How many states are kept. Only a stage that restarts with the epoch, as `shuffle`, needs items from that far back."""
 
 
 def is_indexed(source: Any) -> bool:
@@ -44,6 +52,11 @@ def has_state(source: Any) -> bool:
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
+def takes_states(source: Any) -> bool:
+    """Return whether the source can say in the middle of an epoch where it is."""
+    return has_state(source) and getattr(source, "is_exact", True)
+
+
 def length_of(source: Any) -> int | None:
     """Return the number of items, if the source knows it."""
     try:
@@ -54,6 +67,9 @@ def length_of(source: Any) -> int | None:
 
 Where = tuple[int, int]
 """(epoch, number of items before it)."""
+
+SourceBegin = tuple[int, Any]
+"""(number of items before it, what the source's `state_dict` gave there)."""
 
 
 class SourceStates:
@@ -66,14 +82,17 @@ class SourceStates:
     def note(self, where: Where, state: Any) -> None:
         """Record the state at an item."""
         self._states.append((where, state))
+        if len(self._states) > MAX_STATES:
+            self._states = deque([*self._states][::2])  # with fewer of them, more items are drawn again
 
-    def latest(self, where: Where) -> tuple[int, Any] | None:
+    def latest(self, where: Where) -> SourceBegin | None:
         """Return the last state that isn't after an item, with its number. Forgets those before it."""
-        while len(self._states) > 1 and self._states[1][0] <= where:
-            self._states.popleft()
-        if not self._states or self._states[0][0] > where or self._states[0][0][0] != where[0]:
+        states = self._states  # the other thread may replace it
+        while len(states) > 1 and states[1][0] <= where:
+            states.popleft()
+        if not states or states[0][0] > where or states[0][0][0] != where[0]:
             return None
-        (_, number), state = self._states[0]
+        (_, number), state = states[0]
         return number, state
 
     def __bool__(self) -> bool:
@@ -89,17 +108,36 @@ class SourceStart:
 
     num_before: int = 0
     """How many items of the epoch are left out."""
-    state: tuple[int, Any] | None = None
-    """(number of items before it, what the source's `state_dict` gave there). None: from the beginning."""
+    state: SourceBegin | None = None
+    """None: from the beginning."""
 
 
 def source_items(
-    source: Any, start: SourceStart, epoch: int, *, is_endless: bool, states: SourceStates, use_loop: UseLoop
+    source: Any,
+    start: SourceStart,
+    epoch: int,
+    *,
+    is_endless: bool,
+    tells_epochs: bool,
+    states: SourceStates,
+    use_loop: UseLoop,
 ) -> Iterator[Item]:
-    """Return the items of a source from an epoch on. With `is_endless`, one epoch after the other."""
+    """Return the items of a source from an epoch on.
+
+    Args:
+        source: See `check_source`.
+        start: Where the first epoch begins.
+        epoch: The first one.
+        is_endless: Whether one epoch comes after the other.
+        tells_epochs: Whether to tell the source each epoch after the first one, if it has `set_epoch`.
+        states: Get the source's states.
+        use_loop: For async sources.
+    """
     while True:
         yield from _epoch_items(source, start, epoch, states, use_loop)
         epoch += 1
+        if tells_epochs and is_endless and hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
         if has_state(source):
             states.note((epoch, 0), source.state_dict())
         if not is_endless:
@@ -115,35 +153,73 @@ def _epoch_items(
         for number in range(start.num_before, len(source)):
             yield Item(source[number], (number + 1,))
         return
-    number = 0
+    begin = 0
     if start.state is not None:
-        number, state = start.state
+        begin, state = start.state
         source.load_state_dict(state)
-    keeps_states = has_state(source)
-    values = _drawn(source, use_loop()) if hasattr(source, "__aiter__") else source
-    for value in values:
-        number += 1
+    taker = _StateTaker(source, epoch, begin, start.num_before, states) if takes_states(source) else None
+    values = _pulled(source, taker, use_loop)
+    if start.state is not None and not begin:  # the source gave that state between two epochs
+        first = next(values, _NOTHING)
+        # Some begin the next epoch with it; others say that nothing is left, and begin it with the next pass.
+        values = _pulled(source, taker, use_loop) if first is _NOTHING else itertools.chain([first], values)
+    for number, value in enumerate(values, begin + 1):
         if number > start.num_before:
-            if keeps_states and not (number - start.num_before - 1) % STATE_EVERY:
-                states.note((epoch, number), source.state_dict())
             yield Item(value, (number,))
 
 
-def _drawn(source: Any, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+class _StateTaker:
+    """Takes the state of a source after some of its items, on the thread that draws them."""
+
+    def __init__(self, source: Any, epoch: int, number: int, num_before: int, states: SourceStates) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._number = number
+        """How many items were drawn."""
+        self._num_before = num_before
+        """How many of them are left out."""
+        self._states = states
+
+    def note_drawn(self) -> None:
+        """Count an item, and take the state behind it if it is time to."""
+        self._number += 1
+        num_new = self._number - self._num_before
+        if num_new > 0 and not (num_new - 1) % STATE_EVERY:
+            self._states.note((self._epoch, self._number), self._source.state_dict())
+
+
+def _pulled(source: Any, taker: _StateTaker | None, use_loop: UseLoop) -> Iterator[Any]:
+    """Return the items of one pass over a source."""
+    if hasattr(source, "__aiter__"):
+        return _drawn(source, taker, use_loop())
+    return iter(source) if taker is None else _noted(source, taker)
+
+
+def _noted(source: Any, taker: _StateTaker) -> Iterator[Any]:
+    for value in source:
+        taker.note_drawn()
+        yield value
+
+
+def _drawn(source: Any, taker: _StateTaker | None, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
     """Return the items of an async iterable, drawn by the event loop's thread."""
     room = asyncio.Semaphore(MAX_DRAWN)
     relay: Relay[Any] = Relay(MAX_DRAWN, on_take=lambda: call_soon(loop, room.release))
-    drawing = asyncio.run_coroutine_threadsafe(_draw(aiter(source), relay, room), loop)
+    drawing = asyncio.run_coroutine_threadsafe(_draw(aiter(source), taker, relay, room), loop)
     try:
         yield from relay
     finally:
         drawing.cancel()
 
 
-async def _draw(values: AsyncIterator[Any], relay: Relay[Any], room: asyncio.Semaphore) -> None:
+async def _draw(
+    values: AsyncIterator[Any], taker: _StateTaker | None, relay: Relay[Any], room: asyncio.Semaphore
+) -> None:
     error: BaseException | None = None
     try:
         async for value in values:
+            if taker is not None:
+                taker.note_drawn()  # now: the source will be ahead of what is taken out of the relay
             await room.acquire()
             relay.put(value)
     except BaseException as raised:  # even a CancelledError: the source may have raised it by itself

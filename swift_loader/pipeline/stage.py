@@ -43,6 +43,8 @@ class Stage:
         policy: FailurePolicy,
         stats: StageStats,
         epoch: int,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """Start the executor, and begin to pull from upstream.
 
@@ -54,12 +56,13 @@ class Stage:
             policy: What becomes of items that fail.
             stats: Counts the items.
             epoch: Of the first items.
+            goes_on: Whether an item is worked on again after each of its results: `any_results` gives them.
 
         Raises:
             Exception: Whatever starting the executor raised. Nothing is left behind.
         """
         limits = settings.limits
-        self._feed = Feed(max(1, limits.max_in_flight // 2), epoch)
+        self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
         self._notices: deque[str] = deque()
         metrics = Metrics(enabled=False)
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
@@ -128,6 +131,8 @@ class Stage:
             rest: Rest | None = delivery.batch
             if rest is None or rest.is_over:
                 self._is_wanted(delivery, work.number)
+                self._feed.note_done()
+                self._dispatcher.hand_out()  # the end of the epoch may have waited for this
             else:
                 value, rest.value = rest.value, None
                 self._feed.put_back(work, rest)

@@ -106,6 +106,11 @@ class StageLoader:
     def batch_sampler(self) -> None:
         """None: there is no batch sampler. Lightning reads this attribute."""
 
+    @property
+    def is_exact(self) -> bool:
+        """See `Pipeline.is_exact`."""
+        return self._pipeline.is_exact
+
     def state_dict(self) -> dict[str, Any]:
         """See `Pipeline.state_dict`."""
         return self._pipeline.state_dict()

@@ -28,6 +28,8 @@ class PipelineState:
     """What the meaning of the place depends on: `Chain.parameters`."""
     sources: tuple[Any, ...] = ()
     """For each source: (number of items, its own state) or None."""
+    told: int | None = None
+    """The epoch that the sources were told; None: none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types, if the sources' states are."""
@@ -38,6 +40,7 @@ class PipelineState:
             "seed": self.seed,
             "parameters": list(self.parameters),
             "sources": [None if state is None else list(state) for state in self.sources],
+            "told": self.told,
         }
 
     @classmethod
@@ -50,8 +53,8 @@ class PipelineState:
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")
-        expected = {"version", "epoch", "place", "seed", "parameters", "sources"}
-        if set(state) != expected:
+        expected = {"version", "epoch", "place", "seed", "parameters", "sources", "told"}
+        if {*state, "told"} != expected:  # older states don't have it
             raise StateMismatch(
                 f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
             )
@@ -69,8 +72,12 @@ class PipelineState:
             raise StateMismatch(f"the state has sources={given!r}; it must be a list of pairs or None")
         if not isinstance(texts, (list, tuple)):
             raise StateMismatch(f"the state has parameters={texts!r}; it must be a list")
+        told = state.get("told")
+        if not (told is None or isinstance(told, int)):
+            raise StateMismatch(f"the state has told={told!r}; it must be an epoch or None")
         place = None if state["place"] is None else _as_tuples(state["place"])
-        return cls(epoch, place, seed, tuple(texts), tuple(None if one is None else tuple(one) for one in given))
+        sources = tuple(None if one is None else tuple(one) for one in given)
+        return cls(epoch, place, seed, tuple(texts), sources, told)
 
 
 def _as_lists(place: Any) -> Any:

@@ -113,6 +113,41 @@ class Counted:
         self.position = state["position"]
 
 
+class OwnEpochs:
+    """A source that counts its epochs itself: another order in each. At the end of one, nothing is left."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self.epoch, self.position = -1, 0
+        self._loaded: dict[str, int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self._loaded is None:
+            self.epoch, self.position = self.epoch + 1, 0
+        else:
+            self.epoch, self.position, self._loaded = self._loaded["epoch"], self._loaded["position"], None
+        while self.position < self.num:
+            self.position += 1
+            yield (self.position * (2 * self.epoch + 1)) % self.num
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._loaded = state
+
+
+class AsyncCounted(Counted):
+    """An async source that says where it is, after the item that it gave last."""
+
+    __iter__ = None  # type: ignore[assignment] # it has no other iterator
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for number in Counted.__iter__(self):
+            await asyncio.sleep(0)
+            yield number
+
+
 class AsyncNumbers:
     """An async source."""
 

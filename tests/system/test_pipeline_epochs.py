@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
+from torch.utils.data import DistributedSampler
 
 from swift_loader.pipeline import Pipeline, StageLoader
+from tests.support.helpers import slow
 
 
 class OfEpochs:
@@ -57,3 +62,75 @@ def test_what_is_no_pipeline_cannot_be_joined(wrong: object) -> None:
     for join in (Pipeline(range(2)).merge, lambda other: Pipeline.mix([other])):
         with pytest.raises(TypeError, match="can't be merged or mixed; make a Pipeline of it"):
             join(wrong)  # type: ignore[arg-type]
+
+
+def sampler_of_one_rank() -> Any:
+    dataset: Any = range(20)
+    return DistributedSampler(dataset, 1, 0, seed=0)
+
+
+def orders_of(num_epochs: int) -> list[list[int]]:
+    sampler = sampler_of_one_rank()
+    found = []
+    for epoch in range(num_epochs):
+        sampler.set_epoch(epoch)
+        found.append(list(sampler))
+    return found
+
+
+def continuous() -> Pipeline:
+    return Pipeline(sampler_of_one_rank(), continuous=True).map(lambda number: number, concurrency=2).prefetch(3)
+
+
+def test_a_continuous_source_is_told_the_epochs_that_it_goes_on_with() -> None:
+    expected = orders_of(6)
+    with continuous() as pipeline:
+        assert list(pipeline) == expected[0]
+        pipeline.set_epoch(1)  # it has gone on without being told
+        assert list(pipeline) == expected[1]
+        for epoch in (2, 3, 3, 5, 0):
+            pipeline.set_epoch(epoch)
+            assert list(pipeline) == expected[epoch]
+
+
+def test_a_loop_that_is_left_goes_on_with_the_epoch_that_is_set() -> None:
+    expected = orders_of(4)
+    with continuous() as pipeline:
+        for epoch in (1, 2, 3):
+            pipeline.set_epoch(epoch)
+            assert next(iter(pipeline)) == expected[epoch][0]
+
+
+def test_of_two_loops_at_the_same_time_each_is_an_epoch_and_the_next_one_follows() -> None:
+    def make() -> Pipeline:
+        return Pipeline(range(6), continuous=True, seed=1).shuffle(6)
+
+    with make() as whole:
+        expected = [list(whole) for _ in range(4)]
+    with make() as pipeline:
+        one, other = iter(pipeline), iter(pipeline)
+        first, second = [next(one)], [next(other)]
+        second += other
+        first += one
+        assert [first, second, list(pipeline), list(pipeline)] == expected
+
+
+@pytest.mark.parametrize("on", ["thread", "coroutine", slow("process")])
+def test_in_order_of_completion_the_results_of_generators_stay_in_their_epoch(on: str) -> None:
+    def some(number: int) -> Iterator[tuple[int, int]]:
+        for index in range(number % 4):
+            time.sleep(0.001 * (number % 3))
+            yield number, index
+
+    async def some_later(number: int) -> AsyncIterator[tuple[int, int]]:
+        for index in range(number % 4):
+            await asyncio.sleep(0.001 * (number % 3))
+            yield number, index
+
+    function: Any = some_later if on == "coroutine" else some
+    options: dict[str, Any] = {"on": None if on == "coroutine" else on}
+    expected = sorted((number, index) for number in range(30) for index in range(number % 4))
+    source = Pipeline(range(30), continuous=True)
+    with source.map(function, concurrency=5, output_order="completion", **options).batch(4).unbatch() as pipeline:
+        for _ in range(5):
+            assert sorted(pipeline) == expected

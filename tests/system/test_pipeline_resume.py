@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from torch.utils.data import DistributedSampler
 
 from swift_loader import DataLoader, StateMismatch
 from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support import stage_functions as functions
 from tests.support.helpers import slow
-from tests.support.stage_functions import AsyncNumbers, Counted, Numbers
+from tests.support.stage_functions import AsyncCounted, AsyncNumbers, Counted, Numbers, OwnEpochs
 
 NUM_STOPS = 50
 NUM_EPOCHS = 3
@@ -23,6 +24,8 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "state": lambda: Counted(80),
     "counting": lambda: Numbers(80),
     "async": lambda: AsyncNumbers(80),
+    "async state": lambda: AsyncCounted(80),
+    "own epochs": lambda: OwnEpochs(81),
     "DataLoader": lambda: DataLoader(range(80), shuffle=True, generator=_generator()),  # type: ignore[arg-type]
 }
 
@@ -88,8 +91,8 @@ def test_a_pipeline_continues_after_many_stops(graph: str) -> None:
     assert run_in_parts(make, NUM_STOPS, 1) == whole(make)
 
 
-@pytest.mark.parametrize("source", ["state", "counting", "async"])
-@pytest.mark.parametrize("graph", ["lists", slow("threads"), slow("draws"), slow("generator"), slow("mix")])
+@pytest.mark.parametrize("source", ["state", "counting", "async", "async state", "own epochs"])
+@pytest.mark.parametrize("graph", ["lists", slow("threads"), slow("draws"), "generator", slow("mix"), slow("merge")])
 def test_any_source_continues(source: str, graph: str) -> None:
     def make() -> Pipeline:
         return GRAPHS[graph](Pipeline(SOURCES[source](), seed=11))
@@ -279,6 +282,68 @@ def test_a_source_of_epochs_continues_between_epochs() -> None:
         pipeline.close()
         resumed.close()
         again.close()
+
+
+def test_a_source_that_was_told_its_epoch_is_told_it_again() -> None:
+    dataset: Any = range(8)
+
+    def make(*, continuous: bool) -> Pipeline:
+        return Pipeline(DistributedSampler(dataset, 1, 0, seed=0), continuous=continuous).batch(2)
+
+    for continuous in (False, True):
+        pipeline = make(continuous=continuous)
+        pipeline.set_epoch(2)
+        expected = list(pipeline)
+        pipeline.set_epoch(2)
+        iterator = iter(pipeline)
+        first = [next(iterator)]
+        resumed = make(continuous=continuous)
+        resumed.load_state_dict(json.loads(json.dumps(pipeline.state_dict())))
+        assert first + list(resumed) == expected
+        for one in (pipeline, resumed):
+            one.close()
+
+
+def test_in_the_midst_of_an_item_a_pipeline_continues_twice() -> None:
+    def make() -> Pipeline:
+        return Pipeline(OwnEpochs(9)).map(functions.some)
+
+    expected, pipeline = whole(make)[1], make()
+    list(pipeline)
+    got: list[Any] = []
+    for _ in range(len(expected)):
+        iterator = iter(pipeline)
+        got.append(next(iterator))
+        state = pipeline.state_dict()
+        del iterator
+        pipeline = make()
+        pipeline.load_state_dict(state)
+        pipeline.set_epoch(state["epoch"])  # nothing may be left of it
+    assert got == expected
+
+
+def test_few_states_of_a_source_are_kept_where_only_the_beginning_counts() -> None:
+    pipeline = Pipeline(Counted(40_000)).shuffle(10)
+    for number, _ in enumerate(pipeline):
+        if number % 1000 == 0:
+            assert pipeline._epochs.position is not None
+            assert all(len(states._states) <= 1024 for states in pipeline._epochs.position.sources)
+    assert pipeline._epochs.state().sources
+
+
+def test_a_source_without_order_has_no_state_in_the_middle() -> None:
+    """A pipeline as the source of another one."""
+    inner = StageLoader(range(50), preprocessor=functions.uneven, num_threads=2)
+    outer = Pipeline(inner).map(functions.plus_one)
+    assert sorted(outer) == list(range(1, 51))
+    iterator = iter(outer)
+    next(iterator)
+    with pytest.raises(StateMismatch, match="output_order='completion'"):
+        outer.state_dict()
+    assert len(list(iterator)) == 49
+    resumed = Pipeline(StageLoader(range(50), preprocessor=functions.uneven)).map(functions.plus_one)
+    resumed.load_state_dict(outer.state_dict())
+    assert len(list(resumed)) == 50
 
 
 def test_the_states_of_a_source_do_not_pile_up() -> None:

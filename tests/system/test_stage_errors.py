@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from swift_loader import EncodeError, RemoteTraceback, SwiftLoaderWarning, WorkerDied, WorkerStalled
 from swift_loader.pipeline import Pipeline
 from tests.support import stage_functions as functions
+from tests.support.helpers import wait_until
 
 LOADER_WORDS = ("dataset", "worker_restarts", "worker_per_consumer", "batch", "rank", "epoch")
 
@@ -133,3 +135,52 @@ def test_an_error_of_a_filter_names_stage_and_item() -> None:
     with pytest.raises(LookupError, match="number five") as caught:
         list(pipeline)
     assert texts_of(caught.value)[-1].strip() == "In stage 'filter is_five', at item 4"
+
+
+def test_of_sources_that_are_merged_as_items_come_an_error_stays_the_end() -> None:
+    """Another source ends after the one that failed, while the loop is busy."""
+    may_end = threading.Event()
+
+    def fails() -> Iterator[int]:
+        yield 1
+        raise ValueError("the source failed")
+
+    def ends_later() -> Iterator[int]:
+        assert may_end.wait(20)
+        yield from ()
+
+    pipeline = Pipeline(fails()).merge(Pipeline(ends_later()), output_order="completion")
+    iterator = iter(pipeline)
+    assert next(iterator) == 1
+    wait_until(lambda: fillers() == 1, "the end of the source that fails")
+    may_end.set()
+    wait_until(lambda: fillers() == 0, "the end of the other one")
+    with pytest.raises(ValueError, match="the source failed"):
+        next(iterator)
+
+
+def fillers() -> int:
+    return sum(thread.name.startswith("swift_loader-fill") for thread in threading.enumerate())
+
+
+def test_an_error_that_is_its_own_cause_is_told() -> None:
+    def fail(number: int) -> int:
+        error = ValueError(number)
+        raise error from error
+
+    error = error_of(Pipeline(range(3)).map(fail, name="decode"), ValueError)
+    assert "In stage 'decode', at item 0" in str(error.__cause__)
+
+
+async def is_even(number: int) -> bool:
+    return number % 2 == 0
+
+
+def evens(number: int) -> Iterator[bool]:
+    yield number % 2 == 0
+
+
+@pytest.mark.parametrize("predicate", [is_even, evens, functools.partial(is_even)])
+def test_a_filter_whose_answer_is_always_true_is_refused(predicate: Any) -> None:
+    with pytest.raises(TypeError, match=r"filter needs a plain function, but \w+ is a (coroutine|generator); use map"):
+        Pipeline(range(3)).filter(predicate)
