@@ -22,7 +22,7 @@ from swift_loader.preparation import Preparation
 from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure
 from swift_loader.ranks.choice import RankChoice
 from swift_loader.ranks.ranks import Ranks, expected_ranks, file_number
-from swift_loader.sampling.plan import PlanSettings
+from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.sampling.run import Run
 from swift_loader.session import Session
 
@@ -67,6 +67,8 @@ class Lifecycle:
         self.session: Session | None = None
         """The started session. It stays after `close`."""
         self._close_session: weakref.finalize[Any, Any] | None = None
+        self._skips_world_size: int | None = None
+        """The number of ranks whose steps the user skipped before `start`; None: none were."""
 
     def check_open(self, text: str = "the loader was closed; make a new one") -> None:
         """Raise `LoaderClosed` with this text if the loader was closed."""
@@ -94,6 +96,7 @@ class Lifecycle:
         try:
             choice = choice or RankChoice()
             ranks = choice.find(self.options.sampling.world_size)
+            self._check_skips(ranks)
             target = find_target(device, to_device, dtype, pin_memory=self.options.delivery.pin_memory)
             is_made_here = self.options.maker.is_here()
             with self._listening(ranks, shares_batches=choice.share_batches) as listener:
@@ -225,6 +228,21 @@ class Lifecycle:
         else:
             settings = sampling.plan_settings(self._run.order, expected_ranks(sampling.world_size))
         return replace(settings, skips=self._run.skips)
+
+    def note_skip(self, plan: Plan) -> None:
+        """Record the plan whose steps the user skips. Before `start`, it is one for the expected ranks."""
+        if self.session is None:
+            self._skips_world_size = plan.settings.world_size
+
+    def _check_skips(self, ranks: Ranks) -> None:
+        """Raise if steps were skipped that are others with these ranks."""
+        expected = self._skips_world_size
+        if expected not in (None, ranks.world_size):
+            raise ValueError(
+                f"skip() was called before start(), when there seemed to be {expected} rank(s), but {ranks.source} says "
+                f"that there are {ranks.world_size}, whose steps have other samples. Make a new loader, and call "
+                f"skip() after start()"
+            )
 
     def issue_warnings(self) -> None:
         """Issue the session's warnings. Runs on the loop's thread."""

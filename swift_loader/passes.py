@@ -158,6 +158,7 @@ class Passes:
                 f"they get ready, so no position says which ones are left. Skip them before the pass begins"
             )
         self._run.skip([_range_of(plan, epoch, step) for step in _each_step(steps)], plan.order.num_samples)
+        self._lifecycle.note_skip(plan)
         session = self._lifecycle.session
         if current is not None and current.is_active and session is not None:
             if self._in_order:  # else it continues as it is: the skips are of later epochs

@@ -147,7 +147,7 @@ class Session:
             settings = _settings_of_follower(delivery)
         elif supervisor is not None:
             if self._meeting is not None:
-                self._leader = make_leader(self._meeting, spec, delivery)
+                self._leader = make_leader(self._meeting, supervisor.spec, delivery)
             note = self._notices.append
             executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, note, self._leader)
         elif delivery.uses_threads:

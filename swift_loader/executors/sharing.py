@@ -28,7 +28,7 @@ def listen(start_method: StartMethod) -> Listener | None:
 
 
 def make_leader(meeting: ConnectedGroup, spec: WorkerSpec, options: DeliveryOptions) -> GroupLeader:
-    """Return what hands batches on to other ranks. It owns the meeting."""
+    """Return what hands batches on to other ranks. It owns the meeting. `spec`: what the workers start with."""
     from swift_loader.executors.group.leader import GroupLeader
 
     return GroupLeader(meeting.group, meeting.channels, spec.plan, options.limits.max_in_flight)

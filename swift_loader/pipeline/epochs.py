@@ -80,7 +80,7 @@ class Epochs:
 
     def _open(self, state: PipelineState) -> OpenRun:
         """Open a run. The sources are told their epoch, if they were told it where the state was taken."""
-        if state.told is not None:
+        if state.told is not None and self._chosen is None:  # else the user has told them since
             self._tell(state.told)
         elif self._told is not None and self._chain.origin.is_endless:
             self._tell(state.epoch)  # the run before has told them later ones
@@ -126,6 +126,11 @@ class Epochs:
         position = self.position
         if position is None:
             return PipelineState(self._next_epoch, None, self._seed, self._chain.parameters, told=self._told)
+        chosen = self._chosen
+        if chosen is not None and self.run is None and (position.is_over or chosen != position.epoch):
+            begins = tuple(position.begins())
+            known = begins if any(begin is not None for begin in begins) else ()
+            return PipelineState(chosen, None, self._seed, self._chain.parameters, known, self._told)
         if not (self._chain.is_exact or position.is_over or position.place is None):
             raise StateMismatch(
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "

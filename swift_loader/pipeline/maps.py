@@ -140,7 +140,7 @@ class Map:
         stage = run.stage(items, executor, settings, plan, policy, stops, goes_on=goes_on)
         if not is_generator:
             return stage.results()
-        return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results()
+        return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results(opening.start)
 
     def _job(self, key: int) -> Any:
         in_order = self.order is OutputOrder.INPUT

@@ -207,6 +207,7 @@ class Pipeline:
         Raises:
             ValueError: There are no pipelines, or a weight isn't positive.
         """
+        pipelines = list(pipelines)
         if not pipelines:
             raise ValueError("there are no pipelines to mix")
         return cls._joined(pipelines, Drawn.of(weights, len(pipelines)), check_optional_integer("seed", seed, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -55,6 +56,11 @@ def has_state(source: Any) -> bool:
 def takes_states(source: Any) -> bool:
     """Return whether the source can say in the middle of an epoch where it is."""
     return has_state(source) and getattr(source, "is_exact", True)
+
+
+def state_of(source: Any) -> Any:
+    """Return the source's state, which stays as it is now."""
+    return copy.deepcopy(source.state_dict())
 
 
 def length_of(source: Any) -> int | None:
@@ -139,7 +145,7 @@ def source_items(
         if tells_epochs and is_endless and hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
         if has_state(source):
-            states.note((epoch, 0), source.state_dict())
+            states.note((epoch, 0), state_of(source))
         if not is_endless:
             return
         yield Item(Marker.EPOCH_END, ())
@@ -185,7 +191,7 @@ class _StateTaker:
         self._number += 1
         num_new = self._number - self._num_before
         if num_new > 0 and not (num_new - 1) % STATE_EVERY:
-            self._states.note((self._epoch, self._number), self._source.state_dict())
+            self._states.note((self._epoch, self._number), state_of(self._source))
 
 
 def _pulled(source: Any, taker: _StateTaker | None, use_loop: UseLoop) -> Iterator[Any]:

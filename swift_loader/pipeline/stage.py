@@ -120,12 +120,16 @@ class Stage:
                 raise
             self._policy.note(number, error)
 
-    def any_results(self) -> Iterator[Item]:
-        """Return all results of all items' generators, as they come."""
+    def any_results(self, start: Place) -> Iterator[Item]:
+        """Return all results of all items' generators, as they come.
+
+        Args:
+            start: Where upstream began. No place says more.
+        """
         num_results = 0
         for delivery, work in self._deliveries():
             if work.indices is Marker.EPOCH_END:
-                num_results = 0
+                start, num_results = beginning(start), 0
                 yield Item(Marker.EPOCH_END, ())
                 continue
             rest: Rest | None = delivery.batch
@@ -138,7 +142,7 @@ class Stage:
                 self._feed.put_back(work, rest)
                 self._dispatcher.hand_out()
                 num_results += 1
-                yield self._count(value, (num_results,))
+                yield self._count(value, (*start, num_results))
 
     def _is_wanted(self, delivery: Delivery, number: int) -> bool:
         if delivery.error is None:

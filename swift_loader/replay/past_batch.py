@@ -223,7 +223,8 @@ def _last_step(plan: Plan, saved: Checkpoint, epoch: int) -> int:
     num_steps = Plan(plan.order, replace(plan.settings, rank=0)).num_batches(epoch)  # no rank has more
     end = skips.position_of(epoch, place - 1) + 1
     step = min((end - 1) // plan.settings.samples_per_step, num_steps - 1)
-    if end % plan.settings.samples_per_step and end != plan.order.num_samples:
+    is_end = not end % plan.settings.samples_per_step or end == plan.order.num_samples
+    if not is_end or skips.touch(plan.range_of(epoch, step)):  # what was delivered has no skipped samples
         raise ValueError(
             f"no step of {plan.settings.batch_size} samples on {_ranks(plan)} ends at the state's position {end}; give "
             f"the run's batch size and number of ranks. If the epoch was resumed with another one, give the position "

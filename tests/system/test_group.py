@@ -504,3 +504,21 @@ def test_a_batch_that_is_given_again_is_as_it_came(tmp_path: Path) -> None:
     )
     assert len(reports[0][0]) == 8
     assert reports[0] == reports[1]
+
+
+PREPARED = """
+    with make(shuffle=False) as loader:
+        loader.prepare()
+        assert len(loader) == 3  # as if each of the four ranks had data of its own
+        loader.start(rank=rank // 2, world_size=2)
+        report([batch["index"].tolist() for batch in loader])
+    finish()
+"""
+
+
+@pytest.mark.slow
+def test_a_dataset_that_was_prepared_before_the_ranks_were_known_gives_all_the_same_first_batch(tmp_path: Path) -> None:
+    [found] = zip(*run_ranks(PREPARED, 4, tmp_path), strict=True)
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert sorted(index for rank in (0, 2) for batch in found[rank] for index in batch) == list(range(96))

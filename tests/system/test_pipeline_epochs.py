@@ -134,3 +134,15 @@ def test_in_order_of_completion_the_results_of_generators_stay_in_their_epoch(on
     with source.map(function, concurrency=5, output_order="completion", **options).batch(4).unbatch() as pipeline:
         for _ in range(5):
             assert sorted(pipeline) == expected
+
+
+@pytest.mark.parametrize("join", JOINED)
+def test_joined_sources_may_go_through_generators_in_order_of_completion(join: str) -> None:
+    def twice(number: int) -> Iterator[int]:
+        yield number
+        yield number
+
+    joined = JOINED[join](Pipeline(range(5)), Pipeline(range(5, 9)))
+    pipeline = joined.map(twice, concurrency=3, output_order="completion")
+    for _ in range(2):
+        assert sorted(pipeline) == sorted([*range(9), *range(9)])

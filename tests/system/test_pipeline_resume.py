@@ -304,6 +304,51 @@ def test_a_source_that_was_told_its_epoch_is_told_it_again() -> None:
             one.close()
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_is_told_after_loading_counts_more_than_what_the_state_says(is_over: bool) -> None:
+    def make() -> Pipeline:
+        return Pipeline(DistributedSampler(dataset, 1, 0, seed=0))
+
+    dataset: Any = range(8)
+    pipeline = make()
+    pipeline.set_epoch(1)
+    expected = list(pipeline)
+    pipeline.set_epoch(0)
+    iterator = iter(pipeline)
+    for _ in range(8):
+        next(iterator)
+    assert next(iterator, None) is None or not is_over
+    resumed = make()
+    resumed.load_state_dict(pipeline.state_dict())
+    resumed.set_epoch(1)
+    assert list(resumed) == expected
+    resumed.set_epoch(5)
+    state = resumed.state_dict()
+    assert state["epoch"] == 5
+    again = make()
+    again.load_state_dict(state)
+    assert list(again) == list(resumed)
+
+
+def test_a_state_that_the_source_goes_on_changing_is_kept_as_it_was() -> None:
+    class Live(Counted):
+        def __init__(self, num: int) -> None:
+            super().__init__(num)
+            self.state: dict[str, int] = {}
+
+        def state_dict(self) -> dict[str, int]:
+            self.state.update(super().state_dict())
+            return self.state
+
+    pipeline = Pipeline(Live(100)).map(functions.plus_one, concurrency=4, buffer_size=30)
+    iterator = iter(pipeline)
+    first = [next(iterator) for _ in range(20)]
+    resumed = Pipeline(Live(100)).map(functions.plus_one)
+    resumed.load_state_dict(pipeline.state_dict())
+    del iterator
+    assert first + list(resumed) == list(range(1, 101))
+
+
 def test_in_the_midst_of_an_item_a_pipeline_continues_twice() -> None:
     def make() -> Pipeline:
         return Pipeline(OwnEpochs(9)).map(functions.some)

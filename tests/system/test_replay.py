@@ -131,6 +131,31 @@ def test_a_batch_of_an_epoch_that_was_resumed_with_another_batch_size_is_named_b
             rebuild(loader, state)
 
 
+def test_the_last_batch_of_an_epoch_that_skips_and_was_resumed_with_another_batch_size_is_the_one_or_refused() -> None:
+    def make(batch_size: int) -> SwiftLoader:
+        return SwiftLoader(Augmented, batch_size=batch_size, worker_per_consumer=0, collate_fn=collate, seed=0)
+
+    with make(1) as loader:
+        loader.skip([6, 7, 25])
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        state = loader.state_dict()
+    with make(8) as loader:
+        loader.load_state_dict(state)
+        num_rebuilt = num_refused = 0
+        for batch, _ in zip(loader, range(10), strict=False):
+            try:
+                rebuilt = rebuild(loader, loader.state_dict())
+            except ValueError as error:
+                assert "ends at the state's position" in str(error)  # noqa: PT017 - not each batch has an error
+                num_refused += 1
+            else:
+                assert matches(seen_by(loader, batch), rebuilt)
+                num_rebuilt += 1
+    assert (num_rebuilt, num_refused) == (7, 3)
+
+
 def test_a_run_that_skips_is_rebuilt_around_the_skips_and_in_them(past: PastRun) -> None:
     seen = []
     with make_loader() as loader:

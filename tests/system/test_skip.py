@@ -233,6 +233,32 @@ def test_an_error_gives_the_number_by_which_the_step_can_be_skipped(epochs: list
         assert "which is step 5 if the skipped ones count" in str(caught.value.__cause__)
 
 
+@pytest.mark.parametrize("expected", [1, 4])
+def test_steps_of_another_number_of_ranks_than_start_finds_are_refused(
+    expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before `start(rank, world_size)`, the loader knows only what the launcher says."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(expected))
+    with loader_of() as loader:
+        loader.skip(1)
+        with pytest.raises(
+            ValueError, match=rf"seemed to be {expected} rank\(s\), but start\(\) says that there are 2"
+        ):
+            loader.start(rank=0, world_size=2)
+    with loader_of() as loader:
+        loader.skip(1)
+        loader.start(rank=0, world_size=expected)  # as was to be expected
+    with loader_of() as loader:
+        loader.start(rank=0, world_size=2)
+        loader.skip(1)
+        state = loader.state_dict()
+    with loader_of() as loader:  # what a state says was skipped is the same for all
+        loader.load_state_dict(state)
+        loader.start(rank=0, world_size=2)
+        assert loader.state_dict()["skipped"] == state["skipped"]
+
+
 def test_a_closed_loader_skips_nothing() -> None:
     loader = loader_of()
     loader.close()
