@@ -132,7 +132,7 @@ class Metrics:
         if arrival is None:
             self._waited_in_vain_ns += delivered_ns - asked_ns
             return NOT_NOTED
-        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready)
+        number = self._timeline.add(arrival, asked_ns, delivered_ns, num_ready, self._passes.number)
         if number - self._num_counted >= _MAX_PUT_ASIDE:
             self._count()
         return number

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BATCH", "Observations", "Setup", "SlowSample"]
+__all__ = ["BATCH", "Observations", "Setup", "SlowSample", "are_of_one_pass"]
 
 BATCH = np.dtype(
     [
@@ -34,10 +34,17 @@ BATCH = np.dtype(
         ("asked_ns", np.int64),  # when the loop asked for this batch
         ("delivered_ns", np.int64),  # when it got it
         ("num_ready", np.int32),  # how many batches were ready when it asked
+        ("pass_number", np.int32),  # counts the passes of the loop; two may be over the same epoch
         ("copy_ns", np.int64),  # time of the loop's thread for starting the copy to the device; 0: no device
     ]
 )
 """One delivered batch. A field that wasn't measured is 0, unless it says otherwise."""
+
+
+def are_of_one_pass(batches: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return for each batch but the first whether it is of the same pass as the one before."""
+    same: NDArray[np.bool_] = (np.diff(batches["epoch"]) == 0) & (np.diff(batches["pass_number"]) == 0)
+    return same
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class PassClock:
     def __init__(self) -> None:
         self.is_running = False
         """Whether a pass has begun and not ended."""
+        self.number = 0
+        """How many passes have begun."""
         self._began_ns = 0
         """When the pass began, if one is running. Set together with the next three."""
         self._last_ns = 0
@@ -40,6 +42,7 @@ class PassClock:
         self._cpu_began_ns = self._cpu_last_ns = time.process_time_ns()
         self._read_again_ns = now_ns + _NS_PER_READING
         self.is_running = True
+        self.number += 1
 
     def note_next(self, now_ns: int) -> None:
         """Record the end of a `next` of the pass."""

@@ -23,7 +23,7 @@ CAPACITY = 4096
 Arrival = tuple[int, ...]
 """The fields of `BATCH` up to `decode_ns`, in that order: what is known once a batch has arrived in the trainer."""
 
-_ROW = struct.Struct("<qqiiqqqqqqqqqqqqiq")
+_ROW = struct.Struct("<qqiiqqqqqqqqqqqqiiq")
 """The layout of `BATCH`, which has no padding."""
 
 _COPY = struct.Struct("<q")
@@ -39,10 +39,11 @@ class Timeline:
         self._rows: NDArray[np.void] = np.zeros(CAPACITY, BATCH)
         self._memory = self._rows.view(np.uint8).data
 
-    def add(self, arrival: Arrival, asked_ns: int, delivered_ns: int, num_ready: int) -> int:
+    def add(self, arrival: Arrival, asked_ns: int, delivered_ns: int, num_ready: int, pass_number: int) -> int:
         """Add a row, in place of the oldest one if the ring is full. Return its number. It has no copy yet."""
         number = self.num_added
-        _ROW.pack_into(self._memory, number % CAPACITY * _ROW.size, *arrival, asked_ns, delivered_ns, num_ready, 0)
+        offset = number % CAPACITY * _ROW.size
+        _ROW.pack_into(self._memory, offset, *arrival, asked_ns, delivered_ns, num_ready, pass_number, 0)
         self.num_added = number + 1
         return number
 

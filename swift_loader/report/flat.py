@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import Observations
+from swift_loader.metrics.observations import Observations, are_of_one_pass
 
 __all__ = ["NAMES", "TOTALS", "WINDOW", "flat_metrics"]
 
@@ -60,12 +60,12 @@ def _ratio(part: float, whole: float) -> float:
 def _run_ns(batches: NDArray[np.void]) -> tuple[int, int]:
     """Return how long the loop ran over these batches, and how long of that it waited.
 
-    It ran from asking for the first to getting the last. Time between two epochs doesn't count.
+    It ran from asking for the first to getting the last. Time between two passes doesn't count.
     """
     if not len(batches):
         return 0, 0
     asked, delivered = batches["asked_ns"], batches["delivered_ns"]
-    lasts = np.flatnonzero(np.diff(batches["epoch"]))
+    lasts = np.flatnonzero(~are_of_one_pass(batches))
     between = int((asked[lasts + 1] - delivered[lasts]).sum())
     return int(delivered[-1] - asked[0]) - between, int((delivered - asked).sum())
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import Observations
+from swift_loader.metrics.observations import Observations, are_of_one_pass
 
 __all__ = ["Life", "Seconds", "activity", "steady"]
 
@@ -99,7 +99,7 @@ class Life:
             queued=np.maximum(0, asked - turn),
             copy=copy,
             waited=np.maximum(0, delivered - asked),
-            step=_steps(batches["epoch"], asked, delivered),
+            step=_steps(are_of_one_pass(batches), asked, delivered),
             was_queued=np.isfinite(before) & (sent < before),
         )
 
@@ -146,9 +146,8 @@ def _end_before(worker_id: NDArray[np.int32], began: Seconds, built: Seconds) ->
     return ends
 
 
-def _steps(epochs: NDArray[np.int64], asked: Seconds, delivered: Seconds) -> Seconds:
+def _steps(of_one_pass: NDArray[np.bool_], asked: Seconds, delivered: Seconds) -> Seconds:
     steps = np.full(len(asked), np.nan)
     if len(asked) > 1:
-        same = epochs[1:] == epochs[:-1]
-        steps[:-1] = np.where(same, np.maximum(0, asked[1:] - delivered[:-1]), np.nan)
+        steps[:-1] = np.where(of_one_pass, np.maximum(0, asked[1:] - delivered[:-1]), np.nan)
     return steps

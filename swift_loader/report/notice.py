@@ -38,7 +38,7 @@ class EpochNotices:
             return ""
         epoch = int(observations.batches["epoch"][-1])
         self.next_at_s = observations.elapsed_s + _VERDICT_EVERY_S
-        of_epoch = _only(observations, epoch)
+        of_epoch = _last_pass(observations)
         verdict = Verdict.of(of_epoch)
         if verdict.bound is not Bound.DATA or verdict.wait_share < DATA_BOUND:
             return ""
@@ -54,9 +54,10 @@ class EpochNotices:
         )
 
 
-def _only(observations: Observations, epoch: int) -> Observations:
-    """Return the observations of one epoch, or all of them if it has too few batches."""
-    mask = observations.batches["epoch"] == epoch
+def _last_pass(observations: Observations) -> Observations:
+    """Return the observations of the last pass, or all of them if it has too few batches."""
+    batches = observations.batches
+    mask = (batches["epoch"] == batches["epoch"][-1]) & (batches["pass_number"] == batches["pass_number"][-1])
     if int(np.count_nonzero(mask)) < 2 * MIN_BATCHES:
         return observations
     return replace(observations, batches=observations.batches[mask])

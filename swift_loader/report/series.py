@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import Observations
+from swift_loader.metrics.observations import Observations, are_of_one_pass
 
 __all__ = ["MAX_ROWS", "Series"]
 
@@ -47,7 +47,7 @@ class Series:
         num_bins = int(np.clip(len(batches) // _BATCHES_PER_BIN, 1, _MAX_BINS))
         edges = np.linspace(0, max(float(delivered[-1]), 1e-9), num_bins + 1)
         width = edges[1]
-        begins = np.flatnonzero(np.diff(batches["epoch"])) + 1
+        begins = np.flatnonzero(~are_of_one_pass(batches)) + 1
         occupancy, workers_per_row = _occupancy(observations, zero, edges)
         return cls(
             edges_s=edges,

@@ -224,7 +224,7 @@ class _Trace:
         """Yield what the loop did with a batch. How long the last step took isn't known."""
         name, end_ns = "delivered", batch["delivered_ns"] + _US
         if follower is not None:
-            is_last = follower["epoch"] != batch["epoch"]
+            is_last = any(follower[name] != batch[name] for name in ("epoch", "pass_number"))
             name, end_ns = "step, then the next epoch" if is_last else "step", follower["asked_ns"]
         yield self._loop.span(name, batch["delivered_ns"], end_ns, batch["args"])
         if _is_built(batch):  # Perfetto turns an arrow round that ends in a span begun before: a wait won't do

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import Observations
+from swift_loader.metrics.observations import Observations, are_of_one_pass
 from swift_loader.tuning.window import Window
 
 __all__ = ["batches_since", "window_of"]
@@ -36,7 +36,7 @@ def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float)
         return None
     waits = batches["delivered_ns"] - batches["asked_ns"]
     steps = batches["asked_ns"][1:] - batches["delivered_ns"][:-1]
-    steps = steps[batches["epoch"][1:] == batches["epoch"][:-1]]  # between two epochs, the loop does something else
+    steps = steps[are_of_one_pass(batches)]  # between two passes, the loop does something else
     waited_s = float(waits.mean()) / _NS_PER_S
     step_s = _mean_step_s(steps / _NS_PER_S)
     builds = (batches["fetch_ns"] + batches["collate_ns"] + batches["encode_ns"]).astype(np.float64)

@@ -87,6 +87,7 @@ def test_a_row_has_what_was_measured_on_both_sides() -> None:
         "asked_ns": 100,
         "delivered_ns": 2100,
         "num_ready": 2,
+        "pass_number": 1,
         "copy_ns": 77,
     }
 
