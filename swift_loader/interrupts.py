@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+import weakref
 from types import CodeType
+from typing import Any
 
-__all__ = ["is_interrupt"]
+__all__ = ["is_interrupt", "run_finalizer"]
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -29,6 +31,21 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         entry = entry.tb_next
     return False
+
+
+def run_finalizer(finalizer: weakref.finalize[..., Any]) -> None:
+    """Run a finaliser whose function is idempotent. If an interrupt ends it, run the function again, and raise.
+
+    A finaliser runs once only, and the interrupt may have come before its function did anything.
+    """
+    pending = finalizer.peek()
+    try:
+        finalizer()
+    except BaseException:
+        if pending is not None:
+            _, function, arguments, keywords = pending
+            function(*arguments, **(keywords or {}))
+        raise
 
 
 def _code_of(handler: object) -> CodeType | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.device.target import Target, find_target
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.sharing import listen
+from swift_loader.interrupts import run_finalizer
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.preparation import Preparation
@@ -239,8 +240,8 @@ class Lifecycle:
         expected = self._skips_world_size
         if expected not in (None, ranks.world_size):
             raise ValueError(
-                f"skip() was called before start(), when there seemed to be {expected} rank(s), but {ranks.source} says "
-                f"that there are {ranks.world_size}, whose steps have other samples. Make a new loader, and call "
+                f"skip() was called before start(), when there seemed to be {expected} rank(s), but {ranks.source} "
+                f"says that there are {ranks.world_size}, whose steps have other samples. Make a new loader, and call "
                 f"skip() after start()"
             )
 
@@ -259,7 +260,7 @@ class Lifecycle:
         """Close what exists: the prepared supervisor, and the session, which may be starting."""
         self.preparation.close()
         if self._close_session is not None:
-            self._close_session()
+            run_finalizer(self._close_session)
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.state.value}, {self.session!r}>"

@@ -7,6 +7,7 @@ from typing import Any
 
 from swift_loader.executors.local_builder import dataset_of
 from swift_loader.executors.processes import Starter, make_starter, may_share, warm_up
+from swift_loader.interrupts import run_finalizer
 from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.seeding import Rng
@@ -93,7 +94,7 @@ class Preparation:
         """Close the supervisor, if there is one. Idempotent."""
         self._supervisor = None
         if self._close_supervisor is not None:
-            self._close_supervisor()
+            run_finalizer(self._close_supervisor)
 
     def _make_supervisor(self, plan: PlanSettings) -> Starter:
         self._supervisor = supervisor = make_starter(WorkerSpec(self._options.workers, plan), self._options.delivery)

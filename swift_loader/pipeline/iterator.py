@@ -9,6 +9,7 @@ from typing import Any
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.calls.event_loop import CoroutineLoop
+from swift_loader.interrupts import run_finalizer
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.run import Run
@@ -196,7 +197,7 @@ class PipelineIterator(Iterator[Any]):
             self._error = LoaderClosed("the pipeline was closed; iterate over it again")
         self._begin = None
         if self._closing is not None:
-            self._closing()
+            run_finalizer(self._closing)
         self._opened, self._items = None, iter(())
 
     def __repr__(self) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 
+from swift_loader.session import Session
 from tests.support import datasets
 from tests.support.helpers import make_loader, run_script, slow
 
@@ -149,3 +151,20 @@ def test_without_workers_an_alarm_comes_out_and_no_sample_is_lost(
         assert got == list(range(12))
         assert num_alarms == 3
         assert loader.failures == []
+
+
+def test_an_interrupt_before_anything_was_closed_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = Session.close, list[Session]()
+
+    def close(session: Session) -> None:
+        calls.append(session)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(session)
+
+    monkeypatch.setattr(Session, "close", close)
+    loader = make_loader(datasets.Counting)
+    next(iter(loader))
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    assert not psutil.Process().children()

@@ -3,12 +3,13 @@ from __future__ import annotations
 import functools
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from swift_loader.interrupts import is_interrupt
+from swift_loader.interrupts import is_interrupt, run_finalizer
 
 
 class Alarm(Exception):
@@ -68,3 +69,24 @@ def test_on_other_threads_there_are_no_handlers() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert found == [False]
+
+
+def test_a_finaliser_that_an_interrupt_ends_is_run_again() -> None:
+    class Loader:
+        pass
+
+    calls: list[str] = []
+
+    def close(name: str) -> None:
+        calls.append(name)
+        if len(calls) == 1:
+            raise Alarm
+
+    loader = Loader()
+    finalizer = weakref.finalize(loader, close, "a loader")
+    with pytest.raises(Alarm):
+        run_finalizer(finalizer)
+    assert calls == ["a loader"] * 2
+    run_finalizer(finalizer)
+    del loader
+    assert len(calls) == 2
