@@ -62,7 +62,7 @@ _RESUME_SHARE = 0.5
 _LEAST_RESUME_S = 3.0
 _RESUME_BUILDS = 6
 """How often such a run builds each sample, about."""
-_MIN_RESUMED, _MAX_RESUMED = 4, 48
+_MAX_RESUMED = 48
 
 
 def diagnose(settings: Settings, step: Step = lambda doing, share: None) -> Diagnosis:  # noqa: ARG005
@@ -84,7 +84,7 @@ def diagnose(settings: Settings, step: Step = lambda doing, share: None) -> Diag
         seconds = max(1.0, _COMPARE_SHARE * settings.seconds)
         gathered.run(_request(Role.COMPARE, settings, seconds, indices))
     chosen = indices[: gathered.num_to_resume(max(_LEAST_RESUME_S, _RESUME_SHARE * settings.seconds))]
-    if len(chosen) >= _MIN_RESUMED:
+    if len(chosen) >= facts.MIN_RESUMED:
         step("stopping and resuming a run", 0.7)
         gathered.run(_request(Role.RESUME, settings, settings.seconds, chosen))
     step("done", 1.0)

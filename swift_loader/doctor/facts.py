@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "MIN_RESUMED",
     "Batches",
     "Construction",
     "Container",
@@ -256,6 +257,10 @@ class OtherBuild:
     """Index -> what the sample asked for that differs each time, and where: `time.time at data.py:3 in f`."""
     of_constructor: tuple[str, ...]
     """The same for the constructor."""
+
+
+MIN_RESUMED = 4
+"""How many samples a run needs that is stopped and resumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,10 @@ def _time_once(subject: Subject, index: int) -> float:
 
 
 def first_failing(subject: Subject, failures: Sequence[Failure]) -> int | None:
-    """Return the index from which on samples fail as beyond the end of the dataset; None if the last one doesn't."""
+    """Return the index from which on samples fail as beyond the end of the dataset.
+
+    None if the last one doesn't, or if all do: then the length isn't what is wrong.
+    """
     last = subject.num_samples - 1
     of_last = [failure for failure in failures if failure.index == last and failure.kind in _BEYOND_THE_END]
     if not of_last:
@@ -146,7 +149,7 @@ def first_failing(subject: Subject, failures: Sequence[Failure]) -> int | None:
             bad = middle
         else:
             good = middle
-    return bad
+    return bad or None
 
 
 def collate_function(name: str) -> Collate:

@@ -84,7 +84,7 @@ def _too_long(length: int, evidence: Evidence) -> Finding:
         Severity.FAULT,
         "length",
         f"len(dataset) is wrong: it is {length:,}, but samples from index {first:,} on fail.",
-        f"index {first:,} to {length - 1:,} raised {error}; index {first - 1:,} is fine" if first else error,
+        f"index {first:,} to {length - 1:,} raised {error}; index {first - 1:,} is fine",
         f"Let __len__ return {first:,}, or provide the missing samples.",
         tuple(sorted({first, length - 1})),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from swift_loader.doctor.facts import Digests, Draws, Evidence, OtherBuild, Resumed
+from swift_loader.doctor.facts import MIN_RESUMED, Digests, Draws, Evidence, OtherBuild, Resumed
 from swift_loader.doctor.findings import Finding, Severity, Verdict, quoted
 from swift_loader.doctor.units import count_text
 
@@ -130,11 +130,21 @@ def _judge_draws(verdict: Verdict, draws: Draws, *, is_keyed: bool) -> None:
 
 
 def _not_resumed(evidence: Evidence) -> Finding:
+    built = evidence.construction
+    if built is not None and built.lengths and built.lengths[0] < MIN_RESUMED:
+        return Finding(
+            Severity.NOTE,
+            "resume",
+            "Whether a run resumes exactly wasn't checked: the dataset is too small.",
+            f"such a run needs at least {MIN_RESUMED} samples; len(dataset) is {built.lengths[0]}",
+            "Examine a dataset with more samples.",
+        )
     return Finding(
         Severity.NOTE,
         "resume",
         "Whether a run resumes exactly wasn't checked: it takes too long.",
-        f"such a run builds at least 4 samples 6 times; {count_text(len(evidence.samples), 'sample')} were measured",
+        f"such a run builds at least {MIN_RESUMED} samples 6 times; "
+        f"{count_text(len(evidence.samples), 'sample')} were measured",
         "Pass a larger --seconds.",
     )
 

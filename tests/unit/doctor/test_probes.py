@@ -272,7 +272,7 @@ def test_each_index_is_looked_at_once_first_and_last_before_all(num_samples: int
     assert order[:2] == [0, num_samples - 1][: len(order)] or num_samples < 2
 
 
-@pytest.mark.parametrize(("num_real", "expected"), [(20, None), (19, 19), (7, 7), (0, 0)])
+@pytest.mark.parametrize(("num_real", "expected"), [(20, None), (19, 19), (7, 7), (1, 1), (0, None)])
 def test_the_first_index_beyond_the_end_is_found(num_real: int, expected: int | None, board: Board) -> None:
     samples = list(range(num_real))
     subject = subject_of(Samples(samples.__getitem__), board)

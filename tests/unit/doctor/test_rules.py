@@ -110,7 +110,9 @@ def test_a_held_generator_without_a_difference_is_a_warning() -> None:
     assert only(judge_randomness(replace(evidence, resumed=resumed))).severity is Severity.WARNING
     note = judge_randomness(evidence).findings[-1]
     assert note.severity is Severity.NOTE
-    assert "wasn't checked" in note.what
+    assert "wasn't checked: it takes too long" in note.what
+    small = replace(evidence, construction=replace(BUILT, lengths=(3, 3, 3)))
+    assert "the dataset is too small" in judge_randomness(small).findings[-1].what
 
 
 @pytest.mark.parametrize(("is_mismatch", "what"), [(True, "resume exactly"), (False, "can't run this dataset")])
