@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,6 +128,8 @@ class PipelineIterator(Iterator[Any]):
         self._idle: list[OpenRun] = []
         self._error: BaseException | None = None
         self._closing: weakref.finalize[..., PipelineIterator] | None = None
+        self._lock = threading.RLock()
+        """Held by the thread in `next`: several may share the iterator. `close` needs no lock."""
 
     @property
     def run(self) -> Run | None:
@@ -138,16 +141,19 @@ class PipelineIterator(Iterator[Any]):
             raise self._error
         if self._opened is not None:
             self._opened.run.check_owner()
-        try:
-            item = self._pull() if self._begin is None else self._first(self._begin)
-        except BaseException as error:
-            self._error = error
-            self.close()
-            raise
-        if item is None:
-            raise StopIteration
-        assert self._position is not None, "it has begun"
-        self._position.advance(item.after, self._chain)
+        with self._lock:
+            if self._error is not None:  # of the thread that was here before
+                raise self._error
+            try:
+                item = self._pull() if self._begin is None else self._first(self._begin)
+            except BaseException as error:
+                self._error = error
+                self.close()
+                raise
+            if item is None:
+                raise StopIteration
+            assert self._position is not None, "it has begun"
+            self._position.advance(item.after, self._chain)
         return item.value
 
     def _first(self, begin: Begin) -> Item | None:
