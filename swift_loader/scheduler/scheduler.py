@@ -298,9 +298,9 @@ class Scheduler:
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
         """Give a worker no more tasks, and ask how it ended."""
-        was_reaped = worker.state is WorkerState.REAPED
+        is_known = worker.state in (WorkerState.REAPED, WorkerState.PARTING)
         worker.move(move)
-        if not was_reaped:
+        if not is_known:
             # Its batches are LOST only when it is replaced: one that kills workers must not reach another one first.
             self.ledger.queues.retire(worker.serial)
             worker.work, worker.is_trial = self.ledger.work_of(worker.serial), not self.ledger.generation

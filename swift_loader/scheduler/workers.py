@@ -73,6 +73,8 @@ WORKER_STATES: dict[tuple[WorkerState, WorkerMove], WorkerState] = {
     (WorkerState.LEAVING, WorkerMove.DISCONNECT): WorkerState.REAPED,
     (WorkerState.LEAVING, WorkerMove.DISMISS): WorkerState.DISMISSED,
     (WorkerState.DISMISSED, WorkerMove.DISCONNECT): WorkerState.PARTING,
+    # Two threads may see the end of a stream, if one takes over from the other at this moment.
+    (WorkerState.PARTING, WorkerMove.DISCONNECT): WorkerState.PARTING,
     (WorkerState.PARTING, WorkerMove.END): WorkerState.GONE,
 }
 

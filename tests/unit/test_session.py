@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from swift_loader import SwiftLoader, session
 from swift_loader.executors.group.meeting import ConnectedGroup
 from swift_loader.executors.group.messages import End, Ended
-from swift_loader.executors.processes import Starter
 from swift_loader.ranks.group import Group, Member, Offer
 from swift_loader.session import Session
 from tests.support.group_ends import new_pair, next_frame
@@ -31,7 +31,7 @@ def test_a_session_of_a_group_that_cannot_be_made_leaves_nothing_behind(
     ours, theirs = new_pair()
     meeting = ConnectedGroup(Group(_MEMBERS, process), {1 - process: ours})
     options = SwiftLoader(dataset=[], worker_per_consumer=1)._options
-    starter: Any = Starter if process == 0 else None
+    starter: Any = SimpleNamespace(spec=spec_of()) if process == 0 else None
     threads = threading.active_count()
     with pytest.raises(OSError, match="no executor"):
         Session(options, spec_of().plan, None, supervisor=starter, meeting=meeting)

@@ -454,6 +454,17 @@ def test_a_worker_without_tasks_is_dismissed_at_once_and_its_end_is_no_death() -
     assert scheduler.decide(0.0) == [Release(1)]
 
 
+def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -> None:
+    scheduler = resizable(2)
+    scheduler.resize(1, LIMITS)
+    assert scheduler.decide(0.0) == [Dismiss(1)]
+    scheduler.handle(Disconnected(1, 1), 0.0)
+    scheduler.handle(Disconnected(1, 1), 0.0)
+    assert scheduler.decide(0.0) == [Reap(1)]
+    scheduler.handle(Ended(1, 1, DEATH), 0.0)
+    assert scheduler.decide(0.0) == [Release(1)]
+
+
 def test_a_worker_that_leaves_finishes_what_it_has_first() -> None:
     scheduler = resizable(2)
     tasks = [task for task in begin(scheduler) if task.worker == 1]
