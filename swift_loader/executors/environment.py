@@ -10,8 +10,6 @@ from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
 
-import swift_loader
-
 __all__ = [
     "SET_BY_LIBRARIES",
     "environ_for_workers",
@@ -67,7 +65,7 @@ def import_path() -> tuple[str, ...]:
     here = working_directory()
     entries: list[Any] = [entry or here for entry in sys.path]
     found = [entry for entry in entries if isinstance(entry, str)]  # the import system ignores all others
-    folder = str(Path(swift_loader.__file__).parent.parent)
+    folder = str(Path(__file__).parents[2])
     return (*found, *([] if folder in found else [folder]))
 
 

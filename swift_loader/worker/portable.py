@@ -26,7 +26,6 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NoReturn
 
-import swift_loader
 from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
@@ -60,7 +59,7 @@ PAGE_NBYTES = 4096
 _EXIT_LIMIT_S = 1.0
 """How long the main thread may go on once the trainer has ended."""
 
-_OURS = str(Path(swift_loader.__file__).parent / "worker")
+_OURS = str(Path(__file__).parent)
 
 
 def main() -> NoReturn:

@@ -17,7 +17,6 @@ import sys
 from collections import deque
 from pathlib import Path
 
-import swift_loader
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
 from swift_loader.worker.stack_dumps import DUMP_SIGNAL
@@ -41,7 +40,7 @@ _UNREAD_MS = 200
 _QUIET_MS = 50
 """A process that writes its stacks doesn't pause this long."""
 
-_OURS = f'File "{Path(swift_loader.__file__).parent}/worker/'.encode()
+_OURS = f'File "{Path(__file__).parents[2]}/worker/'.encode()
 
 _DUMPER = _OURS + b"stack_dumps.py"
 """Where the thread is that writes the stacks."""

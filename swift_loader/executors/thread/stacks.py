@@ -7,11 +7,9 @@ import threading
 import traceback
 from pathlib import Path
 
-import swift_loader
-
 __all__ = ["stack_of"]
 
-_OURS = (str(Path(swift_loader.__file__).parent), threading.__file__)
+_OURS = (str(Path(__file__).parents[2]), threading.__file__)
 """The frames below the user's code are in these files."""
 
 

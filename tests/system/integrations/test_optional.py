@@ -5,19 +5,6 @@ from importlib import import_module
 
 import pytest
 
-from tests.support.imports import PACKAGE, imports_of, is_within
-
-FRAMEWORKS = (
-    "lightning",
-    "pytorch_lightning",
-    "accelerate",
-    "transformers",
-    "prometheus_client",
-    "opentelemetry",
-    "tensorboard",
-    "wandb",
-)
-
 
 @pytest.mark.parametrize(
     ("module", "missing", "hint"),
@@ -41,9 +28,3 @@ def test_a_missing_framework_is_an_import_error_that_says_what_to_install(
 
     with pytest.raises(ImportError, match=hint):
         import_module(f"swift_loader.integrations.{module}")
-
-
-def test_frameworks_are_imported_by_their_integration_only() -> None:
-    files = [path for path in PACKAGE.glob("**/*.py") if path.parent.name != "integrations"]
-    found = [(path.name, module) for path in files for module, _ in imports_of(path) if is_within(module, *FRAMEWORKS)]
-    assert found == []
