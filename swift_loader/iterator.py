@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import SwiftLoaderError, TooManyErrors
+from swift_loader.interrupts import is_interrupt
 from swift_loader.passes import NOTHING, Passes
 from swift_loader.session import OpenEpoch
 
@@ -109,7 +110,7 @@ class EpochIterator:
         except Exception as error:
             # Our own errors and those of the dataset's constructor. Any other error comes from a signal handler, or
             # from the user's warning filter: then this iterator stays fresh.
-            if had_started and not isinstance(error, SwiftLoaderError):
+            if is_interrupt(error) or (had_started and not isinstance(error, SwiftLoaderError)):
                 raise
             self._fail(error)
         self._open, self._num_steps = opened, opened.first_step
@@ -121,6 +122,8 @@ class EpochIterator:
         delivery = opened.source.take()
         num_before = delivery.step if delivery.num_before is None else delivery.num_before
         if delivery.error is not None:
+            if delivery.work is None:  # there are no more batches
+                self._passes.note_failure(delivery.error)
             self._fail(delivery.error)
         if (delivery.epoch, num_before) != (opened.epoch, self._num_steps):
             self._fail(

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.device.target import Target, find_target
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, WorkerStalled
 from swift_loader.executors.sharing import listen
 from swift_loader.interrupts import run_finalizer
 from swift_loader.notices import warn
@@ -67,6 +67,8 @@ class Lifecycle:
         self.state = LoaderState.NEW
         self.session: Session | None = None
         """The started session. It stays after `close`."""
+        self._failure: BaseException | None = None
+        """Why the session was closed. Each later pass raises it."""
         self._close_session: weakref.finalize[Any, Any] | None = None
         self._skips_world_size: int | None = None
         """The number of ranks whose steps the user skipped before `start`; None: none were."""
@@ -209,6 +211,8 @@ class Lifecycle:
     def started_session(self) -> Session:
         """Return the session. Start it if that wasn't done."""
         self.check_open()
+        if self._failure is not None:
+            raise self._failure
         if self.session is None:
             self.start()
         assert self.session is not None
@@ -249,6 +253,18 @@ class Lifecycle:
         """Issue the session's warnings. Runs on the loop's thread."""
         if self.session is not None:
             self.session.issue_warnings()
+
+    def fail(self, error: BaseException) -> None:
+        """Close the session because there are no more batches.
+
+        The session keeps the error, whose traceback refers to the loop and so to this object. As long as the session
+        waits for this object's end, neither would end. After a stall, the loop may wait again.
+        """
+        if isinstance(error, (WorkerStalled, LoaderClosed)) or self.session is None or self.session.shares_batches:
+            return
+        if self._close_session is not None:
+            self._failure = error
+            run_finalizer(self._close_session)
 
     def close(self) -> None:
         """Stop all processes and threads, and issue the last warnings. Idempotent and thread-safe."""

@@ -116,6 +116,10 @@ class Passes:
         self._last = delivered
         self._run.progress.advance(num_steps)
 
+    def note_failure(self, error: BaseException) -> None:
+        """End the session because of an error that is of no batch."""
+        self._lifecycle.fail(error)
+
     def end(self) -> None:
         """Record that the loop reached the end of the epoch. Issue the warnings of the pass."""
         self._run.progress.end()

@@ -289,6 +289,11 @@ class Session:
             self.issue_warnings()  # the warnings that led to the error
         return delivery
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether other ranks get this one's batches, or it gets theirs: they hear of a failure from this session."""
+        return self._meeting is not None
+
     def note_taken(self, epoch: int, step: int) -> None:
         """Record that the loop is about to get a batch, for the ranks that share batches. Loop's thread."""
         shared = self._leader or self._follower

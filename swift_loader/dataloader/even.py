@@ -84,6 +84,15 @@ class EvenEpoch:
         return batch
 
     @property
+    def is_whole(self) -> bool:
+        """See `Epoch`."""
+        return self._epoch.is_whole
+
+    @is_whole.setter
+    def is_whole(self, is_whole: bool) -> None:
+        self._epoch.is_whole = is_whole
+
+    @property
     def is_over(self) -> bool:
         """Whether the loop has met the end."""
         return self._epoch.is_over

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 import signal
 
-from swift_loader.errors import WorkerDied, WorkerStalled
+from swift_loader.errors import SwiftLoaderError, WorkerDied, WorkerStalled
 
-__all__ = ["with_torch_text"]
+__all__ = ["lost_batch", "with_torch_text"]
 
 _PID = re.compile(r"\bpid (\d+)")
 _SIGNAL = re.compile(r"\bwas ended by (SIG\w+)")
+
+
+def lost_batch() -> SwiftLoaderError:
+    """Return the error for a loop that can't continue after an interrupt."""
+    return SwiftLoaderError(
+        "a batch is lost because a signal handler raised an exception that interrupted the loop while it took the "
+        "batch. Begin a new epoch"
+    )
 
 
 def with_torch_text(error: BaseException, timeout_s: float) -> BaseException:

@@ -131,6 +131,9 @@ class InlineEpoch:
         self._fetcher.ended = self._fetcher.ended or saved.has_ended
         self._num_fetched = next_batch
 
+    is_whole = True
+    """Always: an interrupt comes out of the user's code, as with torch."""
+
     def next(self) -> Any:
         """Return the next batch.
 

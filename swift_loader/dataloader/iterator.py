@@ -10,14 +10,19 @@ import torch
 from torch.utils.data import DataLoader
 
 from swift_loader.auto_workers import AutoWorkers
+from swift_loader.dataloader.failures import lost_batch
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.next_lock import NextLock
 
 __all__ = ["Epoch", "LoaderCalls", "LoaderIterator"]
 
 
 class Epoch(Protocol):
     """Where the batches of an epoch come from."""
+
+    is_whole: bool
+    """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
 
     @property
     def is_over(self) -> bool:
@@ -82,6 +87,7 @@ class LoaderIterator:
         passes_end: bool,
     ) -> None:
         """Begin with an epoch. The arguments are those of `restart`."""
+        self._next_lock = NextLock()
         self.restart(loader, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
 
     def restart(
@@ -115,18 +121,41 @@ class LoaderIterator:
         self._has_workers = bool(loader.num_workers)
         self._pin_device = pin_device
         self._num_yielded = 0
+        self._interrupt: BaseException | None = None
+        """What may have lost a batch."""
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
     def __iter__(self) -> LoaderIterator:
         return self
 
     def __next__(self) -> Any:
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined] # noqa: SLF001 - a profile name costs 5 us
-            with torch.autograd.profiler.record_function(self._profile_name):
-                return self._next()
-        return self._next()
+        next_lock, has_turn, has_batch = self._next_lock, False, False
+        try:
+            with next_lock.lock():
+                next_lock.check_free()
+                try:
+                    next_lock.taker, has_turn = self, True
+                    is_profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined] # noqa: SLF001
+                    batch = self._take_profiled() if is_profiled else self._take()
+                    has_batch = self._epoch.is_whole = True
+                finally:
+                    next_lock.taker = None
+        except BaseException as error:
+            if has_batch:  # an interrupt came at the last moment before it was handed out
+                self._epoch.is_whole = False
+            if has_turn and self._interrupt is None and not self._epoch.is_whole:
+                self._interrupt = error
+            raise
+        return batch
 
-    def _next(self) -> Any:
+    def _take_profiled(self) -> Any:
+        """Take a batch under the name that torch's profiler shows. Only when profiling, because it costs 5 us."""
+        with torch.autograd.profiler.record_function(self._profile_name):
+            return self._take()
+
+    def _take(self) -> Any:
+        if not self._epoch.is_whole:
+            raise lost_batch() from self._interrupt
         if self._tune is not None and (tune := self._tune()) is not None:
             tune()
         try:
@@ -146,9 +175,9 @@ class LoaderIterator:
 
     def _first(self, begin: Callable[[LoaderPosition | None], Epoch] | None) -> Any:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
-        self._begin = None
         if begin is not None and self._epoch.is_stale:
             self._continue_with(begin, self._epoch.position())
+        self._begin = None
         try:
             return self._epoch.next()
         except StopIteration:

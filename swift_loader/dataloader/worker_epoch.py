@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from swift_loader.dataloader.copy_probe import CopyProbe
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
+from swift_loader.dataloader.failures import lost_batch
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.shards import Shards, SharedShards
 from swift_loader.dataloader.skipping import check_ahead
@@ -20,6 +21,7 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import LoaderClosed
+from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
 __all__ = ["IndexEpoch", "StreamEpoch"]
@@ -34,6 +36,8 @@ class _WorkersInUse:
         self.processes = workers.processes
         self._end_processes = workers.close
         self._give_back = weakref.finalize(epoch, shelf.put, workers)
+        self.num_taken = 0
+        """How many batches the epoch has taken."""
 
     def resize(self, num_workers: int) -> int | None:
         """Return how many batches may be in flight then. None: the epoch is over."""
@@ -50,6 +54,10 @@ class _WorkersInUse:
         delivery = self._workers.next()
         if self._workers.failure is not None:
             self._give_back()  # the error's traceback refers to the loop, so nothing global may refer to the error
+        if delivery.num_before is not None:  # it is of a batch, or the end
+            if delivery.num_before != self.num_taken:
+                raise lost_batch()
+            self.num_taken += 1
         return delivery
 
     def end_pass(self) -> None:
@@ -60,7 +68,7 @@ class _WorkersInUse:
     def give_back(self) -> None:
         """Idempotent."""
         self._workers = None
-        self._give_back()
+        run_finalizer(self._give_back)
 
     def shut_down(self) -> None:
         """End the processes, unless they serve another iterator by now. Idempotent."""
@@ -91,6 +99,8 @@ class IndexEpoch:
             resume: Where to continue.
             skipped: Steps that the loop doesn't get.
         """
+        self.is_whole = True
+        """See `Epoch`."""
         self._num_workers = loader.num_workers
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
@@ -126,6 +136,8 @@ class IndexEpoch:
             try:
                 drawn = self._draws.next()
             except Exception as error:  # the sampler's: it comes after the batches that were drawn
+                if is_interrupt(error):
+                    raise
                 self._sampler_error, drawn = error, None
             if drawn is None:
                 self._has_drawn_all = True
@@ -167,16 +179,20 @@ class IndexEpoch:
         while isinstance(delivery.work, IndexWork) and delivery.work.step in self._skipped:
             delivery = self._take()
         if delivery.error is not None:
+            self.is_whole = True
             raise delivery.error
         self._num_yielded += 1
         return delivery.batch
 
     def _take(self) -> Delivery:
         """Return what the workers give next, and count it."""
+        self.is_whole = False
         self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
         if self._num_in_flight == 0:
             self._end()
+        self.is_whole = True  # an interrupt of the wait loses nothing
         delivery = self._in_use.next()
+        self.is_whole = False
         if isinstance(delivery.work, IndexWork):
             self._note(delivery.work.step)
             self._shards.note(delivery)
@@ -193,6 +209,7 @@ class IndexEpoch:
         self._skipped |= asked
 
     def _end(self) -> None:
+        self.is_whole = True
         if self._sampler_error is not None:
             error, self._sampler_error = self._sampler_error, None
             raise error
@@ -272,6 +289,8 @@ class StreamEpoch:
             resume: As for `IndexEpoch`.
             probe: Tells whether all workers give the same, and what starts workers that share the stream if they do.
         """
+        self.is_whole = True
+        """See `Epoch`."""
         self._num_workers = loader.num_workers
         self._is_persistent = loader.persistent_workers
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
@@ -307,6 +326,7 @@ class StreamEpoch:
         if self._is_over:
             raise StopIteration
         delivery = self._take()
+        self.is_whole = delivery.is_end
         if delivery.is_end:
             self.end()
             raise StopIteration
@@ -314,6 +334,7 @@ class StreamEpoch:
             self._shards.note(delivery)
             self._last_worker = delivery.work.worker_id
         if delivery.error is not None:
+            self.is_whole = True
             raise delivery.error
         self._num_yielded += 1
         return delivery.batch
@@ -321,13 +342,20 @@ class StreamEpoch:
     def _take(self) -> Delivery:
         """Return what the workers give next. If all give the same, begin again with workers that share the stream."""
         if self._probe is not None:
+            self.is_whole = False
             probe, start = self._probe
-            if (delivery := probe.next(self._in_use.next)) is not None:
+            if (delivery := probe.next(self._take_one)) is not None:
                 return delivery
             self._probe = None
             self._in_use.shut_down()
             self._begin(start(self._draws.base_seed), None)
-        return self._in_use.next()
+            self.is_whole = True
+        return self._take_one()
+
+    def _take_one(self) -> Delivery:
+        delivery = self._in_use.next()
+        self.is_whole = False
+        return delivery
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""

@@ -28,7 +28,7 @@ class Cursor:
         self._count: Callable[[int], float] = (lambda _: math.inf) if is_endless else plan.num_batches
         """Returns how many batches an epoch has."""
         self._in_order = in_order
-        self._num_delivered = 0
+        self.num_delivered = 0
         """Since the beginning here."""
         self._epoch = epoch
         self._num_before = step
@@ -46,18 +46,21 @@ class Cursor:
 
     def is_at(self, epoch: int, step: int) -> bool:
         """Return whether exactly the batches before this one were delivered. Out of order, a count can't tell."""
-        is_prefix = self._in_order or not self._num_delivered or step == 0
+        is_prefix = self._in_order or not self.num_delivered or step == 0
         return is_prefix and self.position == (epoch, step)
 
     def advance(self, epoch: int, step: int) -> int:
         """Record a batch. Return how many batches of its epoch were delivered before it.
 
-        In order, that is its step. So the loop notices a batch that was lost before it was recorded here.
+        In order, that is its step. So the loop notices a batch that was lost before it was recorded here. Of an endless
+        plan, it is how many were delivered since the beginning here.
         """
         if epoch != self._epoch:
             self._epoch, self._num_before, self._num_batches = epoch, 0, self._count(epoch)
         self._num_before += 1
-        self._num_delivered += 1
+        self.num_delivered += 1
+        if self.is_endless:
+            return self.num_delivered - 1
         return step if self._in_order else self._num_before - 1
 
     def __repr__(self) -> str:

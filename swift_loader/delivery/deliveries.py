@@ -80,7 +80,7 @@ class Deliveries:
             delivered = self._scheduler.take()
             if delivered is None:
                 if self._driver.error is None and self._scheduler.ledger.is_exhausted:
-                    return self.refuse(None)
+                    return self._end()
                 return None if self._driver.error is None else self.refuse(self._driver.error)
             assert self._cursor is not None
             work, outcome, error = delivered.work, delivered.outcome, delivered.error
@@ -104,7 +104,12 @@ class Deliveries:
             arrival=outcome.arrival,
         )
 
-    def refuse(self, error: BaseException | None) -> Delivery:
-        """Return a delivery without a batch: with the error, or without one at the end of the work."""
+    def _end(self) -> Delivery:
+        """Return what says that the work has ended."""
+        assert self._cursor is not None, "there was work"
+        return Delivery(None, *self._cursor.position, num_before=self._cursor.num_delivered, is_end=True)
+
+    def refuse(self, error: BaseException) -> Delivery:
+        """Return a delivery with an error that is of no batch."""
         position = (0, 0) if self._cursor is None else self._cursor.position
-        return Delivery(None, *position, error=error, is_end=error is None)
+        return Delivery(None, *position, error=error)

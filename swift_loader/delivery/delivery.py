@@ -24,7 +24,8 @@ class Delivery:
     failures: tuple[SampleFailure, ...] = ()
     """The batch's failed samples."""
     num_before: int | None = None
-    """How many steps of the epoch were delivered before it. None: exactly the steps before its own."""
+    """How many steps of the epoch were delivered before it; without a plan, how many deliveries. None: exactly the
+    steps before its own."""
     error: BaseException | None = None
     """Why there is no batch. The loop raises it, now and at each later `next`."""
     lease: Lease | None = None

@@ -169,13 +169,16 @@ class _ReceiverThread:
         self._receive = receive
         self._on_failure = on_failure
         self._look = look
-        self._parked = threading.Semaphore(0)
+        # Queues and flags, because threading's semaphores and events have locks that are held in Python code: a signal
+        # handler that raises there leaves a lock taken, or one released that isn't, and the garbage collector may close
+        # the loader on a thread that holds one.
+        self._parked: SimpleQueue[None] = SimpleQueue()
+        """Has an entry each time the thread has parked, and one at its end."""
         self._resumed: SimpleQueue[None] = SimpleQueue()
-        """Has an entry for each `resume` and `stop`. Not a semaphore: the garbage collector may close the loader on
-        this thread while it waits, and a `put` may come even then."""
-        self._parking = threading.Event()
+        """Has an entry for each `resume` and `stop`."""
+        self._is_parking = False
         """Set while `park` waits for the thread."""
-        self._stopping = threading.Event()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
 
     def start(self) -> None:
@@ -184,10 +187,10 @@ class _ReceiverThread:
 
     def park(self) -> None:
         """Make the thread stop receiving, and wait until it has. The caller leads then."""
-        if not self._stopping.is_set():
-            self._parking.set()
+        if not self._is_stopping:
+            self._is_parking = True
             self._inbox.wake()
-            self._parked.acquire()
+            self._parked.get()
 
     def resume(self) -> None:
         """Let the thread lead again."""
@@ -195,9 +198,9 @@ class _ReceiverThread:
 
     def stop(self) -> None:
         """Make the thread end, parked or not. Idempotent."""
-        if self._stopping.is_set():
+        if self._is_stopping:
             return
-        self._stopping.set()
+        self._is_stopping = True
         self._inbox.wake()
         self._resumed.put(None)
 
@@ -208,17 +211,17 @@ class _ReceiverThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
+            while not self._is_stopping:
                 self._receive(self._inbox)
-                if self._parking.is_set() and not self._stopping.is_set():  # even if events keep arriving
-                    self._parking.clear()
+                if self._is_parking and not self._is_stopping:  # even if events keep arriving
+                    self._is_parking = False
                     self._inbox.sleep()
-                    self._parked.release()
+                    self._parked.put(None)
                     self._wait_resumed()
         except BaseException as error:  # even a SystemExit of the user's decoder: the loop must hear of it
             self._on_failure(error)
         finally:
-            self._parked.release()  # a thread in `park` needn't wait any longer
+            self._parked.put(None)  # a thread in `park` needn't wait any longer
 
     def _wait_resumed(self) -> None:
         """Wait until `resume` or `stop`, and look after the loop meanwhile."""

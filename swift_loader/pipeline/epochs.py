@@ -57,10 +57,10 @@ class Epochs:
         loaded = self._loaded
         state = loaded or PipelineState(self._next_epoch, None, self._seed)
         self._warn_of_iterator()
-        opened = self._continued(state.epoch) if loaded is None else None
+        opened = self._continued(state.epoch, iterator) if loaded is None else None
         _close_all(self._idle)
         if opened is None:
-            opened = self._open(state)
+            opened = self._open(state, iterator)
         passes_end = state.place is not None and self._chosen is None
         self._loaded = self._chosen = None
         sources = opened.run.sources
@@ -70,15 +70,16 @@ class Epochs:
         self._latest = weakref.ref(iterator)
         return opened, position, self._idle
 
-    def _continued(self, epoch: int) -> OpenRun | None:
+    def _continued(self, epoch: int, iterator: PipelineIterator) -> OpenRun | None:
         """Return the run that goes on with this epoch, if there is one."""
         for opened in self._idle:
             if opened.epoch == epoch:
+                iterator.own(opened.run)
                 self._idle.remove(opened)
                 return opened
         return None
 
-    def _open(self, state: PipelineState) -> OpenRun:
+    def _open(self, state: PipelineState, iterator: PipelineIterator) -> OpenRun:
         """Open a run. The sources are told their epoch, if they were told it where the state was taken."""
         if state.told is not None and self._chosen is None:  # else the user has told them since
             self._tell(state.told)
@@ -86,7 +87,7 @@ class Epochs:
             self._tell(state.epoch)  # the run before has told them later ones
         begins = [] if self.position is None else self.position.begins()
         told = self._told is not None
-        return OpenRun.open(self._chain, state, self._event_loop, tells_epochs=told, begins=begins)
+        return OpenRun.open(self._chain, state, self._event_loop, tells_epochs=told, begins=begins, own=iterator.own)
 
     def _tell(self, epoch: int) -> None:
         self._chain.origin.set_epoch(epoch)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, SwiftLoaderError
 from swift_loader.executors.calls.event_loop import CoroutineLoop
-from swift_loader.interrupts import run_finalizer
+from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.run import Run
@@ -38,6 +38,7 @@ class OpenRun:
         *,
         tells_epochs: bool,
         begins: Sequence[SourceBegin | None],
+        own: Callable[[Run], None],
     ) -> OpenRun:
         """Open a pipeline at a state.
 
@@ -47,11 +48,13 @@ class OpenRun:
             event_loop: For coroutines.
             tells_epochs: Whether sources are told the epochs that follow without a pause.
             begins: What the sources' states are already, if that is known.
+            own: Called with the run before it starts anything.
 
         Raises:
             Exception: Whatever starting its processes raised. Nothing is left behind.
         """
         run = Run(state.epoch, state.seed, event_loop, tells_epochs=tells_epochs, begins=begins)
+        own(run)
         try:
             items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
         except BaseException:
@@ -141,20 +144,34 @@ class PipelineIterator(Iterator[Any]):
             raise self._error
         if self._opened is not None:
             self._opened.run.check_owner()
-        with self._lock:
-            if self._error is not None:  # of the thread that was here before
-                raise self._error
-            try:
+        has_turn = False
+        try:
+            with self._lock:
+                if self._error is not None:  # of the thread that was here before
+                    raise self._error
+                has_turn = True
                 item = self._pull() if self._begin is None else self._first(self._begin)
-            except BaseException as error:
-                self._error = error
-                self.close()
-                raise
-            if item is None:
-                raise StopIteration
-            assert self._position is not None, "it has begun"
-            self._position.advance(item.after, self._chain)
+                if item is not None:
+                    assert self._position is not None, "it has begun"
+                    self._position.advance(item.after, self._chain)
+        except BaseException as error:
+            if has_turn:  # an item may be lost
+                self._fail(error)
+            raise
+        if item is None:
+            raise StopIteration
         return item.value
+
+    def _fail(self, error: BaseException) -> None:
+        """End the pass. What a signal handler raised comes out of one call, and later ones raise an error of ours."""
+        self._error = error
+        if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
+            self._error = SwiftLoaderError(
+                f"the loop was interrupted ({type(error).__name__}) while it took an item, so the pipeline was closed; "
+                f"iterate over it again"
+            )
+            self._error.__cause__ = error
+        self.close()
 
     def _first(self, begin: Begin) -> Item | None:
         """Begin, and return the first item; None if there is none."""
@@ -169,8 +186,11 @@ class PipelineIterator(Iterator[Any]):
     def _open(self, begin: Begin) -> Position:
         self._opened, self._position, self._idle = begin(self)
         self._items = self._opened.items
-        self._closing = weakref.finalize(self, self._opened.run.close)
         return self._position
+
+    def own(self, run: Run) -> None:
+        """Close this run at the end. Called before it starts anything, so that no interrupt comes in between."""
+        self._closing = weakref.finalize(self, run.close)
 
     def _pull(self) -> Item | None:
         """Return the next item; None at the end of the epoch."""

@@ -98,10 +98,11 @@ class Run:
     ) -> Stage:
         """Start a stage. `stops` are called when the run is closed, before any thread is waited for."""
         stats = self.note(policy.stage)
-        stage = Stage(upstream, executor, settings, plan, policy, stats, self.epoch, goes_on=goes_on)
+        stage = Stage(upstream, executor, settings, policy, stats, self.epoch, goes_on=goes_on)
         self.tally.policies.append(policy)
         self._stages.append(stage)
         self._stops += stops
+        stage.start(plan)
         return stage
 
     def prefetched(self, upstream: Iterator[Item], num_items: int, timeout_s: float | None) -> Iterator[Item]:

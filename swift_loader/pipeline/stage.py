@@ -39,27 +39,22 @@ class Stage:
         upstream: Iterator[Item],
         executor: Executor,
         settings: SchedulerSettings,
-        plan: PlanSettings,
         policy: FailurePolicy,
         stats: StageStats,
         epoch: int,
         *,
         goes_on: bool = False,
     ) -> None:
-        """Start the executor, and begin to pull from upstream.
+        """Start nothing.
 
         Args:
             upstream: What comes in. A thread of the stage uses it.
             executor: Calls the function.
             settings: How far ahead of downstream it may work, and in which order results come.
-            plan: What workers know about the items.
             policy: What becomes of items that fail.
             stats: Counts the items.
             epoch: Of the first items.
             goes_on: Whether an item is worked on again after each of its results: `any_results` gives them.
-
-        Raises:
-            Exception: Whatever starting the executor raised. Nothing is left behind.
         """
         limits = settings.limits
         self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
@@ -69,10 +64,17 @@ class Stage:
         self._policy = policy
         self._stats = stats
         self._filler = Filler(upstream, self._put, self._feed.end, stats)
+
+    def start(self, plan: PlanSettings) -> None:
+        """Start the executor, and begin to pull from upstream. `plan`: what workers know about the items.
+
+        Raises:
+            Exception: Whatever starting the executor raised.
+        """
         try:
             self._dispatcher.start(tries_out=False, keeps_trial=False)
         except Exception as error:
-            raise explained(in_stage_words(error), f"In stage {policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
+            raise explained(in_stage_words(error), f"In stage {self._policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
         self._dispatcher.begin(self._feed, plan)
         self._filler.start()
 

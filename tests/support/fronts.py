@@ -1,0 +1,140 @@
+"""The public ways to load, each with 20 numbered batches, so that one test can hold for all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from swift_loader import DataLoader, SwiftLoader
+from swift_loader.pipeline import Pipeline, StageLoader
+
+__all__ = ["FRONTS", "NUM_BATCHES", "Front"]
+
+NUM_BATCHES = 20
+
+MIXED = [number * 7 % NUM_BATCHES for number in range(NUM_BATCHES)]
+"""What the sampler gives."""
+
+
+class Numbers:
+    """Sample i is `[i, ..., i, pid of its worker] int64`. What happens at some samples is said by `deeds`."""
+
+    def __init__(self, size: int = 8, deeds: Mapping[int, str] | None = None, marker: str = "") -> None:
+        """Make `size` numbers of each sample. `marker` is a folder that gets a file for each worker that hangs."""
+        self.size, self.deeds, self.marker = size, dict(deeds or {}), marker
+
+    def __len__(self) -> int:
+        return NUM_BATCHES
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        deed = self.deeds.get(index)
+        if deed == "raise":
+            raise ValueError(f"sample {index} is bad")
+        if deed == "die":
+            os._exit(3)
+        if deed == "hang":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            Path(self.marker, str(os.getpid())).touch()
+            while True:
+                time.sleep(1000)
+        sample = np.full(self.size, index)
+        sample[-1] = os.getpid()
+        return sample
+
+    __call__ = __getitem__
+
+
+class Stream(IterableDataset[Any]):
+    """The same samples, shared out over the workers."""
+
+    def __init__(self, **options: Any) -> None:
+        self.numbers = Numbers(**options)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None, "there are workers"
+        return (self.numbers[index] for index in range(info.id, NUM_BATCHES, info.num_workers))
+
+
+@dataclass(frozen=True)
+class Front:
+    """One way to load."""
+
+    name: str
+    make: Callable[..., Any]
+    """Returns a loader. Its arguments are those of `Numbers`."""
+    planned: tuple[int, ...] = tuple(range(NUM_BATCHES))
+    """The numbers of the batches, in order."""
+    has_processes: bool = True
+    positions: tuple[int, int] = (0, NUM_BATCHES)
+    """From which `next` to which one an interrupt leaves nothing behind. The others start or end processes."""
+
+    def end(self, loader: Any, iterator: Any) -> None:
+        """End the workers."""
+        if isinstance(loader, DataLoader):
+            iterator._shutdown_workers()
+        else:
+            loader.close()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def number_of(batch: Any) -> int:
+    """Return a batch's number, if the whole batch has it."""
+    numbers = np.asarray(batch).reshape(-1)[:-1]
+    assert (numbers == numbers[0]).all(), numbers
+    return int(numbers[0])
+
+
+def pid_of(batch: Any) -> int:
+    """Return the process that has built the batch."""
+    return int(np.asarray(batch).reshape(-1)[-1])
+
+
+def swift_loader(**options: Any) -> SwiftLoader:
+    return SwiftLoader(
+        Numbers, options, worker_per_consumer=2, shuffle=False, seed=0, validate=False, worker_restarts=0
+    )
+
+
+def data_loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(**options), sampler=MIXED, num_workers=2, worker_restarts=0)  # type: ignore[arg-type]
+
+
+def stream(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Stream(**options), num_workers=2, worker_restarts=0)
+
+
+def pipeline(**options: Any) -> Pipeline:
+    return Pipeline(range(NUM_BATCHES), seed=0).map(Numbers(**options), concurrency=2, on="process")
+
+
+def stage_loader(**options: Any) -> StageLoader:
+    return StageLoader(
+        range(NUM_BATCHES),
+        preprocessor=Numbers(**options),
+        batch_size=1,
+        aggregator=np.stack,
+        num_threads=2,
+        output_order="input",
+        seed=0,
+    )
+
+
+FRONTS = (
+    Front("SwiftLoader", swift_loader),
+    Front("DataLoader", data_loader, tuple(MIXED)),
+    Front("DataLoader of a stream", stream, positions=(0, NUM_BATCHES - 1)),
+    Front("Pipeline in processes", pipeline, positions=(1, NUM_BATCHES)),
+    Front("StageLoader", stage_loader, has_processes=False, positions=(1, NUM_BATCHES - 1)),
+)
