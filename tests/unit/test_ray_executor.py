@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,3 +92,28 @@ def test_a_loader_refuses_other_workers_beside_an_executor(options: dict[str, An
 def test_a_dataloader_refuses_other_workers_beside_an_executor(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"leave .* out"):
         DataLoader(COUNTING, executor=RayExecutor(2), **options)
+
+
+def starting(**options: Any) -> None:
+    with SwiftLoader(Counting, executor=RayExecutor(1, **options)) as loader:
+        loader.start()
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'swift_loader\[ray\]'"):
+        starting()
+
+
+@pytest.mark.parametrize(
+    ("is_client", "error", "text"),
+    [(False, ConnectionError, r"call ray\.init\(\) before the loader starts"), (True, RuntimeError, "Ray Client")],
+)
+def test_a_cluster_that_cannot_be_used_is_an_error_that_says_what_to_do(
+    is_client: bool, error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True))
+    fake = SimpleNamespace(is_initialized=lambda: is_client, util=SimpleNamespace(client=client))
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(error, match=text):
+        starting(address=None if is_client else "127.0.0.1:1")

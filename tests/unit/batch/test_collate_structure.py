@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from swift_loader.batch.collate import BatchMemory, HeapMemory, collate_into, default_collate
+from swift_loader.batch.collate import BatchMemory, collate_into, default_collate
 from swift_loader.transport.arena import Arena
 from tests.support.containers import FrozenPair, Pair, Point, Shelf
 from tests.support.memories import MEMORIES, collated
@@ -65,42 +65,10 @@ def leaves_of(thing: Any) -> list[Any]:
     return [thing]
 
 
-class BareShelf(Shelf):
-    """Is made empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-
-def test_a_mapping_that_is_made_empty_is_collated() -> None:
-    samples = [BareShelf(), BareShelf()]
-    for number, sample in enumerate(samples):
-        sample["key"] = number
-    batch = default_collate(samples)
-    assert type(batch) is BareShelf
-    assert batch["key"].tolist() == [0, 1]
-    assert [sample["key"] for sample in samples] == [0, 1]
-
-
-def test_a_defaultdict_keeps_its_factory() -> None:
-    batch = default_collate([collections.defaultdict(list, a=1), collections.defaultdict(list, a=2)])
-    assert batch["a"].tolist() == [1, 2]
-    assert batch["missing"] == []
-
-
 def test_the_order_of_keys_is_that_of_the_first_sample() -> None:
     batch = default_collate([{"b": 1, "a": 2}, {"a": 3, "b": 4}])
     assert list(batch) == ["b", "a"]
     assert batch["a"].tolist() == [2, 3]
-
-
-def test_a_column_of_differing_types_becomes_a_list() -> None:
-    batch = default_collate([{"box": None}, {"box": np.ones(4)}])
-    assert batch["box"][0] is None
-
-
-def test_classes_are_no_instances_and_become_a_list() -> None:
-    assert default_collate([Pair, Pair]) == [Pair, Pair]
 
 
 def test_one_sample_is_a_batch_of_one() -> None:
@@ -108,11 +76,6 @@ def test_one_sample_is_a_batch_of_one() -> None:
         assert batch["x"].shape == (1, 2, 3)
         assert batch["y"].tolist() == [1]
         assert batch["name"] == ["a"]
-
-
-@pytest.mark.parametrize("empty", [{}, [], ()])
-def test_empty_containers_stay_empty(empty: Any) -> None:
-    assert default_collate([empty, empty]) == empty
 
 
 def test_what_fits_the_arena_is_written_straight_into_it() -> None:
@@ -167,9 +130,3 @@ def test_a_collate_function_that_takes_memory_writes_into_it(collate_fn: Callabl
     batch = collate_into(collate_fn)([1, 2, 3], Arena(slot))
     assert batch.tolist() == [1, 2, 3]
     assert np.shares_memory(batch, slot)
-
-
-@pytest.mark.parametrize("collate_fn", [list, lambda samples: samples, tuple])
-def test_one_that_does_not_gets_the_samples_alone_in_a_list(collate_fn: Callable[..., Any]) -> None:
-    assert list(collate_into(collate_fn)((1, 2), HeapMemory())) == [1, 2]
-    assert type(collate_into(lambda samples: samples)((1, 2), HeapMemory())) is list

@@ -13,11 +13,8 @@ from swift_loader.batch.tree import (
     children,
     find_unencodable,
     map_children,
-    parts,
     rebuilt,
-    search,
     steps,
-    type_name,
 )
 from tests.support.containers import FrozenPair, Pair, Point
 
@@ -49,29 +46,10 @@ class Attempts:
             raise TypeError("bad")
 
 
-def test_a_type_is_named_with_its_module() -> None:
-    assert type_name(3) == "int"
-    assert type_name(Node()) == f"{__name__}.Node"
-
-
 def test_the_innermost_part_is_found() -> None:
     path, part, error = find_unencodable([1, {"a": (2, 3j)}], ValueError("outer"), Attempts(1, 2))
     assert (path, part) == ("[1]['a'][1]", 3j)
     assert repr(error) == "TypeError('bad')"
-
-
-def test_a_batch_whose_parts_are_all_fine_is_to_blame_itself() -> None:
-    batch = [1, 2]
-    path, part, error = find_unencodable(batch, ValueError("outer"), Attempts(1, 2))
-    assert path == ""
-    assert part is batch
-    assert repr(error) == "ValueError('outer')"
-
-
-def test_a_list_that_holds_itself_ends() -> None:
-    batch: list[Any] = []
-    batch.append(batch)
-    assert find_unencodable(batch, ValueError("outer"), Attempts())[1] is batch
 
 
 def test_children_that_know_their_parent_end() -> None:
@@ -81,16 +59,6 @@ def test_children_that_know_their_parent_end() -> None:
     child.children.append(3j)
     path, part, _ = find_unencodable({"tree": root}, ValueError("outer"), Attempts(None))
     assert (path, part) == ("['tree'].children[0].children[0]", 3j)
-
-
-def test_an_object_that_can_be_called_is_looked_into() -> None:
-    class Transform:
-        def __init__(self) -> None:
-            self.inner = 3j
-
-        def __call__(self) -> None: ...
-
-    assert find_unencodable([Transform()], ValueError("outer"), Attempts())[0] == "[0].inner"
 
 
 KEYS = st.one_of(st.integers(), st.text(max_size=3))
@@ -133,29 +101,12 @@ def test_a_container_is_its_children_put_together_again(container: Any) -> None:
     assert len(list(steps(container))) == len(values)
 
 
-@given(containers_of(TREES))
-def test_each_step_leads_to_its_child(container: Any) -> None:
-    for step, child in parts(container):
-        assert eval("container" + step) is child
-
-
 @given(TREES)
 def test_mapping_twice_gives_the_same_and_changes_nothing(tree: Any) -> None:
     before = repr(tree)
     assert negated(negated(tree)) == tree
     assert repr(tree) == before
     assert repr(negated(tree)).replace("-", "") == before.replace("-", "")
-
-
-@given(TREES)
-def test_what_is_searched_for_is_found_by_following_the_children(tree: Any) -> None:
-    def pairs_in(thing: Any) -> list[int]:
-        if isinstance(thing, Pair):
-            return [id(thing)]
-        return [found for child in children(thing) or () for found in pairs_in(child)]
-
-    found = [id(pair) for pair in search(tree, lambda thing: isinstance(thing, Pair))]
-    assert found == list(dict.fromkeys(pairs_in(tree)))
 
 
 def test_a_leaf_has_no_children_and_stays() -> None:

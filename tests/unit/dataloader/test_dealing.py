@@ -50,13 +50,6 @@ def test_each_worker_s_rest_is_a_part_and_workers_take_them_in_turn() -> None:
     assert parts_of(dealt_out(dealt_out(saved, 4, 4), 1, 4)) == [[first, last]]
 
 
-def test_a_state_of_before_the_epoch_is_left_out() -> None:
-    saved = position(
-        2, WorkerSnapshot(dataset_state={"at": 9}, num_since=2, num_batches=2), WorkerSnapshot(is_over=True)
-    )
-    assert parts_of(dealt_out(saved, 1, None)) == [[part_of(0, 2, None, 2)]]
-
-
 def test_the_main_process_has_one_part() -> None:
     assert parts_of(dealt_out(position(0, WorkerSnapshot()), 2, 5)) == [[part_of(0, 0, None, 15)], []]
     saved = position(0, WorkerSnapshot(dataset_state={"at": 7}))

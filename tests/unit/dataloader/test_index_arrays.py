@@ -75,13 +75,3 @@ class Reversed(SequentialSampler):
 )
 def test_samplers_of_others_are_iterated_over(sampler: Any) -> None:
     assert batched_arrays(sampler, 2, drop_last=False) is None
-
-
-def test_a_generator_is_untouched_until_a_batch_is_asked_for() -> None:
-    torch.manual_seed(SEED)
-    before = torch.default_generator.get_state()
-    batches = batched_arrays(RandomSampler(range(5)), 2, drop_last=False)
-    assert torch.equal(torch.default_generator.get_state(), before)
-    assert batches is not None
-    next(batches)
-    assert not torch.equal(torch.default_generator.get_state(), before)

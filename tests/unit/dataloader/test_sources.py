@@ -17,12 +17,6 @@ def test_in_order_the_workers_take_turns_from_the_epochs_first_batch_on(first_st
     assert queue.next() is None
 
 
-def test_out_of_order_any_worker_builds_a_batch() -> None:
-    queue = IndexQueue(0, 2, in_order=False)
-    queue.put(1, [5])
-    assert queue.next() == IndexWork(0, 1, [5], None)
-
-
 def test_shards_take_turns_after_the_last_worker() -> None:
     rounds = StreamRounds(0, 3, first_step=7, last_worker=0)
     works = [rounds.next() for _ in range(4)]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from swift_loader.device.in_flight import CopiesInFlight, Issued
-from swift_loader.device.streams import NoStream
 from swift_loader.device.transfer import Transfer
 from tests.support.fake_device import FakeDevice
+
+pytestmark = pytest.mark.processes
 
 
 class Host:
@@ -83,30 +83,6 @@ def test_what_a_move_that_raises_has_issued_is_under_way_all_the_same() -> None:
     assert device.log[-1] == "release 0"
 
 
-def test_a_move_that_is_over_when_it_returns_keeps_nothing() -> None:
-    device = FakeDevice()
-    copies = CopiesInFlight(NoStream())
-    issued = copies.issue(lambda host, _: host.data.copy(), Host(device, 0))
-    assert device.log == ["release 0"]
-    assert issued.event.query()
-    issued.event.synchronize()
-    copies.hand_over(issued)
-    assert (issued.batch == 0).all()
-
-
-def test_an_error_of_the_device_lets_the_batches_go() -> None:
-    class Broken(FakeDevice):
-        def _advance_side(self) -> None:
-            raise RuntimeError("the device is gone")
-
-    device = Broken(lag=9)
-    copies = CopiesInFlight(device)
-    issue(copies, device, 0)
-    with pytest.raises(RuntimeError, match="is gone"):
-        copies.close()
-    assert device.log[-1] == "release 0"
-
-
 def test_a_copy_issued_while_another_thread_closes_is_waited_for() -> None:
     device = FakeDevice(lag=9)
     copies = CopiesInFlight(device)
@@ -168,37 +144,6 @@ def test_a_ctrl_c_while_the_device_is_waited_for_changes_nothing() -> None:
         device.use(issued.batch, results)
     assert num_interrupts > 3
     assert device.num_blocks <= 1 + 2 + 2
-
-
-def test_a_batch_that_is_moved_in_inference_mode_is_one_that_autograd_takes() -> None:
-    modes: list[bool] = []
-
-    def move(host: Any, transfer: Transfer) -> Any:
-        modes.append(torch.is_grad_enabled())
-        return torch.from_numpy(np.ones(3, np.float32))
-
-    copies = CopiesInFlight(NoStream())
-    with torch.inference_mode():
-        moved = copies.issue(move, None).batch
-        assert torch.is_inference_mode_enabled()
-    weight = torch.ones(3, requires_grad=True)
-    (moved * weight).sum().backward()
-    assert weight.grad is not None
-    copies.issue(move, None)
-    with torch.no_grad():
-        copies.issue(move, None)
-    assert modes == [False, True, False], "whether gradients are recorded is the loop's choice"
-
-
-def test_what_the_loop_drops_is_not_kept_by_a_copy_that_is_over() -> None:
-    device = FakeDevice()
-    copies = CopiesInFlight(device)
-    for number in range(10):
-        issued = issue(copies, device, number)
-        copies.hand_over(issued)
-        del issued
-        device.run()
-    assert device.num_blocks == 1
 
 
 def test_what_is_told_of_the_end_of_a_copy_is_told_once_and_not_before_it() -> None:

@@ -32,18 +32,14 @@ class Mover:
         return Mover(device)
 
 
-def test_tensors_move() -> None:
-    assert to_device(torch.ones(3), META).device == META
-
-
-@pytest.mark.parametrize("dtype", ["?", "b", "B", "h", "H", "i", "I", "q", "Q", "e", "f", "d", "F", "D"])
-def test_numeric_arrays_become_tensors_with_their_values(dtype: str) -> None:
-    array = np.array([[0, 1], [1, 0]], dtype)
-    moved = to_device(array, CPU)
-    assert isinstance(moved, torch.Tensor)
-    assert moved.numpy().dtype == array.dtype
-    assert moved.tolist() == array.tolist()
-    assert to_device(array, META).device == META
+def test_numeric_arrays_become_tensors_with_their_values() -> None:
+    for dtype in "?bBhHiIqQefdFD":
+        array = np.array([[0, 1], [1, 0]], dtype)[::-1]
+        moved = to_device(array, CPU)
+        assert isinstance(moved, torch.Tensor)
+        assert moved.numpy().dtype == array.dtype
+        assert moved.tolist() == array.tolist()
+        assert to_device(array, META).device == META
 
 
 @pytest.mark.parametrize(
@@ -94,11 +90,6 @@ def test_containers_keep_their_type_at_any_depth(wrap: Any) -> None:
     assert "meta" not in repr(batch)
 
 
-def test_a_defaultdict_keeps_its_factory() -> None:
-    moved = to_device(collections.defaultdict(list, a=torch.ones(1)), META)
-    assert moved["missing"] == []
-
-
 def test_a_mapping_keeps_what_else_it_has() -> None:
     batch = Box({"a": torch.ones(1)}, "note")
     moved = to_device(batch, META)
@@ -106,10 +97,6 @@ def test_a_mapping_keeps_what_else_it_has() -> None:
     assert moved.note == "note"
     assert moved["a"].device == META
     assert batch["a"].device == CPU
-
-
-def test_objects_are_asked_to_move_themselves() -> None:
-    assert to_device([Mover(CPU)], META)[0].device == META
 
 
 def test_packed_sequences_know_what_of_them_stays_on_the_cpu() -> None:
@@ -120,28 +107,11 @@ def test_packed_sequences_know_what_of_them_stays_on_the_cpu() -> None:
     assert moved.batch_sizes.device == CPU
 
 
-def test_classes_are_no_instances_and_stay() -> None:
-    assert to_device({"kind": Mover}, META) == {"kind": Mover}
-
-
-def test_arrays_with_negative_strides_become_tensors() -> None:
-    assert to_device(np.arange(3)[::-1], CPU).tolist() == [2, 1, 0]
-
-
-def test_a_field_of_a_structured_array_becomes_a_tensor() -> None:
-    assert to_device(np.array([(1, 2), (3, 4)], [("a", "i1"), ("b", "i4")])["b"], CPU).tolist() == [2, 4]
-
-
 def test_tensors_of_other_processes_memory_are_not_copied_on_the_cpu() -> None:
     array = np.arange(3)
     moved = to_device(array, CPU)
     array[0] = 7
     assert moved[0] == 7
-
-
-def test_an_empty_batch_stays_empty() -> None:
-    assert to_device([], META) == []
-    assert to_device({}, META) == {}
 
 
 class Told(torch.Tensor):

@@ -14,6 +14,8 @@ from swift_loader.device.pinning import CudaRegistry, PageLock
 from swift_loader.transport.segments import Segment
 from tests.support.fake_device import Registry, protection_of
 
+pytestmark = pytest.mark.processes
+
 PAGE_NBYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -105,16 +107,6 @@ def test_a_segment_is_page_locked_while_it_is_mapped() -> None:
     assert told == []
 
 
-def test_the_last_reference_may_go_on_any_thread() -> None:
-    registry = Registry()
-    holder = [made()]
-    PageLock(registry, print).lock(holder[0])
-    thread = threading.Thread(target=holder.clear)
-    thread.start()
-    thread.join()
-    assert registry.log == ["register", "unregister"]
-
-
 def test_the_first_failure_is_told_and_nothing_is_tried_after_it() -> None:
     registry, told = Registry("", "out of memory"), list[str]()
     lock = PageLock(registry, told.append)
@@ -131,19 +123,6 @@ def test_the_first_failure_is_told_and_nothing_is_tried_after_it() -> None:
     del segment
     segments.clear()
     assert registry.log[2:] == ["unregister"], "what was locked is unlocked, and nothing else"
-
-
-def test_what_cannot_be_page_locked_now_stays_as_it_is_and_the_next_one_is_tried() -> None:
-    registry, told = Registry(None), list[str]()
-    lock = PageLock(registry, told.append)
-    segments = [made(), made()]
-    for segment in segments:
-        lock.lock(segment)
-    assert list(registry.locked) == [segments[1].address]
-    assert told == []
-    del segment
-    segments.clear()
-    assert registry.log == ["register", "register", "unregister"]
 
 
 def test_what_could_not_be_page_locked_is_tried_again_when_it_is_used_next_and_only_then() -> None:
@@ -202,12 +181,6 @@ def test_page_locking_does_not_end_the_capture_of_another_thread(cuda: Cuda) -> 
     assert registry.unregister(segment.address)
     assert not cuda.capture_failed
     assert cuda.mode == cuda.GLOBAL, "the user's thread was left in another mode"
-
-
-def test_a_thread_that_is_relaxed_already_stays_so(cuda: Cuda) -> None:
-    cuda.modes.mode = cuda.RELAXED
-    CudaRegistry(torch.device("cuda", 0)).register(PAGE_NBYTES, PAGE_NBYTES)
-    assert cuda.mode == cuda.RELAXED
 
 
 def test_without_the_drivers_call_page_locking_waits_for_the_end_of_the_capture(

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import contextlib
 import gc
+import signal
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,24 +12,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from swift_loader import DevicePrefetcher, batch_key
-from swift_loader.device.streams import Event, NoStream
 from swift_loader.device.transfer import Transfer
 from tests.support.datasets import Counting
 from tests.support.fake_device import FakeDevice
 from tests.support.helpers import make_loader
 from tests.support.sources import NUM_BATCHES, Counted, LikeDali, LikeFfcv, arrays, numbers
 
-
-class InterruptedStream(NoStream):
-    """Each second batch is handed over at the second try only."""
-
-    def __init__(self) -> None:
-        self.num_tries = 0
-
-    def hand_over(self, parts: Sequence[Any], event: Event) -> None:
-        self.num_tries += 1
-        if self.num_tries % 3 == 2:
-            raise KeyboardInterrupt
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("depth", [1, 2, 9])
@@ -67,19 +56,6 @@ def test_the_source_is_asked_for_so_many_ahead_and_for_none_before_the_first(dep
     assert repr(prefetcher) == f"<DevicePrefetcher of Counted to cpu, {depth} ahead>"
 
 
-def test_copies_are_issued_recorded_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(lag=2)
-    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
-    monkeypatch.setattr("swift_loader.device.prefetcher.mover", lambda *_: device.move)
-    prefetcher = DevicePrefetcher(arrays(), "cpu")
-    moved = list(prefetcher)
-    device.run()
-    assert [int(batch[0]) for batch in moved] == list(range(NUM_BATCHES))
-    for number in range(NUM_BATCHES):
-        places = [device.log.index(f"{what} {number}") for what in ("copy", "event", "hand over")]
-        assert places == sorted(places)
-
-
 def late_prefetcher(monkeypatch: pytest.MonkeyPatch, source: Any) -> tuple[DevicePrefetcher, FakeDevice, list[Any]]:
     """Return a prefetcher to a device that makes no copy by itself, and what it has moved."""
     device, moved = FakeDevice(lag=9), list[Any]()
@@ -108,29 +84,6 @@ def test_a_source_is_not_asked_again_before_the_copies_of_its_last_batch_are_ove
     assert [set(batch.tolist()) for batch in moved] == [{number} for number in range(NUM_BATCHES)]
 
 
-def test_a_loop_that_never_waits_for_the_device_needs_no_more_of_its_memory_with_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device, seen = FakeDevice(lag=1), list[set[int]]()
-    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: device)
-    monkeypatch.setattr("swift_loader.device.prefetcher.mover", lambda *_: device.move)
-    for batch in DevicePrefetcher([np.full(100, number % 251, np.uint8) for number in range(1000)], "cpu"):
-        device.use(batch, seen)
-    device.run()
-    assert seen == [{number % 251} for number in range(1000)]
-    assert device.num_blocks <= 1 + 2 + 3
-
-
-def test_batches_that_are_moved_ahead_in_inference_mode_are_such_that_autograd_takes() -> None:
-    batches = iter(DevicePrefetcher([np.ones(3, np.float32)] * 3, "cpu"))
-    with torch.inference_mode():
-        next(batches)
-    weight = torch.ones(3, requires_grad=True)
-    for batch in batches:
-        (batch * weight).sum().backward()
-    assert weight.grad is not None
-
-
 @pytest.mark.parametrize("deed", ["dropped", "closed"])
 def test_what_ends_with_copies_under_way_waits_for_them(monkeypatch: pytest.MonkeyPatch, deed: str) -> None:
     prefetcher, device, moved = late_prefetcher(monkeypatch, (np.full(1000, number) for number in range(3)))
@@ -147,12 +100,6 @@ def test_what_ends_with_copies_under_way_waits_for_them(monkeypatch: pytest.Monk
         del prefetcher, batches
         gc.collect()
     assert [int(batch[0]) for batch in moved] == [0, 1]
-
-
-def test_after_closing_it_can_begin_again() -> None:
-    with DevicePrefetcher([torch.tensor(number) for number in range(3)], "cpu") as prefetcher:
-        next(iter(prefetcher))
-    assert numbers(prefetcher) == [0, 1, 2]
 
 
 def test_each_pass_comes_after_what_the_loop_had_queued(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +162,6 @@ def test_a_source_that_is_its_own_iterator_goes_on_after_a_break() -> None:
     assert numbers(prefetcher) == []
 
 
-def test_other_sources_begin_anew_each_time_and_side_by_side() -> None:
-    prefetcher = DevicePrefetcher([torch.tensor(number) for number in range(3)], "cpu")
-    assert [(int(a), int(b)) for a, b in zip(prefetcher, prefetcher, strict=True)] == [(0, 0), (1, 1), (2, 2)]
-    assert int(next(iter(prefetcher))) == 0
-    assert numbers(prefetcher) == [0, 1, 2]
-
-
 def test_what_frameworks_ask_for_is_the_source_s() -> None:
     loader: Any = DataLoader(list(range(8)), 2)  # type: ignore[arg-type]
     prefetcher = DevicePrefetcher(loader, "cpu")
@@ -278,14 +218,27 @@ def test_a_ctrl_c_while_a_batch_is_moved_loses_nothing() -> None:
     assert not interrupts
 
 
-def test_a_ctrl_c_while_a_batch_is_handed_over_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    prefetcher = DevicePrefetcher([torch.tensor(number) for number in range(5)], "cpu")
-    monkeypatch.setattr("swift_loader.device.prefetcher.copy_stream", lambda _: InterruptedStream())
-    batches, found = iter(prefetcher), list[int]()
-    while len(found) < 5:
-        with contextlib.suppress(KeyboardInterrupt):
-            found.append(int(next(batches)))
-    assert found == list(range(5))
+def test_what_the_handler_of_a_signal_raises_is_no_error_of_the_batch() -> None:
+    def handle(*_: object) -> None:
+        raise ValueError("of the handler")
+
+    def move(batch: Any, _: Any) -> Any:
+        if int(batch) == 2 and not interrupted:
+            interrupted.append(True)
+            signal.raise_signal(signal.SIGUSR1)
+        return batch
+
+    interrupted: list[bool] = []
+    batches = iter(
+        DevicePrefetcher([torch.tensor(number) for number in range(6)], "cpu", move, max_nb_batch_on_device=3)
+    )
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(ValueError, match="of the handler"):
+            next(batches)
+        assert [int(batch) for batch in batches] == list(range(6))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_keys_follow_from_seed_epoch_and_step() -> None:

@@ -13,6 +13,8 @@ from tests.support.datasets import Counting
 from tests.support.helpers import make_loader
 from tests.support.sources import NUM_BATCHES, Counted, LikeDali, numbers
 
+pytestmark = pytest.mark.processes
+
 
 def test_reset_is_passed_on_and_drops_what_was_ahead() -> None:
     prefetcher = DevicePrefetcher(LikeDali(), "cpu")

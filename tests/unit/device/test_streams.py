@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -118,50 +117,3 @@ def test_steps_are_marked_on_the_loops_stream(api: Api) -> None:
     copies = CopiesInFlight(AcceleratorStream(THERE))
     copies.begin_step()
     assert api.log == ["event on loop"]
-
-
-class Watched(list[Any]):
-    """Counts how often it is searched."""
-
-    num_searches = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        type(self).num_searches += 1
-        return super().__iter__()
-
-
-def test_a_batch_is_searched_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watched, "num_searches", 0)
-    copies = CopiesInFlight(AcceleratorStream(THERE))
-    issued = copies.issue(mover(THERE, None, None), [torch.ones(2), Watched([torch.ones(3)])])
-    copies.hand_over(issued)
-    assert api.log[-1] == "(3,) kept for loop"
-    assert Watched.num_searches == 1
-
-
-def num_calls_of(batch: Any, custom: Any = None) -> int:
-    """Return how many functions are called to bring a batch to the device."""
-    copies, calls = CopiesInFlight(AcceleratorStream(THERE)), 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        issued = copies.issue(mover(THERE, custom, None), batch)
-        copies.hand_over(issued)
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("custom", [None, lambda batch, device: batch])
-def test_what_cannot_move_costs_no_call_per_item(api: Api, kind: Any, custom: Any) -> None:
-    def batch_of(size: int) -> Any:
-        return {"path": kind(f"{number}.jpg" for number in range(size)), "label": kind(range(size))}
-
-    num_calls_of(batch_of(10), custom)  # what is imported when it is needed first
-    assert num_calls_of(batch_of(10_000), custom) < num_calls_of(batch_of(10), custom) + 1000

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 
 from swift_loader.device.transfer import tensors_in
@@ -64,17 +63,6 @@ class Slotted:
         return self
 
 
-class Recording(Movable):
-    """One that tells the allocator by itself."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.streams: list[Any] = []
-
-    def record_stream(self, stream: Any) -> None:
-        self.streams.append(stream)
-
-
 def test_tensors_are_found_in_any_structure() -> None:
     tensors = [torch.tensor(number) for number in range(16)]
     batch = {
@@ -103,17 +91,3 @@ def test_a_structure_that_contains_itself_ends() -> None:
     loop: list[Any] = [torch.tensor(1)]
     loop.append(loop)
     assert [int(tensor) for tensor in tensors_in(loop)] == [1]
-
-
-def test_an_object_that_can_do_it_is_left_to_do_it() -> None:
-    recording = Recording(a=torch.ones(2))
-    assert list(tensors_in([recording])) == [recording]
-
-
-@pytest.mark.filterwarnings("ignore:Sparse C:UserWarning")
-def test_a_sparse_tensor_is_the_dense_ones_that_it_consists_of() -> None:
-    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
-    for sparse, count in ((dense.to_sparse(), 2), (dense.to_sparse_csr(), 3), (dense.to_sparse_csc(), 3)):
-        parts = list(tensors_in(sparse))
-        assert len(parts) == count
-        assert all(part.layout is torch.strided for part in parts)

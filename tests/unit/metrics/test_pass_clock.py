@@ -48,14 +48,6 @@ def test_a_pass_that_the_loop_left_ends_with_its_last_next(cpu: CpuTime) -> None
     assert (clock.elapsed_s, clock.cpu_s) == (0.007, 0.003)
 
 
-def test_a_running_pass_counts_up_to_its_last_next(cpu: CpuTime) -> None:
-    clock = PassClock()
-    clock.begin(1 * MS)
-    cpu.now_ns = 2 * MS
-    clock.note_next(5 * MS)
-    assert (clock.elapsed_s, clock.cpu_s) == (0.004, 0.002)
-
-
 def test_ending_a_pass_twice_counts_it_once(cpu: CpuTime) -> None:
     clock = PassClock()
     clock.end()
@@ -63,12 +55,3 @@ def test_ending_a_pass_twice_counts_it_once(cpu: CpuTime) -> None:
     clock.end(8 * MS)
     clock.end(90 * MS)
     assert clock.elapsed_s == 0.008
-
-
-def test_cpu_time_is_never_negative(cpu: CpuTime) -> None:
-    cpu.now_ns = 500 * MS
-    clock = PassClock()
-    clock.begin(0)
-    cpu.now_ns = 1 * MS  # the process is a fork
-    clock.end(10 * MS)
-    assert clock.cpu_s == 0

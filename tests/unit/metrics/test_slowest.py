@@ -28,7 +28,3 @@ def test_a_sample_is_kept_with_the_epoch_of_its_longest_time() -> None:
     for epoch, took_ns in enumerate([5, 9, 7]):
         slowest.note(3, took_ns, epoch)
     assert [(sample.index, sample.epoch) for sample in slowest.samples()] == [(3, 1)]
-
-
-def test_nothing_is_kept_before_the_first_note() -> None:
-    assert Slowest().samples() == ()

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import struct
-
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,26 +24,10 @@ def test_each_field_of_a_row_arrives_in_its_column() -> None:
     assert timeline.since(0).tolist() == [tuple(values)]
 
 
-def test_columns_hold_negative_and_large_numbers() -> None:
-    timeline = Timeline()
-    timeline.add((2**62, *[0] * 10, -1, 0, 0), 2**62, 2**62, 0, 1)
-    row = timeline.since(0)[0]
-    assert (row["epoch"], row["run_delay_ns"], row["asked_ns"]) == (2**62, -1, 2**62)
-
-
 @given(number=st.integers(-10, 3 * CAPACITY))
 @settings(max_examples=100, deadline=None)
 def test_a_full_ring_has_the_last_rows_in_order(number: int) -> None:
     assert numbers_of(FULL, number) == list(range(max(number, 100), CAPACITY + 100))
-
-
-@given(num_rows=st.integers(0, 40), number=st.integers(0, 45))
-@settings(max_examples=100, deadline=None)
-def test_a_ring_that_is_not_full_has_all_rows(num_rows: int, number: int) -> None:
-    timeline = Timeline()
-    for step in range(num_rows):
-        assert timeline.add((0, step, *range(12)), 0, 0, 0, 1) == step
-    assert numbers_of(timeline, number) == list(range(number, num_rows))
 
 
 def test_rows_that_were_read_do_not_change() -> None:
@@ -71,10 +52,3 @@ def test_a_copy_of_a_row_that_is_gone_is_ignored() -> None:
         timeline.add((0, step, *range(12)), 0, 0, 0, 1)
     timeline.set_copy(0, 55)
     assert not timeline.since(0)["copy_ns"].any()
-
-
-def test_a_row_is_as_long_as_the_columns() -> None:
-    codes = {np.dtype(np.int64): "q", np.dtype(np.int32): "i"}
-    assert BATCH.names is not None
-    layout = "<" + "".join(codes[BATCH[name]] for name in BATCH.names)
-    assert struct.calcsize(layout) == BATCH.itemsize

@@ -130,19 +130,10 @@ def test_joined_flows_give_everything_once_and_continue_at_each_place(
         assert list(joined(places, turn, number)) == whole[cut + 1 :]
 
 
-def test_in_turn_skips_what_has_ended() -> None:
-    parts: list[Iterator[Item] | None] = [items(3), items(1), items(2)]
-    assert values(flows.in_turn(parts, [(0,)] * 3, 0, 0)) == [0, 0, 0, 1, 1, 2]
-
-
 def test_a_mix_follows_the_weights() -> None:
     parts: list[Iterator[Item] | None] = [marked(which, items(4000)) for which in range(2)]
     chosen = [item.value[0] for item in itertools.islice(flows.mixed(parts, [3.0, 1.0], 1, [(0,)] * 2, 0), 4000)]
     assert 0.72 < chosen.count(0) / 4000 < 0.78
-
-
-def test_a_filter_keeps_the_end_of_an_epoch() -> None:
-    assert list(flows.filtered([*items(3), END], lambda value: value == 1, "")) == [Item(1, (2,)), END]
 
 
 def test_a_cache_pulls_no_more_than_it_keeps() -> None:

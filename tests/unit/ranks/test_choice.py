@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from swift_loader.ranks.choice import RankChoice
-from swift_loader.ranks.node import node_key, this_node
 
 from .test_mesh import Mesh
 
@@ -72,10 +71,3 @@ def test_a_real_mesh_tells_the_coordinate_and_which_ranks_start_the_loader() -> 
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 0, ran.stderr
-
-
-def test_a_key_depends_on_all_its_parts() -> None:
-    assert node_key(["ab", "c"]) == node_key(["ab", "c"])
-    assert node_key(["ab", "c"]) != node_key(["a", "bc"])
-    assert node_key([1, 2]) != node_key([1, 2, ""])
-    assert this_node() == this_node()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.metrics.observations import BATCH, SlowSample
-from swift_loader.report.prediction import Data
 from swift_loader.report.report import Report
 from tests.support.observed import SETUP, Costs, observe, with_workers
 
@@ -37,26 +35,6 @@ def test_an_empty_report_says_how_to_measure(ask: object) -> None:
         ask()  # type: ignore[operator]
 
 
-def test_a_report_is_a_mapping_of_its_counts() -> None:
-    report = report_of()
-    assert report["batches_delivered"] == 300
-    assert report.get("missing", 7) == 7
-    assert report == COUNTS
-    assert {**report} == COUNTS
-
-
-def test_a_report_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        report_of().counts = {}  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("num_batches", [0, 5, 300])
-def test_a_report_survives_json(num_batches: int) -> None:
-    report = Report(observe(SLOW, SETUP, num_batches), COUNTS)
-    assert json.loads(report.to_json()) == json.loads(json.dumps(report.to_dict()))
-    assert json.loads(report.to_json())["batches_delivered"] == 300
-
-
 def test_the_json_has_verdict_parts_workers_and_advice() -> None:
     found = json.loads(report_of().to_json())
     assert found["verdict"]["bound"] == "data-bound"
@@ -75,14 +53,6 @@ def test_the_repr_says_verdict_parts_and_advice() -> None:
     assert "  worker_per_consumer=6: about +1" in text
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 8, 40])
-@pytest.mark.parametrize("costs", [SLOW, Costs(step_ms=30), Costs(fetch_ms=[1.0, 90.0], cpu_share=0.3, encode_ms=3)])
-def test_the_repr_is_short(costs: Costs, num_workers: int) -> None:
-    lines = repr(report_of(costs, num_workers)).splitlines()
-    assert len(lines) <= 25
-    assert max(map(len, lines)) <= 120
-
-
 @given(seed=st.integers(0, 2**32), num_batches=st.integers(0, 60), num_workers=st.integers(0, 5))
 @settings(max_examples=25, deadline=None)
 def test_no_figures_are_too_strange_for_a_report(seed: int, num_batches: int, num_workers: int) -> None:
@@ -98,35 +68,9 @@ def test_no_figures_are_too_strange_for_a_report(seed: int, num_batches: int, nu
     assert len(repr(report).splitlines()) <= 25
 
 
-def test_the_repr_of_a_loop_that_does_not_wait_gives_no_advice() -> None:
-    text = repr(report_of(Costs(step_ms=30)))
-    assert text.startswith("model-bound")
-    assert "would help" not in text
-
-
 @pytest.mark.parametrize(("num_batches", "start"), [(0, "<Report: no batches yet>"), (5, "starting: ")])
 def test_the_repr_of_a_start_says_so(num_batches: int, start: str) -> None:
     assert repr(Report(observe(SLOW, SETUP, num_batches), COUNTS)).startswith(start)
-
-
-def test_a_report_predicts() -> None:
-    report = report_of()
-    assert report.predict(num_workers=6).gain == pytest.approx(1.75, abs=0.1)
-    assert report.predict(data=Data.FREE).wait_share == 0
-    assert report.predict().gain == pytest.approx(0, abs=0.02)
-
-
-def test_the_advice_is_computed_once() -> None:
-    report = report_of()
-    assert report.advice is report.advice
-
-
-def test_a_report_of_another_setup_is_another_one() -> None:
-    report = report_of()
-    assert report.observations is not None
-    other = Report(replace(report.observations, setup=SETUP), COUNTS)
-    assert other == report, "as mappings"
-    assert other.observations is not report.observations
 
 
 @pytest.mark.parametrize(("num_remote", "who"), [(4, "4 Ray actors on"), (3, "3 Ray actors and 1 worker process on")])

@@ -24,17 +24,8 @@ def test_the_verdict_follows_from_what_the_loop_waits(costs: Costs, num_workers:
     assert Verdict.of(observe(costs, with_workers(num_workers))).bound is bound
 
 
-def test_few_batches_give_no_verdict() -> None:
-    assert Verdict.of(observe(Costs(), SETUP, num_batches=10)).bound is Bound.STARTING
-
-
 def test_no_batches_give_no_verdict() -> None:
     assert Verdict.of(observe(Costs(), SETUP, num_batches=0)) == Verdict(Bound.STARTING, 0.0)
-
-
-def test_the_share_is_that_of_the_waits() -> None:
-    verdict = Verdict.of(observe(Costs(fetch_ms=10, step_ms=3), SETUP))
-    assert verdict.wait_share == pytest.approx(0.4, abs=0.01)
 
 
 def test_the_wait_for_the_first_batch_does_not_count() -> None:

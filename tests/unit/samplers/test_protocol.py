@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import subprocess
-import sys
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -129,18 +126,6 @@ def test_torchs_loader_takes_it(make: Make) -> None:
     assert [index for batch in loader for index in batch.tolist()] == flat(items)
 
 
-@every_sampler
-def test_a_copy_by_pickle_continues(make: Make) -> None:
-    if make is MAKERS["weighted, own generator"]:
-        pytest.skip("not every torch can pickle a generator")
-    sampler = make(2, 1)
-    iterator = iter(sampler)
-    next(iterator)
-    resumed = make(2, 1)
-    resumed.load_state_dict(pickle.loads(pickle.dumps(sampler)).state_dict())
-    assert list(resumed) == list(iterator)
-
-
 @pytest.mark.parametrize("name", ["shuffle batches", "buckets", "tokens", "weighted", "own state"])
 @given(data=st.data(), before=st.integers(1, 5), after=st.integers(1, 5))
 @settings(max_examples=25, deadline=None)
@@ -181,13 +166,3 @@ def test_a_wrong_state_is_refused_and_changes_nothing(make: Make) -> None:
     other = MAKERS["buckets" if "Token" in str(state.get("sampler")) else "tokens"](1, 0)
     with pytest.raises(StateMismatch):
         other.load_state_dict(state)
-
-
-@pytest.mark.slow
-def test_another_process_draws_the_same() -> None:
-    code = (
-        "from tests.support.samplers import MAKERS, of_ranks\n"
-        "import json; print(json.dumps([of_ranks(make, 2, 1) for make in MAKERS.values()]))"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(answer.stdout) == [of_ranks(make, 2, 1) for make in MAKERS.values()]

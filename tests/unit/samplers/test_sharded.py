@@ -15,14 +15,13 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from swift_loader import ShuffleSampler, StateMismatch, distributed
 from swift_loader.samplers.draws import BLOCK_ITEMS
-from tests.support.samplers import GlobalRandom, flat
+from tests.support.samplers import GlobalRandom
 
 
 def ranks_of(make: Any, world_size: int, **options: Any) -> list[Any]:
@@ -93,11 +92,6 @@ def test_a_sampler_that_raises_leaves_the_generators_as_they_are() -> None:
     with pytest.raises(KeyError, match="broken"):
         list(distributed(Broken(), 1, 0, seed=3))
     assert torch.equal(torch.default_generator.get_state(), before)
-
-
-def test_each_epoch_draws_others() -> None:
-    sampler = distributed(RandomSampler(range(50)), 2, 0, seed=3)
-    assert list(sampler) != list(sampler)
 
 
 def test_set_epoch_reaches_the_sampler_within_a_batch_sampler() -> None:
@@ -174,22 +168,6 @@ def test_a_state_of_a_sampler_needs_one_that_can_load_it() -> None:
     list(islice(iter(sampler), 100))
     with pytest.raises(StateMismatch, match="the range can't load it"):
         distributed(range(500), 2, 1, seed=3).load_state_dict(sampler.state_dict())
-
-
-def test_with_one_rank_any_sampler_resumes() -> None:
-    sampler = distributed(WeightedRandomSampler([1.0] * 9, 70), 1, 0, seed=3)
-    iterator = iter(sampler)
-    list(islice(iterator, 33))
-    resumed = distributed(WeightedRandomSampler([1.0] * 9, 70), 1, 0, seed=3)
-    resumed.load_state_dict(sampler.state_dict())
-    assert list(resumed) == list(iterator)
-
-
-def test_batches_keep_their_size_for_frameworks() -> None:
-    batches = BatchSampler(SequentialSampler(range(20)), 4, drop_last=False)
-    sampler = distributed(batches, 2, 0, seed=3)
-    assert sampler.batch_size == 4
-    assert flat(list(sampler)) == [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def sampler_of(num_samples: int, batch_size: int, world_size: int = 1, rank: int
     uneven=st.sampled_from(Uneven),
     epoch=st.integers(0, 3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_the_batches_are_those_of_the_loaders_plan(
     num_samples: int,
     batch_size: int,
@@ -139,21 +139,11 @@ def test_a_seed_that_was_not_given_comes_from_the_state() -> None:
         sampler_of(30, 4).load_state_dict(state)
 
 
-def test_another_length_is_refused() -> None:
-    with pytest.raises(StateMismatch, match="num_samples=30"):
-        sampler_of(31, 4).load_state_dict(sampler_of(30, 4).state_dict())
-
-
 def test_resuming_takes_as_long_at_any_position() -> None:
     sampler = sampler_of(10**12, 64)
     state = {**sampler.state_dict(), "position": 10**12 - 128}
     sampler.load_state_dict(state)
     assert [len(batch) for batch in sampler] == [64, 64]
-
-
-def test_a_dataset_of_no_samples_has_no_batches() -> None:
-    sampler = sampler_of(0, 4)
-    assert (list(sampler), len(sampler), sampler.epoch) == ([], 0, 1)
 
 
 @pytest.mark.parametrize(

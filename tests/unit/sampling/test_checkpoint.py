@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,19 +32,18 @@ def test_a_state_survives_json(state: Checkpoint) -> None:
     assert Checkpoint.from_dict(json.loads(json.dumps(saved))) == state
 
 
-@pytest.mark.parametrize("name", sorted(set(STATE) - {"num_samples", "version"}))
-def test_a_missing_field_is_named(name: str) -> None:
-    with pytest.raises(StateMismatch, match=f"no field '{name}'"):
-        Checkpoint.from_dict({key: value for key, value in STATE.items() if key != name})
+def test_a_missing_field_is_named() -> None:
+    for name in set(STATE) - {"num_samples", "version"}:
+        with pytest.raises(StateMismatch, match=f"no field '{name}'"):
+            Checkpoint.from_dict({key: value for key, value in STATE.items() if key != name})
 
 
-@pytest.mark.parametrize("name", sorted(set(STATE) - {"version"}))
-@pytest.mark.parametrize("value", [-1, 1.0, "1", None, True])
-def test_a_field_that_is_no_count_is_named_with_its_value(name: str, value: Any) -> None:
-    if name == "num_samples" and value is None:
-        return  # not known yet
-    with pytest.raises(StateMismatch, match=f"{name}={value!r}"):
-        Checkpoint.from_dict(STATE | {name: value})
+def test_a_field_that_is_no_count_is_named_with_its_value() -> None:
+    for name, value in product(set(STATE) - {"version"}, [-1, 1.0, "1", None, True]):
+        if name == "num_samples" and value is None:
+            continue  # not known yet
+        with pytest.raises(StateMismatch, match=f"{name}={value!r}"):
+            Checkpoint.from_dict(STATE | {name: value})
 
 
 def test_a_whole_checkpoint_is_refused_with_a_hint() -> None:
@@ -67,12 +67,6 @@ def test_a_position_beyond_the_dataset_is_refused() -> None:
         Checkpoint.from_dict(STATE | {"position": 101})
 
 
-@pytest.mark.parametrize("name", ["epoch", "position"])
-def test_what_no_message_has_room_for_is_refused(name: str) -> None:
-    with pytest.raises(StateMismatch, match=f"{name}={2**62}"):
-        Checkpoint.from_dict({**STATE, "num_samples": 2**63, name: 2**62})
-
-
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, np.array, torch.tensor])
 def test_fields_may_be_any_kind_of_integer(kind: Any) -> None:
     saved = Checkpoint.from_dict({name: kind(value) for name, value in STATE.items()}).to_dict()
@@ -80,9 +74,19 @@ def test_fields_may_be_any_kind_of_integer(kind: Any) -> None:
     assert all(type(value) is int for value in saved.values())
 
 
-@pytest.mark.parametrize("name", sorted(STATE))
-def test_any_other_value_is_refused_by_name(name: str) -> None:
-    for value in (-(10**5000), 10**5000, np.array([1, 2]), float("nan"), float("inf"), 1e300, b"1", [], object()):
+def test_any_other_value_is_refused_by_name() -> None:
+    strange: tuple[Any, ...] = (
+        -(10**5000),
+        10**5000,
+        np.array([1, 2]),
+        float("nan"),
+        float("inf"),
+        1e300,
+        b"1",
+        [],
+        object(),
+    )
+    for name, value in product(STATE, strange):
         with pytest.raises(StateMismatch, match=name):
             Checkpoint.from_dict({**STATE, name: value})
 

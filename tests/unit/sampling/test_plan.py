@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from swift_loader.sampling.plan import BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
-from swift_loader.sampling.shuffle import Order, OrderSettings, local_window, run_length_for
+from swift_loader.sampling.shuffle import Order, OrderSettings, local_window
 from swift_loader.sampling.skips import NO_SKIPS
 
 
@@ -70,7 +69,7 @@ def by_step(ranks: list[list[BatchPlan]]) -> list[list[int]]:
 
 
 @given(num_samples=sizes, chosen=plan_settings, epoch=st.integers(0, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_sample_is_used_as_uneven_says(num_samples: int, chosen: PlanSettings, epoch: int) -> None:
     ranks = [all_batches(plan, epoch) for plan in plans_of_all_ranks(num_samples, chosen)]
     batches = [batch for rank in ranks for batch in rank]
@@ -101,7 +100,7 @@ def test_every_sample_is_used_as_uneven_says(num_samples: int, chosen: PlanSetti
 
 
 @given(num_samples=sizes, chosen=plan_settings)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_all_ranks_have_equally_many_batches_of_equal_size_unless_exact(num_samples: int, chosen: PlanSettings) -> None:
     plans = plans_of_all_ranks(num_samples, chosen)
     counts = {plan.num_batches(0) for plan in plans}
@@ -115,7 +114,7 @@ def test_all_ranks_have_equally_many_batches_of_equal_size_unless_exact(num_samp
 
 
 @given(num_samples=sizes, chosen=plan_settings, epoch=st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_after_any_step_what_was_used_is_a_prefix_of_the_order(
     num_samples: int, chosen: PlanSettings, epoch: int
 ) -> None:
@@ -127,19 +126,6 @@ def test_after_any_step_what_was_used_is_a_prefix_of_the_order(
     assert used == (order + order * num_repeated)[: len(used)]
     global_batch = chosen.batch_size * chosen.world_size
     assert all(len(step) == global_batch for step in steps[:-1])
-
-
-@given(num_samples=sizes, chosen=plan_settings)
-@settings(max_examples=60, deadline=None)
-def test_padding_is_the_end_of_a_batch(num_samples: int, chosen: PlanSettings) -> None:
-    plans = plans_of_all_ranks(num_samples, replace(chosen, uneven=Uneven.PAD))
-    fresh = [
-        index
-        for plan in plans
-        for batch in all_batches(plan)
-        for index in batch.indices[: len(batch.indices) - batch.num_padding].tolist()
-    ]
-    assert len(fresh) == len(set(fresh))
 
 
 @given(num_samples=st.integers(1, 3000), chosen=plan_settings, others=st.tuples(st.integers(1, 64), st.integers(1, 5)))
@@ -157,21 +143,12 @@ def test_another_batch_size_and_number_of_ranks_goes_on_where_the_first_stopped(
 
 
 @given(num_samples=sizes, seed=st.integers(0, 2**64), window=windows, batch_size=st.integers(1, 64))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_an_order_is_a_permutation(num_samples: int, seed: int, window: int | None, batch_size: int) -> None:
     order = Order(num_samples, OrderSettings.of(seed=seed, shuffle=True, window=window, batch_size=batch_size))
     for epoch in (0, 1, 10**9):
         indices = order.indices(epoch, np.arange(num_samples))
         assert np.array_equal(np.sort(indices), np.arange(num_samples))
-
-
-def test_without_shuffle_the_order_is_the_dataset() -> None:
-    plan = Plan.of(20, settings_of(shuffle=False, window=40))
-    assert [batch.indices.tolist() for batch in all_batches(plan, epoch=4)] == [
-        list(range(8)),
-        list(range(8, 16)),
-        list(range(16, 20)),
-    ]
 
 
 @given(
@@ -239,10 +216,9 @@ def test_more_ranks_than_samples_wrap_around_more_than_once() -> None:
     assert {int(rank[0].indices[0]) for rank in batches} == {0, 1}
 
 
-@pytest.mark.parametrize("window", [None, 0, 5 * 32, 10**6])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_billion_samples_take_no_memory(window: int | None, shuffle: bool) -> None:
-    chosen = settings_of(batch_size=32, world_size=4, rank=2, window=window, shuffle=shuffle)
+@pytest.mark.parametrize("window", [None, 0, 5 * 32])
+def test_a_billion_samples_take_no_memory(window: int | None) -> None:
+    chosen = settings_of(batch_size=32, world_size=4, rank=2, window=window)
     Plan.of(1000, chosen).batch(0, 0)  # what is allocated once, on first use
     tracemalloc.start()
     try:
@@ -253,63 +229,6 @@ def test_a_billion_samples_take_no_memory(window: int | None, shuffle: bool) -> 
     finally:
         tracemalloc.stop()
     assert peak_bytes < 1 << 20
-
-
-def mean_classes_per_batch(window: int | None) -> float:
-    """For 100,000 samples sorted by class, 100 classes."""
-    plan = Plan.of(100_000, settings_of(batch_size=32, window=window))
-    batches = np.array(whole_order(plan))[: 100_000 // 32 * 32].reshape(-1, 32) // 1000
-    return float(np.mean([len(np.unique(batch)) for batch in batches]))
-
-
-def test_batches_of_sorted_data_are_mixed_by_a_window_of_five_batches() -> None:
-    assert mean_classes_per_batch(5 * 32) >= 0.7 * mean_classes_per_batch(0)
-
-
-def test_batches_of_sorted_data_have_as_many_classes_by_default_as_by_a_uniform_shuffle() -> None:
-    assert mean_classes_per_batch(None) >= 0.99 * mean_classes_per_batch(0)
-
-
-def windows_of(plan: Plan) -> NDArray[np.int64]:
-    size = plan.order.window
-    order = np.array(whole_order(plan))
-    return order[: len(order) // size * size].reshape(-1, size)
-
-
-def test_most_samples_of_a_window_have_a_neighbour_in_it() -> None:
-    plan = Plan.of(100_000, settings_of(batch_size=32, window=5 * 32))
-    shares = []
-    for window in windows_of(plan):
-        ordered = np.sort(window)
-        close = np.diff(ordered) == 1
-        shares.append(np.mean(np.append(close, False) | np.insert(close, 0, False)))
-    assert np.mean(shares) >= 0.6
-
-
-def test_a_window_has_samples_from_all_over_the_dataset() -> None:
-    plan = Plan.of(100_000, settings_of(batch_size=32, window=5 * 32))
-    spans = [np.ptp(window) for window in windows_of(plan)]
-    assert min(spans) > 50_000
-
-
-def test_the_cuts_between_runs_move_from_epoch_to_epoch() -> None:
-    plan = Plan.of(10_000, settings_of(batch_size=32, window=5 * 32))
-    length = plan.order.settings.run_length
-    assert length > 1
-    together = []
-    for epoch in (0, 1, 2, 3, 4, 5):
-        windows = np.array(whole_order(plan, epoch))[: 10_000 // plan.order.window * plan.order.window]
-        of_sample = np.full(10_000, -1)
-        of_sample[windows] = np.arange(len(windows)) // plan.order.window
-        together.append(of_sample[:-1] == of_sample[1:])
-    assert not np.array_equal(together[0], together[1])
-    assert np.any(together, axis=0).mean() > 0.9
-
-
-@given(window=st.integers(1, 5000), batch_size=st.integers(1, 600))
-@settings(max_examples=150, deadline=None)
-def test_a_run_fits_its_window(window: int, batch_size: int) -> None:
-    assert 1 <= run_length_for(window, batch_size) <= window
 
 
 @given(num_samples=st.integers(1, 3000), window=st.integers(1, 5000), batch_size=st.integers(1, 64))
@@ -361,13 +280,9 @@ def variance_of_class_counts(num_samples: int, batch_size: int, window: int | No
     return float(np.mean(squares) / expected)
 
 
-BATCH_SIZES = (1, 2, 8, 32, 100, 256, 1024, 4096)
-LENGTHS_IN_WINDOWS = (0.3, 1.05, 1.5, 2.01, 6)
-"""Lengths of datasets; in an epoch with a very short last window, that window's batches are mixed least."""
-
-
-@pytest.mark.parametrize("batch_size", BATCH_SIZES)
-@pytest.mark.parametrize("num_windows", LENGTHS_IN_WINDOWS)
+@pytest.mark.parametrize(
+    ("batch_size", "num_windows"), [(1, 1.5), (8, 0.3), (32, 2.01), (100, 1.05), (256, 6), (4096, 1.5)]
+)
 def test_by_default_a_batch_is_mixed_like_one_of_a_uniform_shuffle(batch_size: int, num_windows: float) -> None:
     num_samples = int(min(local_window(batch_size) * num_windows, 1_500_000))
     num_epochs = max(1, 200_000 // num_samples)
@@ -411,19 +326,18 @@ def test_an_order_that_was_saved_stays_what_it_was(num_samples: int, indices: li
     assert order.indices(2, np.arange(30, 46)).tolist() == indices
 
 
-HUGE = (2**31, 2**62, 2**63, 2**64, 10**30, 10**400)
+huge = st.sampled_from([2**31, 2**62, 2**63, 2**64, 10**30, 10**400])
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 2, 100])
-@pytest.mark.parametrize("run_length", [1, 3, *HUGE])
-@pytest.mark.parametrize("window", [0, 1, 40, *HUGE])
+@given(num_samples=st.integers(0, 100), run_length=st.integers(1, 5) | huge, window=st.integers(0, 50) | huge)
+@settings(deadline=None)
 def test_windows_and_runs_of_any_size_make_permutations(num_samples: int, run_length: int, window: int) -> None:
     order = Order(num_samples, OrderSettings(10**400, shuffle=True, window=window, run_length=run_length))
     assert np.array_equal(np.sort(order.indices(1, np.arange(num_samples))), np.arange(num_samples))
 
 
-@pytest.mark.parametrize("window", [None, 1, 40, *HUGE])
-@pytest.mark.parametrize("batch_size", [1, 7, *HUGE])
+@given(batch_size=st.integers(1, 50) | huge, window=st.none() | st.integers(1, 50) | huge)
+@settings(deadline=None)
 def test_batches_of_any_size_take_what_there_is(batch_size: int, window: int | None) -> None:
     plan = Plan.of(100, settings_of(batch_size=batch_size, window=window, world_size=2))
     assert sum(len(batch.indices) for batch in all_batches(plan)) == 50

@@ -84,15 +84,6 @@ def test_choosing_the_epoch_under_way_says_nothing_about_the_one_after() -> None
     assert run.begin() == Position(1, 0)
 
 
-def test_choosing_an_epoch_that_is_over_repeats_it() -> None:
-    run = Run()
-    run.begin()
-    run.take(3)
-    run.progress.choose_epoch(0)
-    assert run.progress.position == Position(0, 0)
-    assert run.begin() == Position(0, 0)
-
-
 @pytest.mark.parametrize(
     ("saved", "chosen", "begins", "stands"),
     [
@@ -116,14 +107,6 @@ def test_a_restored_run_goes_on_as_the_table_says(
     assert run.progress.position == stands
     assert run.begin() == begins
     assert run.begin() == Position(begins.epoch + 1, 0)
-
-
-def test_a_restored_position_survives_a_detour_of_choices() -> None:
-    run = Run()
-    run.progress.restore(Position(3, 4))
-    run.progress.choose_epoch(7)
-    run.progress.choose_epoch(3)
-    assert run.begin() == Position(3, 4)
 
 
 def test_a_rank_without_a_part_of_the_last_step_is_at_the_end_when_the_loop_has_seen_it() -> None:

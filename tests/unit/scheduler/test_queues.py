@@ -1,21 +1,184 @@
+"""Which worker gets the next task: the one with the least to do, as found by looking at all of them."""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork
-from swift_loader.scheduler.worker_queue import MAX_TASKS
+from swift_loader.scheduler.room import MIN_ENTRIES, Room
+from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
+from swift_loader.scheduler.worker_queue import MAX_TASKS, Queue
 
-LIMITS = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
+NUM_IDS = 4
+
+LIMITS = st.builds(
+    Limits,
+    max_in_flight=st.integers(1, 24),
+    max_ready_per_worker=st.integers(1, 4),
+    max_tasks=st.integers(1, 5),
+    in_order=st.booleans(),
+    num_expected=st.integers(0, 4),
+)
+
+WORKS = st.one_of(
+    st.just(PlannedWork(0, 0)),
+    st.builds(StreamWork, st.just(0), st.just(0), st.integers(0, NUM_IDS), st.just(0)),
+    st.builds(IndexWork, st.just(0), st.just(0), st.just([1]), st.none() | st.integers(0, NUM_IDS)),
+)
+
+
+def scan(queues: Queues, is_open: set[int], limits: Limits, work: Work, max_ready: float) -> int | None:
+    """Return the worker with the least to do, by looking at all of them. The reference."""
+    worker_id = None if isinstance(work, PlannedWork) else work.worker_id
+    num_workers = len(queues._queues)
+    share = limits.share(num_workers) if num_workers >= limits.num_expected else 1
+    loads = [
+        (len(queue.tasks), queue.num_ready, queue.worker_id, serial)
+        for serial, queue in queues._queues.items()
+        if serial in is_open
+        and queue.num_ready < max_ready
+        and queue.num_current < (queue.max_tasks if worker_id is None else MAX_TASKS)
+        and queue.num_current < share
+        and len(queue.tasks) < 2 * MAX_TASKS
+        and worker_id in (None, queue.worker_id)
+    ]
+    return min(loads)[3] if loads else None
+
+
+class QueuesModel(RuleBasedStateMachine):
+    """Workers come and go, get tasks and answer them; limits change; the loop takes batches and seeks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = self.num_added = self.num_pushed = 0
+        self.is_open: set[int] = set()
+
+    @initialize(limits=LIMITS, num_workers=st.integers(0, 6))
+    def begin_anew(self, limits: Limits, num_workers: int) -> None:
+        self.limits = limits
+        self.queues = Queues(limits)
+        for worker_id in range(num_workers):
+            self.add(worker_id % NUM_IDS)
+
+    def some(self, data: st.DataObject, which: Callable[[Queue], bool] = lambda _: True) -> Queue | None:
+        serials = [serial for serial, queue in self.queues._queues.items() if which(queue)]
+        return self.queues._queues[data.draw(st.sampled_from(serials))] if serials else None
+
+    @rule(worker_id=st.integers(0, NUM_IDS - 1))
+    def add(self, worker_id: int) -> None:
+        self.queues.add(self.num_added, worker_id)
+        self.is_open.add(self.num_added)
+        self.num_added += 1
+
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        if queue := self.some(data):
+            self.queues.retire(queue.serial)
+            self.is_open.discard(queue.serial)
+
+    @rule(data=st.data())
+    def reopen(self, data: st.DataObject) -> None:
+        if queue := self.some(data):
+            self.queues.reopen(queue.serial)
+            self.is_open.add(queue.serial)
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        if queue := self.some(data):
+            assert self.queues.remove(queue.serial) == list(queue.tasks)
+            self.is_open.discard(queue.serial)
+
+    @rule(work=WORKS, is_lost=st.booleans(), number=st.integers(1, 12))
+    def give_tasks(self, work: Work, is_lost: bool, number: int) -> None:
+        """As the ledger does: to the worker that was picked."""
+        for _ in range(number):
+            max_ready = math.inf if is_lost else self.limits.max_ready_per_worker
+            picked = self.queues.pick_for_lost(work) if is_lost else self.queues.pick(work)
+            assert picked == scan(self.queues, self.is_open, self.limits, work, max_ready)
+            if picked is None:
+                return
+            self.push(picked)
+
+    @rule(data=st.data())
+    def give_a_task_to_anybody(self, data: st.DataObject) -> None:
+        if queue := self.some(data):
+            self.push(queue.serial)
+
+    def push(self, serial: int) -> None:
+        self.queues.push(serial, (self.generation, self.num_pushed))
+        self.num_pushed += 1
+
+    @rule(data=st.data(), build_s=st.none() | st.sampled_from([0.0, 1e-5, 1e-3, 0.5]), number=st.integers(1, 5))
+    def answer(self, data: st.DataObject, build_s: float | None, number: int) -> None:
+        for _ in range(number):
+            if queue := self.some(data, lambda queue: bool(queue.tasks)):
+                task = queue.tasks[0]
+                self.queues.complete(queue.serial, task, build_s, is_current=task[0] == self.generation)
+
+    @rule(data=st.data())
+    def answer_without_a_batch(self, data: st.DataObject) -> None:
+        if queue := self.some(data, lambda queue: bool(queue.tasks)):
+            task = queue.tasks[0]
+            self.queues.pop(queue.serial, task, is_current=task[0] == self.generation)
+
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        if queue := self.some(data, lambda queue: queue.num_ready > 0):
+            self.queues.note_ready(queue.serial, -1)
+
+    @rule(data=st.data())
+    def adopt_a_trial_batch(self, data: st.DataObject) -> None:
+        if queue := self.some(data):
+            self.queues.note_ready(queue.serial, 1)
+
+    @rule()
+    def begin(self) -> None:
+        self.queues.begin()
+        self.generation += 1
+
+    @rule(limits=LIMITS)
+    def use_limits(self, limits: Limits) -> None:
+        self.limits = limits
+        self.queues.use_limits(limits)
+
+    @rule(work=WORKS)
+    def pick(self, work: Work) -> None:
+        for pick, limit in (
+            (self.queues.pick, self.limits.max_ready_per_worker),
+            (self.queues.pick_for_lost, math.inf),
+        ):
+            assert pick(work) == scan(self.queues, self.is_open, self.limits, work, limit)
+
+
+def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
+    how = settings(max_examples=200, stateful_step_count=60, derandomize=True, report_multiple_bugs=False)
+    run_state_machine_as_test(QueuesModel, settings=how)
+
+
+def test_a_worker_that_has_less_to_do_again_and_again_leaves_no_old_entries() -> None:
+    room = Room(share=10, max_ready=2000)
+    queue = Queue(serial=0, worker_id=0, max_tasks=10, num_ready=1000)
+    room.open(queue)
+    for _ in range(1000):
+        queue.num_ready -= 1
+        room.note_less(queue)
+    assert (room.least(), queue.num_ready) == (0, 0)
+    assert len(room._entries) <= 2 + MIN_ENTRIES
+
+
+MANY = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
 WORK = PlannedWork(0, 0)
 
 
-def queues_of(num_workers: int, limits: Limits = LIMITS) -> Queues:
+def queues_of(num_workers: int, limits: Limits = MANY) -> Queues:
     """Return queues of workers 0, 1, ...; the id of worker i is i."""
     queues = Queues(limits)
     for serial in range(num_workers):
@@ -23,32 +186,49 @@ def queues_of(num_workers: int, limits: Limits = LIMITS) -> Queues:
     return queues
 
 
-def num_given(queues: Queues, limit: int = 200) -> int:
-    """Return how many tasks the workers get until none has room."""
-    for number in range(limit):
-        serial = queues.pick(WORK)
-        if serial is None:
-            return number
-        queues.push(serial, (0, number))
-    return limit
-
-
 @given(num_workers=st.integers(1, 4), max_in_flight=st.integers(1, 12))
 def test_tasks_are_spread_evenly_and_no_worker_gets_more_than_its_share(num_workers: int, max_in_flight: int) -> None:
-    limits = replace(LIMITS, max_in_flight=max_in_flight)
+    limits = replace(MANY, max_in_flight=max_in_flight)
     queues = queues_of(num_workers, limits)
     counts = [0] * num_workers
     while (serial := queues.pick(WORK)) is not None:
         assert counts[serial] == min(counts)
         queues.push(serial, (0, sum(counts)))
         counts[serial] += 1
-        assert max(counts) <= limits.share(num_workers)
     assert set(counts) == {min(2, limits.share(num_workers))}
+
+
+@pytest.mark.parametrize(
+    ("build_s", "in_order", "max_tasks", "num_tasks"),
+    [
+        ([], True, 1000, 2),
+        ([1.0], True, 1000, 2),
+        ([0.0001], True, 1000, 11),
+        ([0.0], True, 1000, MAX_TASKS),
+        ([0.0], True, 3, 3),
+        ([0.1, 0.5], True, 1000, 1),
+        ([0.1, 0.5], False, 1000, 2),
+        ([0.1, 0.1, 0.1], True, 1000, 2),
+    ],
+)
+def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary_and_no_more_than_the_user_allows(
+    build_s: list[float], in_order: bool, max_tasks: int, num_tasks: int
+) -> None:
+    queues = queues_of(1, replace(MANY, in_order=in_order, max_tasks=max_tasks))
+    for number, seconds in enumerate(build_s):
+        queues.push(0, (0, number))
+        queues.complete(0, (0, number), seconds, is_current=True)
+        queues.note_ready(0, -1)
+    num_given = 0
+    while (serial := queues.pick(WORK)) is not None:
+        queues.push(serial, (0, num_given))
+        num_given += 1
+    assert num_given == num_tasks
 
 
 @given(num_workers=st.integers(1, 4), max_in_flight=st.integers(1, 200))
 def test_a_streams_batches_wait_at_their_worker_up_to_its_share(num_workers: int, max_in_flight: int) -> None:
-    limits = replace(LIMITS, max_in_flight=max_in_flight)
+    limits = replace(MANY, max_in_flight=max_in_flight)
     queues = queues_of(num_workers, limits)
     for build_s in (0.1, 0.5):  # its times vary
         queues.push(0, (0, 0))
@@ -58,62 +238,6 @@ def test_a_streams_batches_wait_at_their_worker_up_to_its_share(num_workers: int
         queues.push(0, (0, turn))
         turn += 1
     assert turn == min(MAX_TASKS, limits.share(num_workers))
-
-
-@pytest.mark.parametrize(
-    ("build_s", "in_order", "num_tasks"),
-    [
-        ([], True, 2),
-        ([1.0], True, 2),
-        ([0.0001], True, 11),
-        ([0.0], True, MAX_TASKS),
-        ([0.1, 0.5], True, 1),
-        ([0.1, 0.5], False, 2),
-        ([0.1, 0.1, 0.1], True, 2),
-    ],
-)
-def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary(
-    build_s: list[float], in_order: bool, num_tasks: int
-) -> None:
-    queues = queues_of(1, replace(LIMITS, in_order=in_order))
-    for number, seconds in enumerate(build_s):
-        queues.push(0, (0, number))
-        queues.complete(0, (0, number), seconds, is_current=True)
-        queues.note_ready(0, -1)
-    assert num_given(queues) == num_tasks
-
-
-def test_the_users_limit_of_tasks_holds() -> None:
-    queues = queues_of(1, replace(LIMITS, max_tasks=3))
-    queues.push(0, (0, 0))
-    queues.complete(0, (0, 0), 0.0, is_current=True)
-    queues.note_ready(0, -1)
-    assert num_given(queues) == 3
-
-
-def test_a_worker_with_many_ready_batches_gets_no_task_unless_one_was_lost() -> None:
-    queues = queues_of(2, replace(LIMITS, max_ready_per_worker=3))
-    queues.push(1, (0, 0))
-    for number in range(3):
-        queues.push(0, (0, number))
-        queues.complete(0, (0, number), None, is_current=True)
-    assert (queues.pick(WORK), queues.pick_for_lost(WORK)) == (1, 0)
-    queues.retire(1)
-    assert (queues.pick(WORK), queues.pick_for_lost(WORK)) == (None, 0)
-    queues.note_ready(0, -1)
-    assert (queues.pick(WORK), queues.pick_for_lost(WORK)) == (0, 0)
-
-
-def test_only_the_worker_of_a_shard_builds_its_batches() -> None:
-    queues = queues_of(3)
-    queues.push(2, (0, 0))
-    assert [queues.pick(StreamWork(0, 1, worker_id, 0)) for worker_id in (0, 1, 2, 3)] == [0, 1, 2, None]
-
-
-def test_only_the_worker_that_a_samplers_batch_names_builds_it() -> None:
-    queues = queues_of(2)
-    queues.push(1, (0, 0))
-    assert [queues.pick(IndexWork(0, 1, [5], worker_id)) for worker_id in (None, 0, 1, 2)] == [0, 0, 1, None]
 
 
 @given(st.lists(st.integers(0, 5), max_size=6))
@@ -131,26 +255,7 @@ def test_a_worker_answers_its_tasks_in_order(answers: list[int]) -> None:
             with pytest.raises(ProtocolError, match=rf"worker 0 answered task \(7, {number}\), but its next task is"):
                 queues.pop(0, (7, number), is_current=True)
     assert queues.remove(0) == [(7, number) for number in range(first, 4)]
-
-
-def test_a_worker_that_is_gone_answers_nothing_and_is_forgotten_once() -> None:
-    queues = queues_of(1)
-    queues.push(0, (7, 1))
-    assert queues.remove(0) == [(7, 1)]
-    assert queues.remove(0) == []
-    assert (queues.first(0), queues.pick(WORK), repr(queues)) == (None, None, "none")
-    with pytest.raises(ProtocolError, match=r"worker 0 answered task \(7, 1\), but its next task is None"):
-        queues.pop(0, (7, 1), is_current=True)
-
-
-def test_a_retired_worker_gets_no_task_and_still_answers() -> None:
-    queues = queues_of(2)
-    queues.push(0, (0, 1))
-    queues.retire(0)
-    queues.retire(0)
-    assert [queues.pick(StreamWork(0, 0, worker_id, 0)) for worker_id in (0, 1)] == [None, 1]
-    queues.pop(0, (0, 1), is_current=True)
-    assert queues.first(0) is None
+    assert (queues.remove(0), queues.first(0), queues.pick(WORK), repr(queues)) == ([], None, None, "none")
 
 
 def test_tasks_of_earlier_generations_stay_but_are_not_counted() -> None:
@@ -158,9 +263,7 @@ def test_tasks_of_earlier_generations_stay_but_are_not_counted() -> None:
     queues.push(1, (0, 0))
     assert queues.busy() == [1]
     queues.begin()
-    assert queues.busy() == []
-    assert queues.first(1) == (0, 0)
-    assert repr(queues) == "worker 0: 0, worker 1: 1"
+    assert (queues.busy(), queues.first(1), repr(queues)) == ([], (0, 0), "worker 0: 0, worker 1: 1")
 
 
 @given(limits=st.builds(Limits, st.integers(1, 50), st.integers(1, 9), st.integers(1, 9), st.booleans()))
@@ -172,14 +275,3 @@ def test_the_batches_of_one_worker_are_limited_by_those_of_all(limits: Limits) -
     assert limits.max_of_worker(1) == min(
         limits.max_in_flight, limits.max_ready_per_worker + min(limits.max_tasks, limits.max_in_flight)
     )
-
-
-def test_a_worker_gets_a_second_task_once_all_expected_workers_are_there() -> None:
-    queues = Queues(replace(LIMITS, num_expected=2))
-    queues.add(0, 0)
-    queues.push(0, (1, 0))
-    assert queues.pick(PlannedWork(0, 1)) is None
-    queues.add(1, 1)
-    assert queues.pick(PlannedWork(0, 1)) == 1
-    queues.push(1, (1, 1))
-    assert queues.pick(PlannedWork(0, 2)) == 0

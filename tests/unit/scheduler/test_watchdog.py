@@ -16,52 +16,29 @@ def watching(warn_after_s: float | None, limit_s: float | None, now_s: float, gr
     return watchdog
 
 
-def test_a_task_is_warned_of_once_and_given_up_when_it_and_the_wait_have_lasted() -> None:
+def test_each_wait_warns_once_and_gives_up_a_task_that_has_lasted_as_long_as_the_wait() -> None:
     watchdog = watching(2.0, 5.0, now_s=10.0)
-    assert [watchdog.judge(9.0, now) for now in (10.5, 11.0, 12.0, 14.9)] == [
-        Judgement.NOTHING,
-        Judgement.WARN,
-        Judgement.NOTHING,
-        Judgement.NOTHING,
-    ]
-    assert watchdog.judge(9.0, 15.0) is Judgement.GIVE_UP
-    assert watchdog.judge(14.0, 15.0) is Judgement.NOTHING, "a task that has just begun isn't to blame for a long wait"
-
-
-def test_after_a_worker_was_given_up_the_wait_begins_anew() -> None:
-    watchdog = watching(None, 5.0, now_s=0.0)
-    assert watchdog.judge(0.0, 5.0) is Judgement.GIVE_UP
-    watchdog.start_over(5.0)
-    assert watchdog.judge(0.0, 9.9) is Judgement.NOTHING
-    assert watchdog.judge(0.0, 10.0) is Judgement.GIVE_UP
-
-
-def test_each_wait_is_judged_by_its_own_begin_and_warns_again() -> None:
-    watchdog = watching(2.0, 5.0, now_s=0.0)
-    assert watchdog.judge(0.0, 2.0) is Judgement.WARN
-    watchdog.begin(4.0, 0.0)
-    assert watchdog.deadline_s == 6.0
-    assert watchdog.judge(0.0, 6.0) is Judgement.WARN
-    assert watchdog.judge(0.0, 8.9) is Judgement.NOTHING
-    assert watchdog.judge(0.0, 9.0) is Judgement.GIVE_UP
+    judged = [watchdog.judge(9.0, now) for now in (10.5, 11.0, 12.0, 14.9, 15.0)]
+    nothing = Judgement.NOTHING
+    assert judged == [nothing, Judgement.WARN, nothing, nothing, Judgement.GIVE_UP]
+    assert watchdog.judge(14.0, 15.0) is nothing, "a task that has just begun isn't to blame for a long wait"
+    watchdog.start_over(15.0)
+    assert [watchdog.judge(9.0, now) for now in (19.9, 20.0)] == [nothing, Judgement.GIVE_UP]
+    watchdog.begin(24.0, 0.0)
+    assert watchdog.deadline_s == 26.0
+    assert [watchdog.judge(9.0, now) for now in (26.0, 28.9, 29.0)] == [Judgement.WARN, nothing, Judgement.GIVE_UP]
 
 
 def test_if_no_worker_has_the_batch_a_replacement_may_take_its_time() -> None:
     watchdog = watching(None, 1.0, now_s=0.0, grace_s=3.0)
-    assert watchdog.judge_itself(3.9) is Judgement.NOTHING
-    assert watchdog.judge_itself(4.0) is Judgement.GIVE_UP
+    assert [watchdog.judge_itself(now) for now in (3.9, 4.0)] == [Judgement.NOTHING, Judgement.GIVE_UP]
 
 
-def test_without_limits_there_is_nothing_to_check() -> None:
+def test_without_limits_or_before_the_first_wait_there_is_nothing_to_check() -> None:
     watchdog = watching(None, None, now_s=0.0)
-    assert watchdog.deadline_s == math.inf
     watchdog.plan_next_check([], 1e9)
-    assert watchdog.deadline_s == math.inf
+    assert watchdog.deadline_s == Watchdog(1.0, 2.0).deadline_s == math.inf
     assert watchdog.judge(0.0, 1e9) is watchdog.judge_itself(1e9) is Judgement.NOTHING
-
-
-def test_before_the_first_wait_there_is_nothing_to_check() -> None:
-    assert Watchdog(1.0, 2.0).deadline_s == math.inf
 
 
 @given(warn=LIMITS, limit=LIMITS, since=st.lists(st.floats(0, 100), max_size=3), grace=st.floats(0, 10))
@@ -87,10 +64,6 @@ def test_whatever_falls_due_is_seen_by_a_check_that_was_planned(
         assert 100 + limit - 1e-6 <= now <= 100 + limit + (grace if not since else 0) + 1e-6
 
 
-def test_the_state_can_be_read() -> None:
-    assert repr(watching(2.0, None, now_s=1.0)) == "<Watchdog since 1.0 s, checks at 3.0 s>"
-
-
 def test_time_in_which_the_process_was_stopped_is_counted_for_nobody() -> None:
     watchdog = watching(None, 5.0, now_s=10.0)
     watchdog.rest(11.0, 12.0)
@@ -98,8 +71,7 @@ def test_time_in_which_the_process_was_stopped_is_counted_for_nobody() -> None:
     watchdog.rest(13.0, 14.0)
     assert watchdog.wake(113.0) == 100.0
     assert watchdog.deadline_s == 115.0
-    assert watchdog.judge(109.0, 114.9) is Judgement.NOTHING
-    assert watchdog.judge(109.0, 115.0) is Judgement.GIVE_UP
+    assert [watchdog.judge(109.0, now) for now in (114.9, 115.0)] == [Judgement.NOTHING, Judgement.GIVE_UP]
     assert watchdog.wake(1000.0) == 0.0, "nobody said when to expect it"
 
 

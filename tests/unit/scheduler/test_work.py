@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork, Work, WorkSource
-from tests.unit.scheduler.streams import StreamSource
 
 
 def first(source: WorkSource, num: int) -> list[Work | None]:
@@ -20,52 +19,24 @@ def test_planned_work_goes_on_across_the_ends_of_epochs(epoch: int, step: int, l
     assert first(source, 20) == expected[:20]
 
 
-def test_the_rest_of_an_epoch_may_be_nothing() -> None:
-    assert first(PlannedSource(4, 2, lambda _: 2), 2) == [PlannedWork(5, 0), PlannedWork(5, 1)]
-
-
-def test_epochs_without_batches_hand_out_nothing() -> None:
+def test_epochs_without_batches_hand_out_nothing_or_are_passed_over_up_to_the_last_irregular_one() -> None:
     assert first(PlannedSource(4, 0, lambda _: 0), 2) == [None, None]
     only = PlannedSource(0, 1, lambda epoch: 2 if epoch == 0 else 0)
     assert first(only, 3) == [PlannedWork(0, 1), None, None]
+    lengths = {0: 1, 1: 0, 2: 0, 3: 1}
+    source = PlannedSource(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
+    assert first(source, 4) == [PlannedWork(0, 0), PlannedWork(3, 0), PlannedWork(4, 0), PlannedWork(4, 1)]
 
 
-def test_a_plan_and_a_sampler_have_no_shards_to_end() -> None:
-    for source in (PlannedSource(0, 0, lambda _: 1), IndexSource(0, 0, iter([[1]]))):
-        source.end_shard(StreamWork(0, 0, 0, 0))
-        assert source.next() is not None
-
-
-def test_a_samplers_batches_are_numbered_from_where_it_begins() -> None:
+def test_a_samplers_batches_are_numbered_from_where_it_begins_and_what_it_raises_is_raised() -> None:
     source = IndexSource(2, 5, iter([[7, 1], (3,)]))
     assert first(source, 3) == [IndexWork(2, 5, [7, 1]), IndexWork(2, 6, (3,)), None]
-
-
-def test_what_a_sampler_raises_is_raised() -> None:
-    source = IndexSource(0, 0, ([1 // 0] for _ in range(1)))
+    failing = IndexSource(0, 0, ([1 // 0] for _ in range(1)))
     with pytest.raises(ZeroDivisionError):
-        source.next()
+        failing.next()
 
 
 def test_equal_batches_have_equal_keys_whatever_else_they_carry() -> None:
     assert IndexWork(1, 2, [3]).key == IndexWork(1, 2, [4]).key
     assert StreamWork(1, 5, 0, 2).key == StreamWork(1, 6, 0, 2).key
-    assert PlannedWork(1, 2).key == PlannedWork(1, 2).key
     assert len({PlannedWork(1, 2).key, PlannedWork(2, 1).key, StreamWork(1, 2, 0, 0).key}) == 3
-
-
-def test_the_double_of_a_stream_takes_turns_and_leaves_out_ended_shards() -> None:
-    source = StreamSource(0, 3)
-    works = first(source, 4)
-    source.end_shard(StreamWork(0, 1, 1, 0))
-    source.end_shard(StreamWork(0, 4, 1, 1))
-    works += first(source, 2)
-    assert [(work.worker_id, work.turn) for work in works if isinstance(work, StreamWork)] == [
-        (0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2)
-    ]  # fmt: skip
-
-
-def test_epochs_without_batches_are_passed_over() -> None:
-    lengths = {0: 1, 1: 0, 2: 0, 3: 1}
-    source = PlannedSource(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
-    assert first(source, 4) == [PlannedWork(0, 0), PlannedWork(3, 0), PlannedWork(4, 0), PlannedWork(4, 1)]

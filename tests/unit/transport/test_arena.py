@@ -70,19 +70,6 @@ def test_moving_to_a_larger_memory_keeps_contents_and_offsets(capacity: int, par
         assert larger[block.offset : block.offset + len(part)].tobytes() == part
 
 
-def test_after_moving_there_is_room_behind_what_was_there() -> None:
-    arena = Arena(memory_of(64))
-    first = arena.place(np.full(100, 1, np.uint8))
-    larger = memory_of(1024)
-    arena.move_to(larger)
-    second = arena.place(np.full(100, 2, np.uint8))
-    assert arena.fits
-    assert second.offset >= first.offset + 100
-    assert np.shares_memory(second.memory, larger)
-    assert larger[:100].tolist() == [1] * 100
-    assert larger[second.offset : second.offset + 100].tolist() == [2] * 100
-
-
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (3, 0, 2)])
 def test_an_array_has_the_shape_and_dtype_asked_for_and_is_found_again(
     shape: tuple[int, ...],
@@ -125,17 +112,6 @@ def test_only_what_the_arena_made_is_found() -> None:
     assert arena.find(None) is None
 
 
-def test_what_is_written_to_an_array_is_in_its_block() -> None:
-    memory = memory_of(1024)
-    arena = Arena(memory)
-    arena.place(np.full(5, 9, np.uint8))
-    arena.empty((3,), "<i4")[...] = [1, 2, 3]
-    arena.empty_tensor((2,), torch.int16).copy_(torch.tensor([4, 5]))
-    assert memory[:5].tolist() == [9] * 5
-    assert memory[64:76].view("<i4").tolist() == [1, 2, 3]
-    assert memory[128:132].view("<i2").tolist() == [4, 5]
-
-
 @pytest.mark.parametrize("writeable", [True, False])
 @pytest.mark.parametrize(
     "array",
@@ -162,12 +138,6 @@ def test_what_is_copied_late_arrives_with_its_values(array: NDArray[Any], writea
     assert not arena.used or arena.used >= array.nbytes
 
 
-def test_large_arrays_are_copied_once_if_they_are_copied_late() -> None:
-    array = np.arange(1000)
-    block = Arena(np.empty(0, np.uint8), copies_late=True).place_array(array, "C")
-    assert np.shares_memory(block.memory, array)
-
-
 def test_a_large_first_block_is_in_memory_that_is_asked_for_then() -> None:
     asked: list[int] = []
 
@@ -181,13 +151,6 @@ def test_a_large_first_block_is_in_memory_that_is_asked_for_then() -> None:
     assert np.shares_memory(first.memory, second.memory.base if second.memory.base is not None else first.memory)
     assert not arena.fits
     assert third.offset == MIN_FIRST_BYTES + ALIGNMENT
-
-
-@pytest.mark.parametrize(("capacity", "nbytes"), [(0, MIN_FIRST_BYTES - 1), (1, MIN_FIRST_BYTES)])
-def test_nothing_is_asked_for_a_small_block_or_if_there_was_memory(capacity: int, nbytes: int) -> None:
-    arena = Arena(memory_of(capacity), more=lambda _: pytest.fail("asked"))
-    arena.allocate(nbytes)
-    assert not arena.fits
 
 
 def test_a_block_is_separate_if_there_is_no_more_memory() -> None:

@@ -12,6 +12,8 @@ from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.transport import channel
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES, Channel
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(name="pair")
 def _pair() -> Iterator[tuple[Channel, Channel]]:

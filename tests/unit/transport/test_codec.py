@@ -7,9 +7,9 @@ import enum
 import pickle
 import struct
 import threading
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,37 +121,7 @@ def assert_same_tensor(arrived: object, sent: torch.Tensor) -> None:
 # NumPy ----------------------------------------------------------------------------------------------------------------
 
 STRUCTURED = np.dtype([("id", "<i4"), ("box", "<f4", (2, 2)), ("name", "U3")], align=True)
-DTYPES = [
-    "?",
-    "b",
-    "B",
-    "h",
-    "H",
-    "i",
-    "I",
-    "l",
-    "L",
-    "q",
-    "Q",
-    "e",
-    "f",
-    "d",
-    "g",
-    "F",
-    "D",
-    "G",
-    "S3",
-    "U4",
-    "V5",
-    "M8[ns]",
-    "M8[D]",
-    "m8[us]",
-    ">i4",
-    ">f8",
-    ">U2",
-    ">M8[s]",
-    ">c8",
-]
+DTYPES = [*"?bBhHiIlLqQefdgFDG", "S3", "U4", "V5", "M8[ns]", "M8[D]", "m8[us]", ">i4", ">f8", ">U2", ">M8[s]", ">c8"]
 
 
 def array_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -160,9 +130,9 @@ def array_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return np.ndarray(shape, dtype, buffer=values.copy()) if nbytes else np.empty(shape, dtype)
 
 
-@pytest.mark.parametrize("dtype", [*map(np.dtype, DTYPES), STRUCTURED], ids=str)
-def test_arrays_of_every_dtype_arrive_in_every_shape(dtype: np.dtype[Any]) -> None:
-    for shape in [(), (1,), (3, 2), (0,), (2, 0, 3), (300,)]:
+def test_arrays_of_every_dtype_arrive_in_every_shape() -> None:
+    dtypes = [*map(np.dtype, DTYPES), STRUCTURED]
+    for dtype, shape in product(dtypes, [(), (1,), (3, 2), (0,), (2, 0, 3), (300,)]):
         array = array_of(dtype, shape)
         assert_same_array(round_trip(array), array)
         assert_same_array(round_trip(array[..., None].T), array[..., None].T)
@@ -172,6 +142,7 @@ ARRAYS: dict[str, Callable[[], NDArray[Any]]] = {
     "sliced": lambda: np.arange(60).reshape(6, 10)[1:5:2, ::3],
     "reversed": lambda: np.arange(10)[::-1],
     "transposed": lambda: np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+    "Fortran order": lambda: np.asfortranarray(np.arange(12).reshape(3, 4)),
     "broadcast": lambda: np.broadcast_to(np.arange(3), (4, 3)),
     "field of a structure": lambda: np.zeros(4, [("a", "i1"), ("b", "f8")])["b"],
     "read-only": lambda: np.frombuffer(b"abcdef", np.uint8),
@@ -189,14 +160,9 @@ ARRAYS: dict[str, Callable[[], NDArray[Any]]] = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_unusual_arrays_arrive_intact_and_writable(name: str) -> None:
     array = ARRAYS[name]()
-    assert_same_array(round_trip(array), array)
-
-
-def test_fortran_order_is_kept() -> None:
-    array = np.asfortranarray(np.arange(12).reshape(3, 4))
     arrived = round_trip(array)
     assert_same_array(arrived, array)
-    assert arrived.strides == array.strides
+    assert arrived.flags.f_contiguous or not array.flags.f_contiguous
 
 
 def test_masked_arrays_keep_their_mask() -> None:
@@ -204,16 +170,6 @@ def test_masked_arrays_keep_their_mask() -> None:
     assert isinstance(arrived, np.ma.MaskedArray)
     assert arrived.tolist() == [1, None, 3]
     assert arrived.fill_value == 7
-
-
-def test_memory_maps_arrive_with_their_values(tmp_path: Path) -> None:
-    file = tmp_path / "values"
-    file.write_bytes(np.arange(10, dtype=np.int32).tobytes())
-    arrived = round_trip(np.memmap(file, np.int32, "r"))
-    assert isinstance(arrived, np.ndarray)
-    assert arrived.dtype == np.int32
-    assert arrived.tolist() == list(range(10))
-    assert arrived.flags.writeable
 
 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 has no such strings")
@@ -256,9 +212,8 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 @quiet_torch
-@pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
-def test_tensors_of_every_dtype_arrive_in_every_shape(dtype: torch.dtype) -> None:
-    for shape in [(), (1,), (3, 2), (0,), (2, 0, 3), (300,)]:
+def test_tensors_of_every_dtype_arrive_in_every_shape() -> None:
+    for dtype, shape in product(TENSOR_DTYPES, [(), (1,), (3, 2), (0,), (2, 0, 3), (300,)]):
         tensor = tensor_of(dtype, shape)
         assert_same_tensor(round_trip(tensor), tensor)
 
@@ -277,7 +232,6 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "parameter": lambda: torch.nn.Parameter(torch.ones(2, 2)),
     "empty, strided": lambda: torch.empty(2, 0, 3).transpose(0, 2),
     "not a number": lambda: torch.tensor([float("nan"), -0.0, float("inf")]),
-    "made from read-only bytes": lambda: torch.from_numpy(np.frombuffer(b"abc", np.uint8).copy()),
 }
 
 
@@ -290,12 +244,6 @@ def test_unusual_tensors_arrive_intact_and_writable(name: str) -> None:
     assert not arrived.is_neg()
     with torch.no_grad():
         arrived.fill_(1)
-
-
-@pytest.mark.parametrize("name", ["transposed", "channels last", "empty, strided"])
-def test_a_dense_layout_is_kept(name: str) -> None:
-    tensor = TENSORS[name]()
-    assert round_trip(tensor).stride() == tensor.stride()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -336,28 +284,6 @@ def test_nested_tensors_keep_their_parts(layout: torch.layout, tmp_path: Path, m
     assert arrived.is_nested
     assert arrived.layout is layout
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(parts, arrived.unbind(), strict=True))
-
-
-@quiet_torch
-def test_torch_does_not_keep_sparse_tensors_that_have_arrived() -> None:
-    sent, arena = encoded(torch.eye(4).to_sparse())
-
-    class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-        pass
-
-    memory = Lease((arena.used,), np.uint8, buffer=bytearray(memory_of(arena)))
-    gone = weakref.ref(memory)
-    arrived = decode(memoryview(sent.meta), sent.num_blocks, memory, Definitions())
-    del arrived, memory
-    assert gone() is None
-
-
-def test_attributes_of_a_tensor_arrive() -> None:
-    tensor = torch.arange(3.0)
-    tensor.label = "cat"  # type: ignore[attr-defined]
-    arrived = round_trip(tensor)
-    assert_same_tensor(arrived, tensor)
-    assert arrived.label == "cat"
 
 
 # Structure ------------------------------------------------------------------------------------------------------------
@@ -411,12 +337,6 @@ def test_plain_values_arrive_with_their_type() -> None:
         assert type(arrived) is type(value)
 
 
-def test_a_defaultdict_keeps_its_factory() -> None:
-    arrived = round_trip(collections.defaultdict(list, a=[1]))
-    assert arrived["a"] == [1]
-    assert arrived["b"] == []
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -440,21 +360,6 @@ def test_bulk_data_stay_out_of_the_structure_in_any_container(wrap: Callable[[An
         assert type(round_trip(batch)) is type(batch)
 
 
-def test_objects_that_move_themselves_arrive() -> None:
-    arrived = round_trip([Graph(torch.arange(3.0), "g")])[0]
-    assert type(arrived) is Graph
-    assert arrived.name == "g"
-    assert torch.equal(arrived.to(torch.device("cpu")).nodes, torch.arange(3.0))
-
-
-def test_packed_sequences_arrive() -> None:
-    packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
-    arrived = round_trip(packed)
-    assert type(arrived) is type(packed)
-    assert torch.equal(arrived.data, packed.data)
-    assert torch.equal(arrived.batch_sizes, packed.batch_sizes)
-
-
 @pytest.mark.parametrize("leaf", [np.arange(100), torch.arange(5), torch.ones(2, requires_grad=True)], ids=type)
 def test_two_references_to_one_leaf_stay_one(leaf: Any) -> None:
     arrived = round_trip({"a": leaf, "b": [leaf]})
@@ -475,23 +380,11 @@ def test_small_arrays_go_into_the_structure_and_arrive_alike() -> None:
         assert array.flags.aligned
 
 
-def test_a_large_array_does_not_go_into_the_structure() -> None:
-    sent, arena = encoded(np.zeros(513, np.uint8))
-    assert arena.used >= 513
-    assert len(sent.meta) < 513
-
-
 def test_a_structure_that_holds_itself_arrives() -> None:
     batch: list[Any] = [np.arange(3)]
     batch.append(batch)
     arrived = round_trip(batch)
     assert arrived[1] is arrived
-
-
-def test_exceptions_arrive_as_they_are() -> None:
-    arrived = round_trip(ValueError("bad", np.arange(3)))
-    assert type(arrived) is ValueError
-    assert arrived.args[1].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("data", [b"", b"some bytes", bytearray(b"more")])
@@ -503,19 +396,6 @@ def test_buffers_of_other_libraries_travel_as_bulk_data(data: bytes | bytearray)
 
 
 # What can't be imported -----------------------------------------------------------------------------------------------
-
-
-def test_lambdas_and_local_classes_travel_by_value() -> None:
-    offset = 3
-
-    class Local:
-        def __init__(self, value: int) -> None:
-            self.value = value
-
-    arrived = round_trip({"function": lambda x: x + offset, "instance": Local(5)})
-    assert arrived["function"](4) == 7
-    assert arrived["instance"].value == 5
-    assert type(arrived["instance"]).__qualname__ == Local.__qualname__
 
 
 def test_known_definitions_travel_by_number_and_are_the_very_same() -> None:
@@ -607,33 +487,24 @@ BAD: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize(
-    ("wrap", "path"),
+    ("kind", "wrap", "path"),
     [
-        (lambda bad: bad, r"batch"),
-        (lambda bad: [1, {"key": (2, bad)}], r"batch\[1\]\['key'\]\[1\]"),
-        (lambda bad: Point(1, Pair(bad, 2)), r"batch\.y\.left"),
-        (lambda bad: Graph([np.arange(3), bad], "g"), r"batch\.nodes\[1\]"),  # type: ignore[arg-type]
+        ("torch.Tensor", lambda bad: bad, r"batch"),
+        ("generator", lambda bad: [1, {"key": (2, bad)}], r"batch\[1\]\['key'\]\[1\]"),
+        ("_thread.lock", lambda bad: Point(1, Pair(bad, 2)), r"batch\.y\.left"),
+        ("_io.TextIOWrapper", lambda bad: Graph([np.arange(3), bad], "g"), r"batch\.nodes\[1\]"),  # type: ignore[arg-type]
     ],
-    ids=["bare", "containers", "named", "custom"],
 )
 def test_what_cannot_be_sent_is_named_by_path_and_type(kind: str, wrap: Callable[[Any], Any], path: str) -> None:
+    bad: Any = BAD[kind]()
     with pytest.raises(EncodeError, match=rf"^{path} is a {kind},.*batch_encoder") as caught:
-        encoded(wrap(BAD[kind]()))
+        encoded(wrap(bad))
+    if hasattr(bad, "close"):
+        bad.close()
     assert isinstance(caught.value, WorkerError)
     assert isinstance(caught.value, TypeError)
     assert caught.value.__cause__ is not None
-
-
-def test_an_error_of_the_users_own_pickling_is_named() -> None:
-    class Stubborn:
-        def __reduce__(self) -> Any:
-            raise ValueError("not me")
-
-    with pytest.raises(EncodeError, match=r"batch\['x'\] is a .*Stubborn.*ValueError: not me"):
-        encoded({"x": Stubborn()})
 
 
 ROW = struct.Struct("<QQ")
@@ -646,12 +517,6 @@ def test_a_buffer_outside_the_memory_is_refused(row: tuple[int, int]) -> None:
     meta = ROW.pack(*row) + sent.meta[ROW.size :]
     with pytest.raises(ProtocolError, match="outside a slot of 800 bytes"):
         decode(memoryview(meta), 1, memory, Definitions())
-
-
-def test_more_buffers_than_the_structure_holds_are_refused() -> None:
-    sent, arena = encoded(np.arange(10))
-    with pytest.raises(ProtocolError, match="1000 buffers"):
-        decode(memoryview(sent.meta), 1000, memory_of(arena), Definitions())
 
 
 # The user's own encoder -----------------------------------------------------------------------------------------------
@@ -679,10 +544,3 @@ def test_an_encoder_that_returns_no_bytes_is_told_so(data: object) -> None:
 def test_the_users_own_bytes_outside_the_memory_are_refused(row: tuple[int, int]) -> None:
     with pytest.raises(ProtocolError, match="outside a slot of 10 bytes"):
         decode_bytes(memoryview(ROW.pack(*row)), np.empty(10, np.uint8))
-
-
-def test_mappings_that_are_no_dicts_keep_their_type() -> None:
-    arrived = round_trip(collections.ChainMap({"a": np.arange(3)}))
-    assert isinstance(arrived, Mapping)
-    assert type(arrived) is collections.ChainMap
-    assert arrived["a"].tolist() == [0, 1, 2]

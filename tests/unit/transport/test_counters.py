@@ -4,12 +4,15 @@ import mmap
 import os
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.transport.counters import NUM_BEGUN, UNKNOWN_ADDRESS, CounterReader, CounterWriter, read_word
 from swift_loader.transport.segments import Segment
 from tests.support.forked import run_in_fork
+
+pytestmark = pytest.mark.processes
 
 FETCH, LEAVE_OUT = "fetch", "leave out"
 
@@ -54,13 +57,6 @@ def test_the_position_is_unknown_without_an_address_and_without_a_process() -> N
     assert CounterReader(page_of(writer), lambda: None).position_in_batch() is None
 
 
-def test_all_batches_use_the_same_list() -> None:
-    writer, _ = shared()
-    first = writer.begin(in_bulk=False)
-    first.append(1)
-    assert writer.begin(in_bulk=True) is first == []
-
-
 def test_the_tasks_begun_can_be_read_after_the_workers_death() -> None:
     writer, reader = shared()
 
@@ -70,17 +66,3 @@ def test_the_tasks_begun_can_be_read_after_the_workers_death() -> None:
 
     assert run_in_fork(work) == 1
     assert reader.num_begun == 3
-
-
-def test_counters_that_nobody_reads_need_no_page() -> None:
-    writer = CounterWriter()
-    writer.begin(in_bulk=False)
-    writer.leave_out()
-    assert repr(writer) == "<CounterWriter 0 begun, 1 left out>"
-
-
-def test_a_reader_keeps_the_page_after_the_writer_has_gone() -> None:
-    writer, reader = shared()
-    writer.words[NUM_BEGUN] = 7
-    del writer
-    assert repr(reader) == "<CounterReader, 7 begun>"

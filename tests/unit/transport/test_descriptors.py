@@ -11,7 +11,6 @@ import pytest
 
 from swift_loader.errors import NoDescriptorsLeft
 from swift_loader.transport.descriptors import (
-    avoid_std_streams,
     duplicate,
     explaining_limits,
     new_epoll,
@@ -23,6 +22,8 @@ from swift_loader.transport.descriptors import (
     out_of_descriptors_error,
 )
 from tests.support.forked import run_in_fork
+
+pytestmark = pytest.mark.processes
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "eventfd": new_eventfd,
@@ -69,12 +70,6 @@ def test_a_shortage_is_explained_and_leaves_nothing_open(make: Callable[[], Any]
         os.close(os.dup(2))
 
     assert run_in_fork(check) == 0
-
-
-def test_a_high_descriptor_is_kept() -> None:
-    descriptor = new_memfd("test")
-    assert avoid_std_streams(descriptor) == descriptor
-    os.close(descriptor)
 
 
 def test_a_shortage_of_the_whole_system_is_told_from_one_of_the_process() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import pickle
 import random
 import struct
 import tracemalloc
@@ -17,6 +15,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.executors.group.messages import Awaited, BatchId, Dropped, End, Ended, Push, Taken, Welcome
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.transport.bodies import PickledBody
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
@@ -80,25 +79,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.MEMBER: Member(PayloadLayout(4096, 100, 200, 300, 5), A_PLAN, 123, {"RANK": "1"}, frozenset({0, 3})),
 }
 BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.PAGE, Kind.JOIN]
-PICKLED = [
-    Kind.BUILT,
-    Kind.BLANK,
-    Kind.REFUSED,
-    Kind.READY,
-    Kind.RECHECKED,
-    Kind.FAILURE,
-    Kind.SAMPLE_FAILED,
-    Kind.PLAN,
-    Kind.STATE,
-    Kind.POOL,
-    Kind.SHARE,
-    Kind.SEAT,
-    Kind.WELCOME,
-    Kind.DROPPED,
-    Kind.ENDED,
-    Kind.AWAITED,
-    Kind.MEMBER,
-]
+PICKLED = [kind for kind, message in EXAMPLES.items() if isinstance(message, PickledBody)]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
 
@@ -158,19 +139,8 @@ def test_there_is_an_example_of_each_kind() -> None:
         assert with_type(kind).unpack(unpack_frame(memoryview(packed(kind)))) == message
 
 
-def test_two_flipped_bits_are_always_found() -> None:
-    whole = pack_frame(Kind.TASK, b"the body", generation=5)
-    for first, second in itertools.combinations(range(len(whole) * 8), 2):
-        damaged = bytearray(whole)
-        damaged[first // 8] ^= 1 << first % 8
-        damaged[second // 8] ^= 1 << second % 8
-        if damaged[5:8] == whole[5:8]:  # the bytes that say nothing
-            with pytest.raises(ProtocolError):
-                unpack_frame(memoryview(damaged))
-
-
 @given(kind=st.sampled_from(Kind), seed=st.integers(0, 2**32))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_damaged_frame_is_refused_or_the_same(kind: Kind, seed: int) -> None:
     whole = packed(kind)
     damaged = mutate(whole, random.Random(seed))
@@ -182,13 +152,13 @@ def test_a_damaged_frame_is_refused_or_the_same(kind: Kind, seed: int) -> None:
 
 
 @given(kind=st.sampled_from(PACKED), body=st.binary(max_size=200))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_noise_under_a_right_checksum_is_a_value_or_a_protocol_error(kind: Kind, body: bytes) -> None:
     unpack_or_refuse(kind, body)
 
 
 @given(kind=st.sampled_from(PACKED), seed=st.integers(0, 2**32))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_damaged_body_under_a_right_checksum_is_a_value_or_a_protocol_error(kind: Kind, seed: int) -> None:
     body = bytes(unpack_frame(memoryview(packed(kind))).body)
     unpack_or_refuse(kind, mutate(body, random.Random(seed)))
@@ -204,15 +174,6 @@ def test_a_pickled_body_cut_short_is_refused(kind: Kind, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize(
-    "content", [None, 7, (), (1, "LUNCH", 2, 3), (1, "FETCH"), ("a", "b", "c", "d", "e", "f", "g")]
-)
-@pytest.mark.parametrize("kind", [Kind.BUILT, Kind.FAILURE])
-def test_another_pickled_content_is_refused(kind: Kind, content: object) -> None:
-    with pytest.raises(ProtocolError, match=f"kind {kind.name} has a malformed body"):
-        with_type(kind).unpack(frame_of(kind, pickle.dumps(content)))
-
-
-@pytest.mark.parametrize(
     "counts",
     [(2**32 - 1, 2**32 - 1, -1), (2**32 - 1, 0, 0), (0, 2**20, -1), (0, 0, 2**31 - 1), (0, 0, -4), (11, 0, -1)],
 )
@@ -221,9 +182,3 @@ def test_a_task_with_other_counts_than_it_says_is_refused(counts: tuple[int, int
     with pytest.raises(ProtocolError):
         Task.unpack(frame_of(Kind.TASK, body))
     unpack_or_refuse(Kind.TASK, body)
-
-
-@pytest.mark.parametrize("kind", list(EXAMPLES))
-def test_an_empty_body_is_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolError):
-        with_type(kind).unpack(frame_of(kind, b""))

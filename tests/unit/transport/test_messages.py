@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +13,11 @@ from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import _HEAD, Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import (
-    NO_SLOT,
     Batch,
     Failure,
     FailureStage,
     Identity,
     Ready,
-    Recheck,
     SampleFailed,
     SegmentGone,
     SegmentMade,
@@ -38,10 +36,6 @@ bits_64 = st.integers(0, 2**64 - 1)
 indices = st.lists(bits_63, max_size=20)
 slots = st.lists(bits_32, max_size=20).map(tuple)
 metas = st.binary(min_size=1, max_size=100)
-
-
-class Message(Protocol):
-    def pack(self) -> bytes: ...
 
 
 failures = st.builds(
@@ -107,30 +101,6 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
     assert type(message).unpack(frame_of(message.pack())) == message
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        (Task(1, 2, 3, 4), Kind.TASK),
-        (A_BATCH, Kind.BATCH),
-        (SegmentMade(1, 2), Kind.SEGMENT),
-        (Failure(1, 2, FailureStage.FETCH, 3, None, 0, "", "", ""), Kind.FAILURE),
-        (SampleFailed(1, None, Failure(1, 2, FailureStage.FETCH, 3, None, 0, "", "", "")), Kind.SAMPLE_FAILED),
-        (Built(BuildReport(1, 7), forkable=True, reason=""), Kind.BUILT),
-        (Fork(1, False), Kind.FORK),
-        (Forked(1, 2), Kind.FORKED),
-        (Exited(1, -9), Kind.EXITED),
-        (Ready(1, BuildReport(1, 7)), Kind.READY),
-        (Recheck(), Kind.RECHECK),
-        (Identity(1, 2), Kind.IDENTITY),
-        (State(b""), Kind.STATE),
-        (StreamEnded(1, 2), Kind.STREAM_ENDED),
-        (Verdicts({3: Verdict.RANDOM}), Kind.RECHECKED),
-    ],
-)
-def test_each_message_has_its_kind(message: Message, kind: Kind) -> None:
-    assert frame_of(message.pack()).kind is kind
-
-
 @given(chosen=indices, released=slots, retired=slots)
 def test_a_task_with_indices_holds_them_after_its_slots(
     chosen: list[int], released: tuple[int, ...], retired: tuple[int, ...]
@@ -139,11 +109,6 @@ def test_a_task_with_indices_holds_them_after_its_slots(
         Task(1, 2, 3, 4, given, released, retired).pack()[_HEAD.size :] for given in (None, chosen)
     )
     assert with_indices[len(planned) :] == np.array(chosen, "<i8").tobytes()
-
-
-def test_a_task_without_indices_differs_from_one_whose_batch_is_empty() -> None:
-    tasks = [Task(1, 2, 3, 4), Task(1, 2, 3, 4, [])]
-    assert [Task.unpack(frame_of(task.pack())).indices for task in tasks] == [None, []]
 
 
 @pytest.mark.parametrize(
@@ -189,17 +154,8 @@ def test_a_task_with_another_length_than_it_says_is_refused(num_indices: int) ->
         Task.unpack(frame_of(pack_frame(Kind.TASK, body)))
 
 
-def test_the_structure_of_a_batch_may_lie_in_its_slot() -> None:
-    batch = replace(A_BATCH, meta=b"", meta_offset=2**40, meta_nbytes=2**20)
-    assert Batch.unpack(frame_of(batch.pack())) == batch
-
-
 @pytest.mark.parametrize("meta", [b"ab", b"abcd"])
 def test_a_batch_whose_structure_has_another_length_is_refused(meta: bytes) -> None:
     batch = replace(A_BATCH, meta=meta, meta_nbytes=3)
     with pytest.raises(ProtocolError, match="3 bytes of structure"):
         Batch.unpack(frame_of(batch.pack()))
-
-
-def test_no_slot_travels() -> None:
-    assert Batch.unpack(frame_of(replace(A_BATCH, slot=NO_SLOT).pack())).slot == NO_SLOT

@@ -14,6 +14,8 @@ from swift_loader import SharedMemoryFull
 from swift_loader.transport.named_segments import SegmentNames, attach, create, map_buffer, unlink
 from tests.support.forked import run_in_fork
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def names() -> Iterator[SegmentNames]:
@@ -37,14 +39,6 @@ def test_both_sides_see_the_same_bytes_and_the_name_is_gone(names: SegmentNames)
     assert (ours.array()[1:] == 7).all()
 
 
-def test_memory_lives_as_long_as_one_side_has_it(names: SegmentNames) -> None:
-    ours = create(names.of(0), 4096)
-    ours.array()[:] = 3
-    theirs = attach(names.of(0), 4096)
-    del ours
-    assert (theirs.array() == 3).all()
-
-
 def test_memory_outlives_the_process_that_created_it(names: SegmentNames) -> None:
     def work() -> None:
         segment = create(names.of(3), 4096)
@@ -54,11 +48,6 @@ def test_memory_outlives_the_process_that_created_it(names: SegmentNames) -> Non
     assert run_in_fork(work) == 0
     attached = attach(names.of(3), 4096)
     assert (attached.array() == 5).all()
-
-
-def test_a_segment_that_is_gone_is_not_found(names: SegmentNames) -> None:
-    with pytest.raises(FileNotFoundError):
-        attach(names.of(0), 4096)
 
 
 def test_a_segment_that_is_shorter_than_announced_is_refused(names: SegmentNames) -> None:
@@ -76,18 +65,6 @@ def test_without_memory_the_error_says_how_much_was_needed_and_no_name_stays(nam
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not exists(names.of(0))
-
-
-def test_a_system_that_refuses_to_write_to_a_descriptor_reserves_nothing(
-    names: SegmentNames, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(6, "no such device")
-
-    monkeypatch.setattr(os, "write", refuse)
-    segment = create(names.of(0), 10_000)
-    monkeypatch.undo()
-    assert not segment.array().any()
 
 
 def test_what_was_never_announced_is_found_by_its_number(names: SegmentNames) -> None:

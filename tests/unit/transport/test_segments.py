@@ -16,6 +16,8 @@ from swift_loader.errors import SharedMemoryFull
 from swift_loader.transport import segments
 from swift_loader.transport.segments import Segment, capacity_for
 
+pytestmark = pytest.mark.processes
+
 PAGE_NBYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -41,10 +43,6 @@ def test_a_capacity_is_whole_pages_and_at_most_an_eighth_more(nbytes: int) -> No
 @settings(max_examples=100, deadline=None)
 def test_capacities_grow_with_the_need(small: int, more: int) -> None:
     assert capacity_for(small) <= capacity_for(small + more)
-
-
-def test_batches_of_like_size_share_a_capacity() -> None:
-    assert len({capacity_for(nbytes) for nbytes in range(10_000_000, 10_100_000, 1000)}) <= 2
 
 
 def test_what_is_written_on_one_side_is_read_on_the_other() -> None:

@@ -68,16 +68,6 @@ def test_a_slot_that_is_free_or_unknown_cannot_be_given_back_or_removed(slot: in
     assert repr(slots) == "<FreeSlots 1 of 1 free>"
 
 
-def test_a_removed_slot_does_not_come_back() -> None:
-    slots = FreeSlots()
-    slots.add(0, 10)
-    slots.remove(0)
-    assert len(slots) == 0
-    assert slots.take(0) is None
-    with pytest.raises(KeyError):
-        slots.release(0)
-
-
 def slots_of(*capacities: int) -> FreeSlots:
     slots = FreeSlots()
     for slot, capacity in enumerate(capacities):
@@ -97,11 +87,6 @@ def use(slots: FreeSlots, *needs: int) -> list[int]:
             slots.add(taken, nbytes)
         slots.release(taken)
     return given_up
-
-
-def test_the_smallest_slot_that_holds_it_is_taken() -> None:
-    slots = slots_of(1_000_000, 50_000, 200_000, 49_000)
-    assert [slots.take(nbytes) for nbytes in (48_000, 60_000, 60_000, 60_000)] == [3, 2, 0, None]
 
 
 def test_outgrown_slots_are_given_up() -> None:

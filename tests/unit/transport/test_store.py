@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from swift_loader.transport.channel import Channel
@@ -11,7 +10,9 @@ from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import SegmentGone, SegmentMade
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.slots import SMALL_AFTER
-from swift_loader.transport.store import HeapStore, SegmentStore
+from swift_loader.transport.store import SegmentStore
+
+pytestmark = pytest.mark.processes
 
 
 class Trainer:
@@ -66,17 +67,6 @@ def test_a_slot_is_reused_once_it_is_given_back(ends: tuple[SegmentStore, Traine
         store.release(99)
 
 
-def test_a_retired_slot_is_not_used_again(ends: tuple[SegmentStore, Trainer]) -> None:
-    store, trainer = ends
-    slot, _ = store.take(100)
-    store.retire(slot)
-    assert store.take(100)[0] != slot
-    trainer.listen()
-    assert trainer.gone == []
-    with pytest.raises(KeyError):
-        store.retire(slot)
-
-
 def test_the_trainer_hears_of_slots_that_became_too_small(ends: tuple[SegmentStore, Trainer]) -> None:
     store, trainer = ends
     small, _ = store.take(100)
@@ -95,12 +85,3 @@ def test_a_segment_that_cannot_be_announced_leaves_no_descriptor(ends: tuple[Seg
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         store.take(100)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_each_slot_on_the_heap_is_new_memory() -> None:
-    store = HeapStore()
-    slot, first = store.take(10)
-    store.release(slot)
-    _, second = store.take(10)
-    assert store.memory is second
-    assert not np.shares_memory(first, second)

@@ -86,21 +86,3 @@ def test_tells_what_it_did_and_why() -> None:
     assert first.reason == "the loop waited 80.0% of its time with 1"
     assert "the loop waits 0.0% of its time" in repr(loader.tuner)
     assert loader.tuner.describe()[-1].startswith("now 5: with 5, the loop waits 0.0%")
-
-
-def test_tells_that_a_number_is_being_tried() -> None:
-    loader = FakeLoader(service_s=0.1, step_s=0.02)
-    assert loader.tuner.describe() == ["now 1: nothing was measured yet"]
-    loader.run(5)
-    assert loader.tuner.describe() == [
-        "after 3 s, 1 → 5: the loop waited 80.0% of its time with 1",
-        "now 5: it is being tried",
-    ]
-
-
-def test_a_loop_with_long_steps_gets_longer_windows() -> None:
-    loader = FakeLoader(service_s=10.0, step_s=5.0)
-    loader.run(60)
-    assert loader.requests == []
-    loader.run(200)
-    assert loader.requests[0] == 2

@@ -123,7 +123,7 @@ def test_finds_nearly_the_best_number_in_a_minute_and_stays_there(load: Load, no
     num_cores=st.integers(1, 64),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_is_within_a_twentieth_of_the_best_for_any_load(
     step_s: float, io_s: float, cpu_s: float, trainer_cpu_s: float, num_cores: int, seed: int
 ) -> None:
@@ -198,12 +198,3 @@ def test_false_alarms_become_rarer() -> None:
         counts.append(len(world.resizes) - before)
     assert counts[-1] <= counts[0]
     assert counts[-1] <= 2
-
-
-def test_says_why() -> None:
-    world = World(LOADS["model-bound"], Machine(num_cores=8, max_workers=32))
-    world.run(SEARCH_S)
-    assert "with 1, the loop waits 0.0% of its time" in repr(world.tuner)
-    world = World(LOADS["CPU-bound"], Machine(num_cores=2, max_workers=8))
-    world.run(SEARCH_S)
-    assert "of 1, 2, 3, 2 brought the most: 40 batches/s" in repr(world.tuner)

@@ -20,11 +20,6 @@ def timm_data() -> Any:
         return pytest.importorskip("timm.data")
 
 
-@pytest.fixture(autouse=True)
-def timm_leaves_nothing(compilers_cache: None) -> None:
-    """Any test here may import timm."""
-
-
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The keys that batches are erased by, as they are used."""

@@ -11,8 +11,7 @@ import torch
 
 from swift_loader import StateMismatch
 from swift_loader.vision import create_loader
-from swift_loader.vision.epochs import EpochLoader
-from tests.support.numbered import Numbered, NumberedStream, Rolled
+from tests.support.numbered import Numbered, NumberedStream
 from tests.unit.vision.conftest import assert_same_batches
 
 pytestmark = pytest.mark.usefixtures("timm_data")
@@ -37,11 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
 def make(dataset: Any = None, *, workers: int = 0, **options: Any) -> Any:
     dataset = Numbered() if dataset is None else dataset
     return create_loader(dataset, SIZE, 4, num_workers=workers, device="cpu", **options)
-
-
-class Sized(NumberedStream):
-    def __len__(self) -> int:
-        return self.num_samples
 
 
 def made_by_timm(timm_data: Any, dataset: Any, **options: Any) -> Any:
@@ -101,11 +95,6 @@ def test_on_one_rank_the_repeats_are_in_one_batch_with_different_draws() -> None
             assert not torch.equal(images[0], images[1])
 
 
-def test_repeats_dont_matter_in_evaluation() -> None:
-    with make(num_aug_repeats=3) as loader:
-        assert targets_of(loader) == list(range(30))
-
-
 # Several sizes --------------------------------------------------------------------------------------------------------
 
 
@@ -150,12 +139,6 @@ def test_batches_larger_than_an_epoch_are_refused() -> None:
         make(input_size_choices=[8, 16], batch_size_choices=[31, 40], **TRAINING)
 
 
-def test_with_one_batch_size_no_sample_comes_twice() -> None:
-    with make(**{**SIZES, "batch_size_choices": None}, **TRAINING) as loader:
-        targets = targets_of(loader)
-    assert len(targets) == len(set(targets)) == 28
-
-
 # A number of batches --------------------------------------------------------------------------------------------------
 
 
@@ -193,18 +176,6 @@ def test_the_number_of_batches_ends_each_epoch_of_a_stream() -> None:
             batches = list(loader)
             assert len(batches) == len(loader) == 3
             assert targets_of(batches) == list(range(epoch, epoch + 12))
-
-
-@pytest.mark.parametrize(("length", "expected"), [(None, 3), (0, 3), (100, 3), (8, 2)])
-def test_a_stream_is_as_long_as_it_says_up_to_the_number_of_batches(length: int | None, expected: int) -> None:
-    dataset = NumberedStream() if length is None else Sized(length)
-    with make(dataset, num_batches=3) as loader:
-        assert len(loader) == expected
-
-
-def test_a_stream_that_knows_no_length_gives_none() -> None:
-    with make(NumberedStream()) as loader, pytest.raises(TypeError):
-        len(loader)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +235,7 @@ def test_a_stream_is_resumed(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_any_number_of_workers_gives_the_same_batches() -> None:
     with make(**CASES["all"], **TRAINING) as loader:
         expected = [*loader, *loader]
@@ -273,37 +245,6 @@ def test_any_number_of_workers_gives_the_same_batches() -> None:
     with make(workers=1, **CASES["all"], **TRAINING) as loader:
         loader.load_state_dict(state)
         assert_same_batches(list(loader), whole[3:])
-
-
-@pytest.mark.slow
-def test_a_stream_in_workers_is_resumed_with_its_draws() -> None:
-    options: dict[str, Any] = {"workers": 2, "num_batches": 5, **TRAINING}
-    with make(NumberedStream(), **options) as loader:
-        expected, state = watched(loader, 2)
-    assert len(expected) == 5
-    with make(NumberedStream(), **options) as loader:
-        loader.load_state_dict(state)
-        assert_same_batches(list(loader), expected[2:])
-
-
-def test_sample_rng_differs_between_repeats_and_not_after_a_resume() -> None:
-    options: dict[str, Any] = {"num_aug_repeats": 3, "is_training": True, "seed": 3}
-    with make(Rolled(), **options) as loader:
-        expected = [targets_of(loader), targets_of(loader)]
-    assert len({*expected[0], *expected[1]}) == 2 * 28
-    with make(Rolled(), **options) as loader:
-        loader.set_epoch(1)
-        begun, state = pieces(loader, 2)
-    with make(Rolled(), **options) as loader:
-        loader.load_state_dict(state)
-        assert targets_of([*begun, *loader]) == expected[1]
-
-
-def test_samples_dont_touch_the_random_generators_of_the_loop() -> None:
-    with make(**CASES["repeats"], **TRAINING) as loader:
-        before = torch.get_rng_state()
-        list(loader)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -319,34 +260,3 @@ def test_a_state_of_another_order_is_refused(change: dict[str, Any], message: st
         state = loader.state_dict()
     with make(**{"num_aug_repeats": 3, **TRAINING, **change}) as loader, pytest.raises(StateMismatch, match=message):
         loader.load_state_dict(state)
-
-
-def test_without_a_seed_a_state_brings_its_own() -> None:
-    options: dict[str, Any] = {"num_aug_repeats": 3, "is_training": True}
-    with make(seed=5, **options) as loader:
-        begun, state = pieces(loader, 3)
-    with make(seed=5, **options) as loader:
-        expected = list(loader)
-    with make(**options) as loader:
-        loader.load_state_dict(state)
-        assert_same_batches([*begun, *loader], expected)
-
-
-def test_without_the_prefetcher_it_has_a_swift_loaders_interface() -> None:
-    with make(use_prefetcher=False, num_aug_repeats=3, **TRAINING) as loader:
-        assert isinstance(loader, EpochLoader)
-        assert (loader.batch_size, type(loader.dataset), len(loader)) == (4, Numbered, 7)
-        loader.sampler.set_epoch(2)
-        images, _ = next(iter(loader))
-        assert images.dtype == torch.float32
-        assert loader.state_dict()["epoch"] == 2
-
-
-def test_mixup_can_be_switched_off(timm_data: Any) -> None:
-    mixup = timm_data.FastCollateMixup(mixup_alpha=0.5, num_classes=30)
-    with make(num_aug_repeats=3, collate_fn=mixup, **TRAINING) as loader:
-        assert loader.mixup_enabled
-        loader.mixup_enabled = False
-        _, targets = next(iter(loader))
-        assert targets.shape == (4, 30)
-        assert int((targets == targets.max()).sum()) == 4

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader import LoaderClosed, StateMismatch
+from swift_loader import StateMismatch
 from swift_loader.vision import create_loader
 from swift_loader.vision.epochs import EpochLoader
 from tests.support.numbered import Numbered, NumberedStream
@@ -31,12 +31,6 @@ def test_a_pass_that_is_left_begins_again() -> None:
     assert next(iter(loader))[1].tolist() == first.tolist()
     with pytest.raises(RuntimeError, match="it raised an error, or was superseded by a newer one"):
         next(iterator)
-
-
-def test_an_iterator_is_over_for_good() -> None:
-    iterator = iter(sampled())
-    assert len(list(iterator)) == 7
-    assert list(iterator) == []
 
 
 def test_the_state_after_the_last_batch_begins_the_next_epoch() -> None:
@@ -68,36 +62,6 @@ def test_an_error_ends_the_pass_and_the_next_one_begins_afresh() -> None:
     assert list(loader) == [4] * 7
 
 
-def test_a_closed_loader_says_so() -> None:
-    loader = sampled()
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    loader.close()
-    with pytest.raises(RuntimeError, match="or close"):
-        next(iterator)
-    with pytest.raises(LoaderClosed):
-        next(iter(loader))
-
-
-def test_the_key_for_the_device_is_that_of_the_last_batch() -> None:
-    loader, keys = sampled(), []
-    for _ in range(2):
-        keys += [loader.device_key() for _ in loader]
-    assert len(set(keys)) == 14
-    loader.load_state_dict(sampled().state_dict())
-    assert [loader.device_key() for _ in loader] == keys[:7]
-
-
-def test_the_sampler_has_the_indices_of_the_next_epoch() -> None:
-    loader = sampled()
-    for epoch in (3, 4):
-        loader.sampler.set_epoch(epoch)
-        indices = list(loader.sampler)
-        assert indices == [int(target) for _, targets in loader for target in targets]
-        assert len(loader.sampler) == 28
-
-
 def test_a_streams_sampler_has_no_indices() -> None:
     sampler = make(NumberedStream()).sampler
     sampler.set_epoch(1)
@@ -118,12 +82,3 @@ def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], message: s
     with pytest.raises(StateMismatch, match=message):
         loader.load_state_dict({**loader.state_dict(), **change})
     loader.load_state_dict({})
-
-
-def test_a_streams_state_needs_its_loaders() -> None:
-    loader = make(NumberedStream())
-    next(iter(loader))
-    state = loader.state_dict()
-    del state["loader"]
-    with pytest.raises(StateMismatch, match="the state has no field 'loader'"):
-        loader.load_state_dict(state)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from swift_loader import LoaderClosed, StateMismatch, SwiftLoader, SwiftLoaderWarning
+from swift_loader import StateMismatch, SwiftLoader, SwiftLoaderWarning
 from swift_loader.vision import PrefetchLoader, fast_collate
 from tests.support.pictures import Pictures
 from tests.unit.vision.conftest import assert_same_batches, seed_everything
@@ -75,22 +75,13 @@ def test_all_kinds_of_loaders_give_the_same_images(kind: str) -> None:
         assert_same_batches(list(loader), expected)
 
 
+@pytest.mark.processes
 def test_workers_build_what_the_loop_gets() -> None:
     with PrefetchLoader(make_swift(0), device="cpu", **ERASING) as inline:
         expected = list(inline)
     with PrefetchLoader(make_swift(1), device="cpu", **ERASING) as loader:
         assert_same_batches(list(loader), expected)
         assert loader.report()
-
-
-def test_nothing_starts_before_the_first_batch() -> None:
-    with PrefetchLoader(make_swift(), device="cpu") as loader:
-        batches = iter(loader)
-        assert len(loader) == 5
-        assert "not started" in repr(loader)
-        next(batches)
-        assert "started" in repr(loader)
-        assert "not started" not in repr(loader)
 
 
 def test_start_starts_with_the_stage_behind_it() -> None:
@@ -101,30 +92,6 @@ def test_start_starts_with_the_stage_behind_it() -> None:
             loader.start()
     with pytest.raises(TypeError, match="a DataLoader can't be started; iterate over this loader instead"):
         PrefetchLoader(make_torch()).start()
-
-
-def test_start_takes_the_consumers_index() -> None:
-    shares = []
-    for index in range(2):
-        with PrefetchLoader(make_swift(nb_consumer=2, shuffle=False), device="cpu") as loader:
-            loader.start(index)
-            shares.append([target for _, targets in loader for target in targets.tolist()])
-    assert sorted(shares[0] + shares[1]) == sorted(index % 5 for index in range(20))
-
-
-def test_a_loader_that_the_user_starts_meanwhile_is_taken_as_it_is() -> None:
-    source = make_swift()
-    with PrefetchLoader(source, device="cpu") as loader:
-        source.start()
-        assert len(list(loader)) == 5
-
-
-def test_a_closed_loader_says_so() -> None:
-    loader = PrefetchLoader(make_swift(), device="cpu")
-    loader.close()
-    loader.close()
-    with pytest.raises(LoaderClosed):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize("is_started", [False, True])
@@ -209,6 +176,7 @@ def is_mixed(batch: Any) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_switching_mixup_off_reaches_the_workers_and_the_order_goes_on(timm_data: Any) -> None:
     with PrefetchLoader(make_swift(0, drop_last=True), device="cpu") as plain:
         orders = [[targets.tolist() for _, targets in plain] for _ in range(3)]
@@ -225,18 +193,6 @@ def test_switching_mixup_off_reaches_the_workers_and_the_order_goes_on(timm_data
             batches = list(loader)
             assert not any(map(is_mixed, batches))
             assert [targets.argmax(dim=1).tolist() for _, targets in batches] == order
-
-
-def test_mixup_can_be_switched_in_mid_epoch_also_if_the_user_had_started_the_loader(timm_data: Any) -> None:
-    source = make_swift(collate_fn=make_mixup(timm_data), shuffle=False)
-    source.start()
-    with PrefetchLoader(source, device="cpu") as loader:
-        batches = iter(loader)
-        for _ in range(2):
-            next(batches)
-        loader.mixup_enabled = False
-        targets = [index for _, soft in loader for index in soft.argmax(dim=1).tolist()]
-        assert targets == [index % 5 for index in range(8, 20)]
 
 
 def test_of_another_loader_the_collate_function_is_told(timm_data: Any) -> None:

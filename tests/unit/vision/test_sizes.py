@@ -41,13 +41,8 @@ def test_each_size_may_have_a_batch_size_of_its_own() -> None:
     [
         ({"input_size_choices": []}, r"input_size_choices=\[\] has no sizes"),
         ({"input_size_choices": [(1, 8, 8)]}, r"has the size \(1, 8, 8\); each must be .* C=3"),
-        ({"input_size_choices": [(8,)]}, r"has the size \(8,\); each must be the side of a square"),
-        ({"input_size_choices": [0]}, "a side in input_size_choices=0 is too small; it must be at least 1"),
         ({"batch_size_choices": [2]}, r"batch_size_choices=\[2\] has 1 values, but input_size_choices has 2"),
-        ({"batch_size_choices": [2, 0]}, "batch_size_choices=0 is too small; it must be at least 1"),
-        ({"batch_choice_weights": [1]}, r"batch_choice_weights=\[1\] has 1 values"),
         ({"batch_choice_weights": [1, -1]}, r"batch_choice_weights=\[1, -1\] aren't weights; none may be negative"),
-        ({"batch_choice_weights": [0, 0]}, "aren't weights"),
         ({"batch_choice_weights": [1, float("nan")]}, "aren't weights"),
         ({"batch_choice_seed": -1}, "batch_choice_seed=-1 is too small"),
         (
@@ -55,7 +50,6 @@ def test_each_size_may_have_a_batch_size_of_its_own() -> None:
             "batch_choice_schedule='random' is unknown; it must be one of 'constant'",
         ),
         ({"batch_choice_schedule": "progressive"}, "needs batch_schedule_epochs"),
-        ({"batch_choice_schedule": "progressive", "input_size_choices": [8]}, "needs at least two sizes"),
         (
             {"batch_choice_schedule": "progressive", "batch_schedule_epochs": 3, "batch_schedule_spread": -1},
             "batch_schedule_spread=-1 isn't a deviation; it must be at least 0",
@@ -64,7 +58,6 @@ def test_each_size_may_have_a_batch_size_of_its_own() -> None:
             {"batch_choice_schedule": "progressive", "batch_schedule_epochs": 3, "batch_schedule_random_mix": 2},
             "batch_schedule_random_mix=2 isn't a fraction; it must be from 0 to 1",
         ),
-        ({"batch_choice_schedule": "progressive", "batch_schedule_epochs": 0}, "batch_schedule_epochs=0 is too small"),
     ],
 )
 def test_a_value_out_of_its_range_is_named(options: dict[str, Any], message: str) -> None:

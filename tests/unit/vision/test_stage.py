@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from swift_loader import SwiftLoaderWarning
 from swift_loader.device.keys import keyed_by
 from swift_loader.vision import ImageStage, RandomErasing
 from tests.unit.vision.conftest import assert_same, seed_everything
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-DTYPES = [None, torch.float32, torch.float16, torch.bfloat16]
 
 
 def make_batch(channels: int = 3, dtype: torch.dtype = torch.uint8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,10 +23,19 @@ def moved_by_timm(timm_data: Any, batch: Any, key: int = 0, **options: Any) -> A
     return next(iter(timm_data.loader.PrefetchLoader([batch], device=CPU, **options)))
 
 
-@pytest.mark.parametrize("img_dtype", DTYPES)
-@pytest.mark.parametrize("source_dtype", [torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("source_dtype", "img_dtype"),
+    [
+        (torch.uint8, None),
+        (torch.uint8, torch.float16),
+        (torch.int64, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, None),
+    ],
+)
 def test_images_are_normalised_to_the_bits_of_timm(
-    timm_data: Any, img_dtype: torch.dtype | None, source_dtype: torch.dtype
+    timm_data: Any, source_dtype: torch.dtype, img_dtype: torch.dtype | None
 ) -> None:
     images, targets = make_batch(dtype=source_dtype)
     theirs = moved_by_timm(timm_data, (images.clone(), targets), img_dtype=img_dtype)
@@ -48,18 +54,6 @@ def test_constants_are_those_of_timm(timm_data: Any, mean: Any, std: Any, channe
     assert_same(ImageStage(mean, std, channels, torch.bfloat16)(batch, CPU)[0], theirs[0])
 
 
-def test_a_single_value_in_a_list_counts_for_all_channels() -> None:
-    assert ImageStage([0.5], (0.25,)) == ImageStage(0.5, 0.25)
-
-
-def test_another_number_of_values_is_averaged_with_a_warning(timm_data: Any) -> None:
-    batch = make_batch(1)
-    with pytest.warns(SwiftLoaderWarning, match="has 3 values for 1 channels: their average") as caught:
-        stage = ImageStage(channels=1)
-    assert [str(warning.message).split()[0] for warning in caught] == ["mean", "std"]
-    assert_same(stage(batch, CPU)[0], moved_by_timm(timm_data, batch, channels=1)[0])
-
-
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
 def test_erasing_is_keyed_by_the_batch(timm_data: Any, mode: str) -> None:
     batch = make_batch()
@@ -70,8 +64,7 @@ def test_erasing_is_keyed_by_the_batch(timm_data: Any, mode: str) -> None:
     assert_same(ours[0], theirs[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("dtype", "channels_last"), [(torch.uint8, True), (torch.float32, False)])
 def test_the_batch_on_the_host_is_not_written(dtype: torch.dtype, channels_last: bool) -> None:
     images, targets = make_batch(dtype=dtype)
     before = images.clone()
@@ -94,32 +87,10 @@ def test_lists_and_arrays_become_a_tuple_of_tensors_and_what_comes_further_is_mo
     assert moved[3] == "name"
 
 
-def test_one_stage_serves_several_devices() -> None:
-    stage = ImageStage()
-    assert stage(make_batch(), META)[0].device == META
-    assert stage(make_batch(), CPU)[0].device == CPU
-
-
-def test_what_an_evaluating_loop_has_moved_a_training_one_can_use() -> None:
-    stage = ImageStage(0.123, 0.456)
-    with torch.inference_mode():
-        stage(make_batch(), CPU)
-    weights = torch.ones(3, 16, 12, requires_grad=True)
-    (stage(make_batch(), CPU)[0] * weights).sum().backward()
-    assert weights.grad is not None
-
-
-def test_it_can_be_pickled() -> None:
-    stage = ImageStage(0.5, 0.5, img_dtype=torch.bfloat16, erasing=RandomErasing(0.5))
-    stage(make_batch(), CPU)
-    assert pickle.loads(pickle.dumps(stage)) == stage
-
-
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
         ({"images": 1}, TypeError, r"the batch is a dict; it must be \(images, targets\)"),
-        ((), TypeError, r"the batch is a tuple; it must be \(images, targets\)"),
         (("a", 1), TypeError, r"the batch's images are a str; they must be an array or a tensor"),
         ((torch.ones(3, 8, 8), 1), ValueError, r"images have the shape \(3, 8, 8\); it must be \(B, C, H, W\)"),
         ((torch.ones(2, 1, 8, 8), 1), ValueError, r"images have 1 channels, but channels=3; pass channels, mean"),
@@ -135,9 +106,7 @@ def test_a_batch_of_something_else_is_refused(batch: Any, error: type[Exception]
     [
         ({"channels": 0}, ValueError, "channels=0 is too small"),
         ({"img_dtype": torch.uint8}, TypeError, r"img_dtype=torch\.uint8 isn't a floating-point dtype"),
-        ({"img_dtype": "half"}, TypeError, "img_dtype='half' isn't a floating-point dtype"),
         ({"mean": "grey"}, ValueError, "mean='grey' can't normalise images"),
-        ({"mean": ()}, ValueError, r"mean=\(\) can't"),
         ({"std": (0.5, float("nan"), 0.5)}, ValueError, "pass one finite number per channel"),
         ({"std": (0.5, 0.0, 0.5)}, ValueError, r"std=\(0\.5, 0\.0, 0\.5\) has values that aren't positive"),
     ],

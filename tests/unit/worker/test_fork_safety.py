@@ -8,6 +8,8 @@ import pytest
 
 from swift_loader.worker.fork_safety import ForkHazards
 
+pytestmark = pytest.mark.processes
+
 
 def now(*own: int) -> ForkHazards:
     return ForkHazards.now(own, [])
@@ -69,14 +71,3 @@ def test_the_thread_of_a_memory_allocator_does_not_count() -> None:
     finally:
         go.set()
         thread.join()
-
-
-def test_both_causes_are_named() -> None:
-    found = ForkHazards(frozenset({"9 (file)"}), frozenset({"17"}))
-    text = found.beyond(ForkHazards(frozenset(), frozenset()), "building it")
-    assert text == "building it opened descriptors 9 (file); building it left 1 threads running"
-
-
-def test_the_standard_streams_are_those_below_3() -> None:
-    assert ForkHazards.of_streams().descriptors <= now().descriptors
-    assert all(int(described.split()[0]) < 3 for described in ForkHazards.of_streams().descriptors)

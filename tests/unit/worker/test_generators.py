@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from swift_loader.worker import generators
 from swift_loader.worker.generators import preserved_generators, seed_generators, snapshot_generators
@@ -45,25 +43,3 @@ def test_a_bit_generator_of_the_users_choice_is_looked_at_too() -> None:
         assert snapshot_generators() != before
     finally:
         np.random.set_bit_generator(usual)  # type: ignore[attr-defined]
-
-
-def test_reading_the_state_from_memory_changes_nothing() -> None:
-    state = random.getstate()
-    generators._address_of_python.cache_clear()
-    snapshot_generators()
-    assert random.getstate() == state
-
-
-def test_the_generators_are_put_back_and_a_torch_that_came_meanwhile_is_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    with preserved_generators():
-        state = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())
-        with preserved_generators():
-            seed_generators(1)
-        assert (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()) == state
-        monkeypatch.delitem(sys.modules, "torch")
-        with preserved_generators():
-            monkeypatch.setitem(sys.modules, "torch", torch)
-            seed_generators(1)
-        assert torch.initial_seed() == torch.Generator().initial_seed()

@@ -28,7 +28,6 @@ from swift_loader.worker.seeding import (
     keep_to_this_thread,
     seed_for_construction,
     seed_for_worker,
-    seeded_by,
 )
 from swift_loader.worker.spec import WorkerSpec
 from tests.support.draws import DRAWS
@@ -96,21 +95,6 @@ def test_a_batch_that_drew_is_built_again_once_and_the_later_ones_not(draw: Call
     for step in range(4):
         builder.build(step)
     assert dataset.fetched == [0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, *range(8, 16)]
-
-
-def test_samples_that_draw_nothing_are_never_built_again() -> None:
-    dataset = Drawing(lambda: 0)
-    builder = Builder(dataset)
-    for step in range(25):
-        builder.build(step)
-    assert dataset.fetched == list(range(100))
-
-
-def test_samples_and_generators_differ() -> None:
-    samples = Builder(Drawing(lambda: (random.random(), np.random.rand(), float(torch.rand(())))), 100).build(0)
-    drawn = [number for _, numbers in samples for number in numbers]
-    assert len(set(drawn)) == 300
-    assert Builder(Drawing(random.random), 100, seed=2).build(0) != Builder(Drawing(random.random), 100).build(0)
 
 
 def test_a_batch_that_fails_by_what_it_drew_fails_by_what_it_should_draw() -> None:
@@ -182,27 +166,6 @@ def test_samples_that_could_come_in_bulk_are_keyed_by_sample_all_the_same(draw: 
     assert dataset.fetched == [*range(7), *range(100)]
 
 
-@pytest.mark.parametrize("rng", Rng)
-def test_sample_rng_in_bulk_is_keyed_by_sample_whatever_the_mode(rng: Rng) -> None:
-    found = [Builder(Several(lambda: sample_rng().random()), size, rng=rng).build(0)[:4] for size in (4, 9)]
-    assert found[0] == found[1]
-
-
-def test_samples_that_draw_nothing_stay_in_bulk() -> None:
-    class Counted(Several):
-        num_calls = 0
-
-        def __getitems__(self, indices: list[int]) -> list[Any]:
-            self.num_calls += 1
-            return super().__getitems__(indices)
-
-    dataset = Counted(lambda: 0)
-    builder = Builder(dataset)
-    for step in range(25):
-        builder.build(step)
-    assert dataset.num_calls == 25
-
-
 @BULK_DRAWS
 @pytest.mark.parametrize("kind", [OnlySeveral, OnlySeveralOfTorch])
 def test_what_comes_in_bulk_only_is_keyed_by_its_batch(draw: Callable[[], Any], kind: type[OnlySeveral]) -> None:
@@ -211,40 +174,6 @@ def test_what_comes_in_bulk_only_is_keyed_by_its_batch(draw: Callable[[], Any], 
     second = [backwards.build(step) for step in reversed(range(25))]
     assert first == second[::-1]
     assert len({drawn for batch in first for _, drawn in batch}) == 100
-
-
-def test_draws_that_are_taken_back_can_not_be_seen_but_do_not_depend_on_what_was_built_before() -> None:
-    def draw() -> float:
-        state = random.getstate()
-        drawn = random.random()
-        random.setstate(state)
-        return drawn
-
-    dataset = Drawing(draw)
-    forwards, backwards = Builder(dataset), Builder(Drawing(draw))
-    first = [forwards.build(step) for step in range(25)]
-    assert first == [backwards.build(step) for step in reversed(range(25))][::-1]
-    assert dataset.fetched == list(range(100))
-
-
-def test_sample_rng_is_keyed_by_sample_and_costs_no_second_build() -> None:
-    dataset = Drawing(lambda: sample_rng().random())
-    builder = Builder(dataset, 4)
-    expected = [sample for step in range(25) for sample in builder.build(step)]
-    assert dataset.fetched == list(range(100))
-    assert Builder(Drawing(lambda: sample_rng().random()), 100).build(0) == expected
-    assert len({drawn for _, drawn in expected}) == 100
-
-
-def test_sample_rng_goes_on_within_a_sample() -> None:
-    samples = Builder(Drawing(lambda: (sample_rng().random(), sample_rng().random()))).build(0)
-    assert len({number for _, drawn in samples for number in drawn}) == 8
-
-
-def test_outside_of_a_loader_sample_rng_is_not_keyed() -> None:
-    assert sample_rng().random() != sample_rng().random()
-    Builder(Drawing(lambda: 0)).build(0)
-    assert sample_rng().random() != sample_rng().random()
 
 
 @pytest.mark.parametrize("rng", [Rng.WORKER, Rng.NONE])
@@ -275,77 +204,7 @@ def test_workers_that_are_seeded_once_differ() -> None:
         assert after == random.random()
 
 
-def test_the_users_generators_are_put_back() -> None:
-    random.seed(3)
-    np.random.seed(4)
-    torch.manual_seed(5)
-    expected = (random.random(), np.random.rand(), float(torch.rand(())))
-    random.seed(3)
-    np.random.seed(4)
-    torch.manual_seed(5)
-    Builder(Drawing(random.random)).build(0)
-    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
-
-
-@pytest.mark.parametrize("device", ["meta"])
-def test_the_default_device_does_not_matter(device: str) -> None:
-    expected = Builder(Drawing(lambda: float(torch.rand((), device="cpu")))).build(0)
-    torch.set_default_device(device)
-    try:
-        assert Builder(Drawing(lambda: float(torch.rand((), device="cpu")))).build(0) == expected
-    finally:
-        torch.set_default_device(None)
-
-
-def test_a_thread_of_the_dataset_finds_the_generator_of_the_sample() -> None:
-    def draw() -> float:
-        found: list[float] = []
-        thread = threading.Thread(target=lambda: found.append(sample_rng().random()))
-        thread.start()
-        thread.join()
-        return found[0]
-
-    assert Builder(Drawing(draw), 4).build(0) == Builder(Drawing(lambda: sample_rng().random()), 4).build(0)
-
-
-def test_a_loader_inside_a_sample_leaves_the_sample_its_generator() -> None:
-    def draw() -> float:
-        Builder(Drawing(lambda: sample_rng().random())).build(3)
-        return float(sample_rng().random())
-
-    assert Builder(Drawing(draw)).build(0) == Builder(Drawing(lambda: sample_rng().random())).build(0)
-
-
-def test_a_library_that_is_imported_while_fetching_is_seeded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    seeding = Seeding(Rng.SAMPLE)
-    from swift_loader.worker.seeding import Fetching
-
-    with preserved_generators():
-        monkeypatch.delitem(sys.modules, "torch")
-        seeding.begin(Fetching(1, 0, [0, 1], []))
-        monkeypatch.setitem(sys.modules, "torch", torch)
-        assert seeding.needs_rebuild(), "torch came in the midst of a batch, so nobody had seeded it"
-        seeding.begin(Fetching(1, 0, [0, 1], []))
-        assert not seeding.needs_rebuild()
-
-
-def test_a_key_seeds_all_generators_and_sample_rng_until_its_end() -> None:
-    def drawn() -> tuple[float, ...]:
-        return random.random(), np.random.rand(), float(torch.rand(())), sample_rng().random()
-
-    found = []
-    with preserved_generators():
-        for key in (5, 6, 5):
-            with seeded_by(key):
-                found.append(drawn())
-        outside = [sample_rng().random() for _ in range(2)]
-    assert found[0] == found[2]
-    assert all(one != other for one, other in zip(found[0], found[1], strict=True))
-    assert outside[0] != outside[1]
-
-
+@pytest.mark.processes
 def test_worker_threads_tell_their_samples_apart_and_other_threads_see_those_of_the_process() -> None:
     def draw(index: int, *, as_worker: bool) -> None:
         if as_worker:

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader import sample_rng
-from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.stream import StreamEnd, StreamSamples
 from swift_loader.worker.stream_shard import StreamShard
-from swift_loader.worker.torch_mode import Resume, Snapshot
+from swift_loader.worker.torch_mode import Resume
 from tests.support.torch_mode import plan_of, worker_spec
 
 
@@ -110,10 +108,6 @@ def test_a_shard_is_cut_into_batches(size: int, batch_size: int, drop_last: bool
         samples.use_plan(plan_of(7), None, 0)
 
 
-def test_without_collation_each_sample_is_a_batch() -> None:
-    assert [batch for batch, _ in rest_of(samples_of(Plain(3), auto_collation=False, batch_size=2))] == [0, 1, 2]
-
-
 @given(
     stream=st.sampled_from([Plain, OfIterator, OfDataset]),
     size=st.integers(0, 20),
@@ -137,12 +131,6 @@ def test_a_shard_continues_from_its_last_snapshot(
     lead = min(lead, len(whole) - stop)
     resumed.use_plan(plan_of(7), Resume(snapshot).pack(), 5)
     assert rest_of(resumed, 5 + stop - saved - 1 + lead) == whole[stop + lead :]
-
-
-def test_a_snapshot_says_whether_the_shard_has_ended() -> None:
-    samples = samples_of(Plain(5), batch_size=3, snapshot_every=1)
-    states = [Snapshot.unpack(state or b"") for _, state in rest_of(samples)]
-    assert states == [Snapshot(1), Snapshot(2, has_ended=True)]
 
 
 class Failing:
@@ -175,32 +163,6 @@ def test_a_batch_that_fails_counts_as_a_batch_when_it_is_skipped() -> None:
     assert whole == [[0, 1], "LookupError(2)", "LookupError(3)", [4, 5], [6]]
     for first in range(5):
         assert outcomes(samples_of(Failing()), first) == whole[first:]
-
-
-class Broken:
-    def __iter__(self) -> Iterator[int]:
-        raise StopIteration
-
-
-def test_a_shard_that_cannot_begin_fails_once_and_has_ended_then() -> None:
-    samples = samples_of(Broken())
-    with pytest.raises(BuildError) as caught:
-        fetch(samples, 0)
-    assert caught.value.stage is FailureStage.FETCH
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    with pytest.raises(StreamEnd):
-        fetch(samples, 1)
-
-
-class Drawing(Plain):
-    def __iter__(self) -> Iterator[Any]:
-        return (float(sample_rng().random()) for _ in range(self.size))
-
-
-def test_sample_rng_is_keyed_by_the_place_in_the_shard() -> None:
-    whole = [batch for batch, _ in rest_of(samples_of(Drawing(7)))]
-    assert len({draw for batch in whole for draw in batch}) == 7
-    assert [batch for batch, _ in rest_of(samples_of(Drawing(7)), 2)] == whole[2:]
 
 
 @given(

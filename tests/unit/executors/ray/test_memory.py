@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from swift_loader.errors import ProtocolError
 from swift_loader.executors.ray import memory as module
-from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, MAX_SMALL_BYTES, ActorMemory, ArrivalStore
-from swift_loader.transport.messages import NO_SLOT, Batch
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, MAX_SMALL_BYTES, ArrivalStore
+from swift_loader.transport.messages import Batch
 from swift_loader.transport.segments import Segment
 from tests.support.forked import run_in_fork
 
@@ -77,19 +76,6 @@ def test_views_hold_a_part_of_the_object_store_and_further_batches_are_copied() 
     assert arrivals.keep(sources[0]).ctypes.data == sources[0].ctypes.data
 
 
-def test_memory_that_can_not_be_written_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_writable_store_at", lambda _: None)
-    source = arrived(LARGE)
-    kept = store().keep(source)
-    kept[0] = 1
-    assert source[0] == 7
-
-
-def test_ordinary_memory_is_no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert module._writable_store_at(arrived(LARGE).ctypes.data) is None
-
-
 def test_for_a_device_batches_are_copied_into_recycled_slots_that_it_is_told_of() -> None:
     told: list[Segment] = []
     arrivals = store(on_segment=told.append)
@@ -105,22 +91,7 @@ def test_for_a_device_batches_are_copied_into_recycled_slots_that_it_is_told_of(
     assert int(second[0]) == 2
 
 
-def test_free_slots_beyond_the_limit_are_given_up() -> None:
-    arrivals = store(max_viewed=0, max_free=1)
-    kept = [arrivals.keep(arrived(LARGE)) for _ in range(4)]
-    assert len(arrivals._segments) == 4
-    kept.clear()
-    arrivals.keep(arrived(LARGE))
-    assert len(arrivals._segments) <= 2
-
-
-def test_batches_stay_valid_when_the_slots_are_given_up() -> None:
-    arrivals = store(max_viewed=0)
-    kept = arrivals.keep(arrived(LARGE, 5))
-    assert len(arrivals.take_segments()) == 1
-    assert int(kept.sum()) == 5 * LARGE
-
-
+@pytest.mark.processes
 def test_a_fork_frees_no_object_of_the_trainer() -> None:
     source = arrived(LARGE)
     kept = [store().keep(source)]
@@ -130,26 +101,3 @@ def test_a_fork_frees_no_object_of_the_trainer() -> None:
         assert module._FROM_FORKS[0] is source
 
     assert run_in_fork(drop) == 0
-
-
-def test_a_batch_without_bulk_data_has_no_memory() -> None:
-    memory = ActorMemory(store())
-    memory.arrive(None)
-    lent, lease = memory.lend(announcement(0, NO_SLOT))
-    assert lent.nbytes == 0
-    assert lease is None
-
-
-def test_bulk_data_that_did_not_come_is_an_error() -> None:
-    memory = ActorMemory(store())
-    memory.arrive(None)
-    with pytest.raises(ProtocolError, match="100 bytes that didn't come"):
-        memory.lend(announcement(100))
-
-
-def test_a_batch_that_nobody_needs_is_dropped() -> None:
-    memory, source = ActorMemory(store()), arrived(LARGE)
-    references = _count(source)
-    memory.arrive(source)
-    memory.discard(announcement(LARGE))
-    assert _count(source) == references

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from swift_loader.executors.thread.heap import RecycledHeap
-from swift_loader.transport.messages import NO_SLOT
 
 MAX_FREE = 3
 
@@ -69,7 +68,3 @@ def test_a_batch_that_fills_little_of_its_slot_is_copied_out() -> None:
     assert small.base is None
     memory[:] = 0
     assert (small == 7).all()
-
-
-def test_a_batch_without_bulk_data_has_no_memory() -> None:
-    assert len(RecycledHeap(MAX_FREE).lend(NO_SLOT, 0)) == 0

@@ -1,0 +1,158 @@
+"""What a DataLoader is, apart from its workers: it is copied, freed, placed at epochs and refuses wrong options."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.distributed import DistributedSampler
+
+from swift_loader import DataLoader, LoaderClosed, SwiftLoader, WorkerPool
+
+NUMBERS: Any = list(range(8))
+
+
+def pickled(given: Any) -> Any:
+    return pickle.loads(pickle.dumps(given))
+
+
+@pytest.mark.parametrize("take_copy", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_a_loader_that_is_iterated_over_begins_afresh(take_copy: Callable[[Any], Any]) -> None:
+    loader: Any = DataLoader([1, 2, 3], collate_fn=list, batch_size=2)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    next(iterator)
+    copied = take_copy(loader)
+    assert list(copied) == [[1, 2], [3]]
+    assert list(iterator) == [[3]]
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        copied.batch_size = 3
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize(("num_steps", "shuffle"), [(0, False), (1, True), (9, False), (9, True)])
+def test_a_loader_is_freed_with_its_last_reference(num_steps: int, shuffle: bool) -> None:
+    loader: Any = DataLoader(NUMBERS, shuffle=shuffle)
+    iterator = iter(loader)
+    for _ in range(num_steps):
+        next(iterator, None)
+    loader.state_dict()
+    is_freed = weakref.ref(loader)
+    del loader, iterator
+    assert is_freed() is None
+
+
+def test_a_shuffled_datapipe_resumes_in_its_order() -> None:
+    def make() -> Any:
+        return DataLoader(IterableWrapper(range(20)).shuffle(buffer_size=20), batch_size=3, collate_fn=list)
+
+    torch.manual_seed(3)
+    loader = make()
+    iterator = iter(loader)
+    seen = [next(iterator) for _ in range(2)]
+    state = loader.state_dict()
+    rest = list(iterator)
+    assert sorted(number for batch in seen + rest for number in batch) == list(range(20))
+    torch.manual_seed(4)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+
+
+def sampler_at(epoch: int) -> DistributedSampler[int]:
+    sampler: DistributedSampler[int] = DistributedSampler(NUMBERS, num_replicas=1, rank=0)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def test_a_samplers_epoch_counts_if_it_is_set_after_iter() -> None:
+    sampler = sampler_at(1)
+    batches = iter(DataLoader(NUMBERS, 1, sampler=sampler))
+    sampler.set_epoch(2)
+    assert [int(batch) for batch in batches] == list(sampler_at(2))
+
+
+def test_a_position_is_resumed_in_its_own_epoch_whatever_the_sampler_has_been_set_to() -> None:
+    sampler = sampler_at(4)
+    loader = DataLoader(NUMBERS, 2, sampler=sampler)
+    seen = next(iter(loader)).tolist()
+    resumed_sampler = sampler_at(0)
+    resumed = DataLoader(NUMBERS, 2, sampler=resumed_sampler)
+    resumed.load_state_dict(loader.state_dict())
+    for batch in resumed:
+        seen += batch.tolist()
+    assert seen == list(sampler_at(4))
+    assert resumed_sampler.epoch == 0, "it isn't this loader's to change"
+
+
+WRONG: list[dict[str, Any]] = [
+    {"worker_type": "fiber"},
+    {"worker_type": None},
+    {"start_method": "forkserver"},
+    {"worker_restarts": -1},
+    {"worker_restarts": "3"},
+    {"stall_warning": -0.5},
+    {"stall_warning": "soon"},
+]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", WRONG, ids=str)
+def test_a_wrong_value_gets_the_error_of_the_swift_loader(options: dict[str, Any], num_workers: int) -> None:
+    with pytest.raises((TypeError, ValueError)) as expected:
+        SwiftLoader(dataset=NUMBERS, **options)
+    with pytest.raises(expected.type) as caught:
+        DataLoader(NUMBERS, num_workers=num_workers, **options)
+    assert str(caught.value) == str(expected.value)
+
+
+def test_a_start_method_and_a_context_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="start_method='spawn' and multiprocessing_context were both given"):
+        DataLoader(NUMBERS, num_workers=1, start_method="spawn", multiprocessing_context="fork")
+
+
+def test_a_pool_says_how_many_workers_of_which_kind_there_are() -> None:
+    pool = WorkerPool(2)
+    for loader in (DataLoader(NUMBERS, workers=pool), DataLoader(NUMBERS, num_workers=2, workers=pool)):
+        assert (loader.num_workers, loader.workers) == (2, pool)
+    with pytest.raises(ValueError, match=r"num_workers=1 was given with a WorkerPool of 2; leave num_workers out"):
+        DataLoader(NUMBERS, num_workers=1, workers=pool)
+    others: list[dict[str, Any]] = [
+        {"multiprocessing_context": "fork"},
+        {"start_method": "spawn"},
+        {"worker_type": "thread"},
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match=f"{next(iter(other))}.* was given with a WorkerPool"):
+            DataLoader(NUMBERS, workers=pool, **other)
+    with pytest.raises(TypeError, match="workers=2 is a int; give a WorkerPool"):
+        DataLoader(NUMBERS, workers=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("number", "error"), [(0, ValueError), (5000, ValueError), ("2", TypeError)])
+def test_a_pool_has_a_number_of_processes(number: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="num_workers="):
+        WorkerPool(number)
+
+
+def test_a_pool_is_copied_as_itself_and_gives_no_workers_once_it_is_closed() -> None:
+    with WorkerPool(2) as pool:
+        loader = DataLoader(NUMBERS, workers=pool)
+        assert copy.copy(pool) is copy.deepcopy([pool])[0] is pool
+        assert pickled(pool).num_workers == 2
+        assert repr(pool) == "WorkerPool(num_workers=2)"
+    with pytest.raises(LoaderClosed, match="the WorkerPool was closed"):
+        iter(loader)

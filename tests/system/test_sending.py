@@ -1,0 +1,107 @@
+"""What a loader sends to its workers when it starts: the dataset, its arguments, and what the trainer chose."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from swift_loader import SwiftLoader
+from swift_loader.errors import EncodeError
+from tests.support.helpers import make_loader, needs_template
+
+
+class Holding:
+    """Samples say what the dataset holds."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"kind": type(self.held).__name__, "value": self.held[index]}
+
+
+def full_queue() -> Any:
+    made: queue.SimpleQueue[int] = queue.SimpleQueue()
+    made.put(3)
+    return made
+
+
+UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "an open file": (lambda: open(os.devnull, "rb"), r" is a _io.BufferedReader.*to the workers.*dataset_class="),
+    "a thread": (threading.current_thread, r".* a thread that has been started can't be sent"),
+    "a queue": (full_queue, r" is a _queue.SimpleQueue.* a SimpleQueue that isn't empty"),
+    "a result": (lambda: torch.ones(2, requires_grad=True) * 2, r" is a torch.Tensor.* requires grad and isn't a leaf"),
+}
+
+
+@needs_template
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("name", UNSENDABLE)
+def test_what_cannot_be_sent_is_named_by_its_place_and_type(name: str) -> None:
+    make, text = UNSENDABLE[name]
+    places: dict[str, dict[str, Any]] = {
+        r"dataset_kwargs\['held'\]": {"dataset_class": Holding, "dataset_kwargs": {"held": make()}},
+        r"dataset\.held": {"dataset": Holding(make())},
+    }
+    for place, options in places.items():
+        loader = SwiftLoader(**options, nb_consumer=1, worker_per_consumer=1)
+        with loader, pytest.raises(EncodeError, match=f"^{place}{text}"):
+            loader.start(0)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_mapped_array_is_a_mapping_of_the_same_file_in_a_worker(mode: Any, tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    np.arange(100, dtype=np.int32).tofile(file)
+    mapped = np.memmap(file, np.int32, mode, offset=40, shape=(9, 10))[:8, 3]
+    with make_loader(Holding, kwargs={"held": mapped}, workers=1, shuffle=False) as loader:
+        (batch,) = loader
+    assert batch["kind"] == ["memmap"] * 8
+    assert batch["value"].tolist() == list(range(13, 93, 10))
+
+
+@pytest.mark.parametrize("change", ["private", "replaced"])
+def test_a_mapping_that_the_file_no_longer_stands_for_is_sent_with_its_content(change: str, tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    np.arange(8, dtype=np.int32).tofile(file)
+    mapped = np.memmap(file, np.int32, "c" if change == "private" else "r")
+    if change == "private":
+        mapped += 1
+    else:
+        file.unlink()
+        np.zeros(8, np.int32).tofile(file)
+    expected = mapped.tolist()
+    with make_loader(Holding, kwargs={"held": mapped}, workers=1, shuffle=False) as loader:
+        (batch,) = loader
+    assert batch["value"].tolist() == expected
+
+
+class DefaultDtype:
+    """Samples have torch's default dtype."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(0.5)
+
+
+def test_workers_have_the_default_dtype_of_the_trainer() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with make_loader(DefaultDtype, workers=1) as loader:
+            (batch,) = loader
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert batch.dtype == torch.float64
