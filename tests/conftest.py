@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,83 +18,41 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.helpers import allowed_s
+from tests.support.helpers import HANG_S, START_METHOD, wait_until
 
 PHOTOS_PER_CLASS = 7
 
-SWITCH = "SWIFT_LOADER_ROOT"
-
-_GRACE_S = 10.0
-"""A process or a thread that was told to end may still be on its way."""
+SYSTEM = Path(__file__).parent / "system"
 
 
 def pytest_configure() -> None:
     """Let Ctrl-C raise `KeyboardInterrupt`, as in a terminal: a shell has its jobs in the background ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Hypothesis measures time on the wall: a machine that stalls for a moment would fail a test.
-    settings.register_profile("no limits", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("no limits")
+    # Each run has the same examples, and no limit on the wall: a machine may stall for a moment.
+    settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("same")
 
 
-def _descriptors() -> dict[str, str]:
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            found[entry] = os.readlink(f"/proc/self/fd/{entry}")
-        except FileNotFoundError:
-            continue
-    return found
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the whole system: their loaders have processes, threads and shared memory."""
+    for item in items:
+        if item.path.is_relative_to(SYSTEM):
+            item.add_marker("processes")
 
 
-def _shared_memory_names() -> set[str]:
-    """Return the names of segments; those of semaphores and of other programs come and go."""
-    folder = Path("/dev/shm")
-    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    return {name for name in names if name.startswith("psm_") or "swift" in name or f"_{os.getpid()}_" in name}
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Make a folder for temporary files that only this process and its children use.
 
-
-def _alive_threads(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
-    """Return those that don't end by themselves in a moment.
-
-    If the garbage collector closes a loader on one of the loader's own threads, that thread can't wait for itself.
+    It is the same for all tests: TMPDIR is part of the environment, and another environment needs another root process.
     """
-    deadline_s = time.monotonic() + allowed_s(_GRACE_S)
-    for thread in threads:
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-    return [thread for thread in threads if thread.is_alive()]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test that leaves a process, a thread, a descriptor, a shared-memory name or a temporary file behind."""
-    gc.collect()
-    gc.freeze()  # what is here stays: the collection after the test needn't look at it
-    threads = set(threading.enumerate())
-    descriptors = _descriptors()
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    shared_memory = _shared_memory_names()
     folder = tmp_path_factory.mktemp("temporary")
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    # Off, because a root for each test's TMPDIR takes time, and most tests look at a loader's own processes. Tests of
-    # the root switch it on; SWIFT_LOADER_ROOT=1 does so for all.
-    monkeypatch.setenv(SWITCH, os.environ.get(SWITCH, "0"))
-    yield
-    gc.collect()
-    roots = sys.modules.get("swift_loader.executors.process.roots")  # only Linux has it
-    if roots is not None:
-        roots.ROOTS.stop()  # it belongs to the process, not to a loader
-    new_children = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
-    _, alive = psutil.wait_procs(new_children, timeout=allowed_s(_GRACE_S))
-    assert not alive, f"processes left behind: {alive}"
-    left_threads = _alive_threads(set(threading.enumerate()) - threads)
-    assert not left_threads, f"threads left behind: {left_threads}"
-    opened = {entry: target for entry, target in _descriptors().items() if descriptors.get(entry) != target}
-    assert not opened, f"descriptors left open: {opened}"
-    named = _shared_memory_names() - shared_memory
-    assert not named, f"shared memory left behind: {named}"
-    files = [entry.name for entry in folder.iterdir()]
-    assert not files, f"temporary files left behind: {files}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        # Of torch's compiler, which timm imports, also in workers. It stays.
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
+        yield folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -104,10 +63,76 @@ def torch_is_warm() -> None:
     (torch.ones(2) + torch.rand(2)).sum().item()
 
 
-@pytest.fixture
-def compilers_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch's compiler, which timm imports, also in workers, make the folder for its cache where it may stay."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, temporary_folder: Path) -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a descriptor, a shared-memory name or a temporary file behind.
+
+    Only tests marked `processes` are looked at. The root process stays from test to test, as it does in a program.
+    """
+    if request.node.get_closest_marker("processes") is None:
+        yield
+        return
+    gc.collect()
+    gc.freeze()  # what is here stays: the collection after the test needn't look at it
+    root = _started_root()
+    before = _belongings(temporary_folder)
+    yield
+    gc.collect()
+    if root is not _current_root():  # another environment had another one; the next test has that of before again
+        _stop_roots()
+    left: set[tuple[str, str]] = set()
+
+    def is_all_gone() -> bool:
+        """Some things end a moment later: a process that was told to, a thread that closed its own loader."""
+        left.clear()
+        left.update(_belongings(temporary_folder) - before)
+        return not left
+
+    try:
+        wait_until(is_all_gone, "the end of all that the test has started", HANG_S)
+    except AssertionError:
+        pytest.fail(f"left behind: {sorted(left)}")
+    finally:
+        for kind, name in left:  # the next test isn't to blame for it
+            if kind == "temporary file":
+                path = temporary_folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _belongings(folder: Path) -> set[tuple[str, str]]:
+    """Return what this process has, each with its kind. Other programs have shared memory, too: it isn't looked at."""
+    children = psutil.Process().children(recursive=True)
+    found = {("process", f"{child.pid}, started {child.create_time()}") for child in children}
+    found |= {("thread", f"{thread.name} {thread.ident}") for thread in threading.enumerate()}
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of listdir itself
+            found.add(("descriptor", f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}"))
+    shared_memory = Path("/dev/shm")
+    names = [entry.name for entry in shared_memory.iterdir()] if shared_memory.is_dir() else []
+    found |= {("shared memory", name) for name in names if f"_{os.getpid()}_" in name}
+    return found | {("temporary file", entry.name) for entry in folder.iterdir()}
+
+
+def _started_root() -> object:
+    """Return the root of this process. Start it if there is none, and wait until its descriptors are open."""
+    if START_METHOD == "template" and _current_root() is None:
+        from swift_loader.executors.process.roots import ROOTS
+
+        ROOTS.warm(("torch",))
+        if (root := ROOTS._current) is not None:
+            wait_until(lambda: bool(root.imported or root.refusal), "the root has imported torch")
+    return _current_root()
+
+
+def _current_root() -> object:
+    roots = sys.modules.get("swift_loader.executors.process.roots")
+    return None if roots is None else roots.ROOTS._current
+
+
+def _stop_roots() -> None:
+    from swift_loader.executors.process.roots import ROOTS
+
+    ROOTS.stop()
 
 
 @pytest.fixture(scope="session")

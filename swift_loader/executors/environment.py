@@ -27,9 +27,16 @@ _HASH_SEED = "24301"
 
 
 SET_BY_LIBRARIES = frozenset(
-    {"CUDA_MODULE_LOADING", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    {
+        "CUDA_MODULE_LOADING",
+        "KMP_DUPLICATE_LIB_OK",
+        "KMP_INIT_AT_FORK",
+        "PYTEST_CURRENT_TEST",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+    }
 )
-"""Variables that torch and its libraries set. No dataset depends on them."""
+"""Variables that torch and its libraries set, and pytest anew for each test. No dataset depends on them."""
 
 
 def _without_isolation(flags: Sequence[str]) -> list[str]:

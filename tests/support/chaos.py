@@ -16,7 +16,7 @@ from typing import Any
 from swift_loader import SwiftLoader, SwiftLoaderWarning
 from swift_loader.failpoints import VARIABLE
 from tests.support.checked import Checked, Reference, check_batch, digest, environment
-from tests.support.helpers import make_loader
+from tests.support.helpers import SWITCH, make_loader
 from tests.support.killer import STOPS_IN_SLOT_WRITE, Aim, Killer
 
 __all__ = ["Case", "Tally", "random_case", "run_case"]
@@ -95,7 +95,7 @@ def run_case(case: Case) -> Tally:
         **options,
     )
     failpoints = STOPS_IN_SLOT_WRITE.format(seed=case.seed)
-    with warnings.catch_warnings(), environment(VARIABLE, failpoints), loader:
+    with warnings.catch_warnings(), environment(SWITCH, "0"), environment(VARIABLE, failpoints), loader:
         warnings.simplefilter("ignore", SwiftLoaderWarning)
         loader.start(0)
         with Killer(loader, case.aims(), Random(case.seed)) as killer:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Figures", "Measured", "memory", "slope"]
+from tests.support.helpers import HANG_S, loader_processes
+
+__all__ = ["Figures", "Measured", "memory", "memory_of", "slope"]
 
 _MEGABYTE = 1 << 20
 _MAX_SLOPE = 1.0
 """MB per epoch."""
-
-_SETTLE_S = 5.0
-"""Until the processes that are being replaced have been."""
 
 _NUM_SAME = 4
 
@@ -28,7 +27,7 @@ _NUM_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a process has open; its children with theirs. Threads are those of Python."""
+    """What a process has open, and the processes of its loaders. Threads are those of Python."""
 
     descriptors: int
     threads: int
@@ -39,7 +38,7 @@ class Measured:
         """Return this process's."""
         process = psutil.Process()
         gc.collect()
-        return cls(process.num_fds(), threading.active_count(), len(process.children(recursive=True)))
+        return cls(process.num_fds(), threading.active_count(), len(loader_processes()))
 
     @classmethod
     def steady(cls) -> Measured:
@@ -115,7 +114,7 @@ class Figures:
 
 def settled(expected: Measured) -> Measured:
     """Return what is open once that is what is expected, or after a while."""
-    deadline_s = time.monotonic() + _SETTLE_S
+    deadline_s = time.monotonic() + HANG_S / 2
     while (now := Measured.now()) != expected and time.monotonic() < deadline_s:
         time.sleep(0.01)  # processes that were killed are being replaced
     return now
@@ -129,12 +128,12 @@ def memory() -> tuple[float, float]:
     """
     gc.collect()
     trainer = psutil.Process()
-    own = _memory_of(trainer.pid)
-    family = sum(own) + sum(sum(_memory_of(child.pid)) for child in trainer.children(recursive=True))
+    own = memory_of(trainer.pid)
+    family = sum(own) + sum(sum(memory_of(child.pid)) for child in trainer.children(recursive=True))
     return own[0] / 1024, family / 1024
 
 
-def _memory_of(pid: int) -> tuple[int, int]:
+def memory_of(pid: int) -> tuple[int, int]:
     """Return KB of ordinary and of shared memory, both proportional."""
     fields = dict.fromkeys(("Pss_Anon", "Pss_Shmem"), 0)
     try:

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,12 @@ import pytest
 from swift_loader import SwiftLoader
 
 ROOT = Path(__file__).parents[2]
+
+HANG_S = 50.0
+"""What takes so long hangs. It is told before the 60 s after which the whole test is ended, with its process."""
+
+SWITCH = "SWIFT_LOADER_ROOT"
+"""The environment variable that switches roots off."""
 
 START_METHOD = os.environ.get("SWIFT_LOADER_TESTS_START_METHOD", "template")
 """Of loaders whose test doesn't choose one. So tests of the template can run with another one."""
@@ -50,12 +56,9 @@ def exhaustive(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
-def slow_unless(
-    quick: Container[_Case], cases: Iterable[_Case], is_sampled: Callable[[_Case], bool] = lambda _: True
-) -> list[Any]:
-    """Return the cases of a parametrised test. Others are marked slow, or exhaustive if not sampled."""
-    others = {True: slow, False: exhaustive}
-    return [case if case in quick else others[is_sampled(case)](case) for case in cases]
+def exhaustive_unless(quick: Container[_Case], cases: Iterable[_Case]) -> list[Any]:
+    """Return the cases of a parametrised test. Those that aren't quick are for a run of all cases."""
+    return [case if case in quick else exhaustive(case) for case in cases]
 
 
 def every(step: int, cases: Iterable[_Case]) -> list[_Case]:
@@ -72,10 +75,78 @@ def make_loader(dataset_class: Any, *, workers: int | str = 2, batch_size: int =
     return SwiftLoader(dataset_class, kwargs, batch_size=batch_size, worker_per_consumer=workers, **options)
 
 
+def without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have loaders start interpreters of their own.
+
+    For tests that change what interpreters inherit: environment, directory, stdout. With each such change, and with
+    each change back, another root would take the place of this process's.
+    """
+    monkeypatch.setenv(SWITCH, "0")
+
+
+def set_environ(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Set an environment variable that the processes of this test's loaders get."""
+    without_root(monkeypatch)
+    monkeypatch.setenv(name, value)
+
+
+def loader_children(trainer: psutil.Process | None = None) -> list[psutil.Process]:
+    """Return the children of this process, or another trainer. In place of its roots it returns their children.
+
+    They are templates; workers, if the loader has no template.
+    """
+    found: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        for child in (trainer or psutil.Process()).children():
+            found += child.children() if _is_root(child) else [child]
+    return [process for process in found if not is_gone(process.pid)]
+
+
+def template_and_workers(
+    trainer: psutil.Process | None = None, num_workers: int = 1
+) -> tuple[psutil.Process, list[psutil.Process]]:
+    """Return the template and the workers of the only loader of this process, or of another trainer.
+
+    It waits until there are so many workers. In place of a template that there isn't, it returns this process.
+    """
+    if START_METHOD == "portable":
+        wait_until(lambda: len(loader_children()) >= num_workers, f"{num_workers} workers")
+        return psutil.Process(), loader_children()
+    found: list[tuple[psutil.Process, list[psutil.Process]]] = []
+
+    def has_workers() -> bool:
+        for template in loader_children(trainer):  # a fork of the root that no loader needs exits soon
+            with suppress(psutil.NoSuchProcess):
+                workers = [worker for worker in template.children() if not is_gone(worker.pid)]
+                if len(workers) >= num_workers:
+                    found.append((template, workers))
+        return bool(found)
+
+    wait_until(has_workers, f"a template with {num_workers} workers")
+    assert len(found) == 1, found
+    return found[0]
+
+
 def worker_processes() -> list[psutil.Process]:
-    """Return the workers of the only loader of this process, once they exist."""
-    children: list[psutil.Process] = psutil.Process().children()
-    return children if START_METHOD == "portable" else children[0].children()
+    """Return the workers of the only loader of this process. Waits until there are any."""
+    return template_and_workers()[1]
+
+
+def loader_processes(trainer: psutil.Process | None = None) -> list[psutil.Process]:
+    """Return the templates and workers of all loaders of this process, or of another trainer, without roots."""
+    found = []
+    for child in loader_children(trainer):
+        with suppress(psutil.NoSuchProcess):
+            found += [child, *(one for one in child.children(recursive=True) if not is_gone(one.pid))]
+    return found
+
+
+def _is_root(process: psutil.Process) -> bool:
+    """Return whether a child of the trainer is a root. Its forks, which have the same command, are no such children."""
+    try:
+        return "from swift_loader.worker.root import main" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def ids_of(batches: Iterable[Any]) -> list[int]:
@@ -83,17 +154,7 @@ def ids_of(batches: Iterable[Any]) -> list[int]:
     return [int(number) for batch in batches for number in batch["id"]]
 
 
-STALL_S = 2.0
-"""A machine that others use stops for a moment now and then, which no load average shows."""
-
-
-def allowed_s(limit_s: float) -> float:
-    """Return how long something may take here that may take so long on a machine with nothing else to do."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return STALL_S + limit_s * max(1.0, os.getloadavg()[0] / num_cores)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_S) -> None:
     """Return once a condition holds that another process brings about."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -151,7 +212,7 @@ def run_script(
     *arguments: str,
     via: str = "file",
     folder: Path,
-    timeout_s: float = 30,
+    timeout_s: float = HANG_S,
     wrapper: Sequence[str] = (),
 ) -> str:
     """Run Python code in a process of its own and return what it printed; its stderr must stay empty.

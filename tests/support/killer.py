@@ -31,8 +31,8 @@ STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """For the failpoints' variable: some workers stop between two pieces of a batch, and the killer finds them."""
 
 _TICK_S = 0.001
-_PATIENCE_S = 1.0
-"""For an opportunity of one kind; then the next is tried."""
+_PATIENCE_S = 5.0
+"""For an opportunity of one kind; then any worker is killed."""
 
 _OPPORTUNITY_S = 0.02
 """For one to come while the driver's locks are held."""
@@ -124,7 +124,9 @@ class Killer:
             Aim.HANG: self._strike_by_stopping,
         }[aim]
         deadline_s = time.monotonic() + _PATIENCE_S
-        while not self._stop.is_set() and time.monotonic() < deadline_s:
+        while not self._stop.is_set():
+            if aim is not Aim.HANG and time.monotonic() > deadline_s:
+                aim, strike = Aim.ANYONE, self._strike_anyone
             victims = strike()
             self._continue_stopped(except_for=victims)
             if victims:

@@ -20,10 +20,9 @@ from typing import Any
 import psutil
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.process.roots import SWITCH
 from tests.support import node_datasets
 from tests.support.figures import Measured
-from tests.support.helpers import ROOT, wait_until
+from tests.support.helpers import HANG_S, ROOT, SWITCH, wait_until
 
 __all__ = ["Node", "Rank", "reference"]
 
@@ -62,7 +61,7 @@ class Rank:
         """Return the answer to the oldest command that wasn't answered."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"the rank has ended with {self.process.wait(5)}"
+        assert line, f"the rank has ended with {self.process.wait(HANG_S)}"
         return json.loads(line)
 
     def rest_of_output(self) -> str:
@@ -73,7 +72,7 @@ class Rank:
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(HANG_S)
 
     def replace_a_worker(self) -> list[Any]:
         """Kill one of its workers, and wait for the other one that takes its place. Return the batches taken meanwhile.
@@ -154,7 +153,7 @@ class Node:
                 continue
         return found
 
-    def wait_until_gone(self, timeout_s: float = 20) -> None:
+    def wait_until_gone(self, timeout_s: float = HANG_S) -> None:
         """Return once no process is left."""
         wait_until(lambda: not self.processes(), f"no processes, {self.processes()}", timeout_s)
 

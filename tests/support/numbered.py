@@ -10,9 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from swift_loader import sample_rng
-
-__all__ = ["Numbered", "NumberedStream", "Rolled"]
+__all__ = ["Numbered", "NumberedStream"]
 
 _SIDE = 40
 
@@ -32,13 +30,6 @@ class Numbered(Dataset[Any]):
         pixels = np.random.default_rng(index).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
         image = Image.fromarray(pixels)
         return (image if self.transform is None else self.transform(image)), index
-
-
-class Rolled(Numbered):
-    """Its targets are drawn with `sample_rng()`."""
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return super().__getitem__(index)[0], int(sample_rng().integers(1 << 30))
 
 
 class NumberedStream(IterableDataset[Any]):

@@ -20,9 +20,9 @@ from random import Random
 from typing import Any
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
-from tests.support.checked import Checked, Reference, check_batch, collate_flat, digest
+from tests.support.checked import Checked, Reference, check_batch, collate_flat, digest, environment
 from tests.support.figures import Figures, Measured
-from tests.support.helpers import make_loader, wait_until
+from tests.support.helpers import SWITCH, make_loader, wait_until
 from tests.support.killer import Aim, Killer
 
 __all__ = ["MIN_PASSES", "Soak"]
@@ -89,7 +89,7 @@ class Soak:
     def run(self, seconds: float, is_enough: Callable[[], bool] = lambda: True) -> None:
         """Make journeys until the time is up and they are enough; fail if anything is amiss."""
         deadline_s = time.monotonic() + seconds
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), environment(SWITCH, "0"):  # what a loader starts shall end with it
             warnings.simplefilter("ignore", SwiftLoaderWarning)
             while time.monotonic() < deadline_s or not is_enough():
                 self._travel(deadline_s)

@@ -17,6 +17,8 @@ from enum import Enum
 from types import FrameType
 from typing import IO
 
+from tests.support.checked import environment
+from tests.support.helpers import SWITCH
 from tests.support.storm_case import Case, Deed
 from tests.support.storm_loop import Loop
 from tests.support.storm_reference import Deviation
@@ -71,7 +73,7 @@ class CaseHung(BaseException):
 def run_case(case: Case) -> Result:
     """Return what became of a case; leaves nothing behind, but what shows up as a deviation."""
     begin_s = time.monotonic()
-    with captured_stderr() as stderr, _limited() as stacks, warnings.catch_warnings():
+    with captured_stderr() as stderr, _limited() as stacks, warnings.catch_warnings(), environment(SWITCH, "0"):
         warnings.simplefilter("ignore")
         before = Holdings()
         run = Loop(case)

@@ -20,6 +20,7 @@ from typing import IO
 import numpy as np
 import psutil
 
+from tests.support.helpers import loader_children, loader_processes
 from tests.support.storm_case import Case
 from tests.support.storm_datasets import CONTENT, FOLDER_OF_NAMES, RECORD_NBYTES, SALT
 
@@ -33,7 +34,7 @@ __all__ = [
     "trainer_of",
 ]
 
-_SETTLE_S = 5.0
+_SETTLE_S = 30.0
 
 _NUM_MORE_NAMES = 7
 
@@ -153,7 +154,7 @@ class Holdings:
 
     def __init__(self) -> None:
         gc.collect()
-        self._children = _identities(psutil.Process().children(recursive=True))
+        self._children = _identities(loader_processes())
         self._threads = {thread.native_id for thread in threading.enumerate()}  # a library's own come when they like
         self._descriptors = _descriptors()
 
@@ -177,7 +178,7 @@ class Holdings:
 
     def kill_new_children(self) -> None:
         """Have nothing of a case that failed disturb the next one."""
-        for child in psutil.Process().children(recursive=True):
+        for child in loader_processes():
             if not _identities([child]) <= self._children:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
@@ -205,7 +206,7 @@ def _descriptors() -> dict[str, str]:
 def processes(rng: Random, *, templates: bool, except_for: set[int]) -> list[int]:
     """Return the loader's templates, or its workers, in random order; without templates, all are workers."""
     found: list[int] = []
-    for child in psutil.Process().children():
+    for child in loader_children():
         if child.pid in except_for:
             continue
         with contextlib.suppress(psutil.NoSuchProcess):

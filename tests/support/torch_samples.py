@@ -19,30 +19,7 @@ Column = list[Any]
 
 SHAPES = [(), (0,), (1,), (3, 2), (1, 3), (2, 0, 3), (90, 100)]
 
-ARRAY_DTYPES = [
-    "?",
-    "b",
-    "B",
-    "h",
-    "H",
-    "i",
-    "I",
-    "q",
-    "Q",
-    "e",
-    "f",
-    "d",
-    "F",
-    "D",
-    ">i4",
-    "g",
-    "S3",
-    "U2",
-    "O",
-    "M8[s]",
-]
-
-ARRAY_DTYPES += ["m8[s]", "i4,f4"]
+ARRAY_DTYPES = [*"?bBhHiIqQefdFD", ">i4", "g", "S3", "U2", "O", "M8[s]", "m8[s]", "i4,f4"]
 
 TENSOR_DTYPES = [
     torch.bool,

@@ -11,7 +11,7 @@ from swift_loader import ProtocolError, SwiftLoaderError, WorkerStalled
 from swift_loader.scheduler.batches import Batch, BatchState
 from swift_loader.scheduler.ledger import Ledger
 from tests.support.chaos import Case, run_case
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive
 from tests.support.killer import Aim
 
 QUICK = Case(seed=7, workers=2, in_order=True, num_kills=6, num_templates=1, is_narrow=True)
@@ -24,31 +24,24 @@ CASES = [
     Case(seed=6, workers=2, in_order=True, num_kills=4, start_method="spawn"),
 ]
 
-kills: Counter[Aim] = Counter()
-
 
 def test_a_few_killed_workers_never_show_in_the_data() -> None:
-    assert run_case(QUICK).kills.total() >= 5
+    assert run_case(QUICK).kills.total() >= QUICK.num_kills
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=[f"seed {case.seed}" for case in CASES])
-def test_killed_workers_and_templates_never_show_in_the_data(case: Case) -> None:
-    done = run_case(case).kills
-    assert done.total() >= 0.8 * case.num_kills
-    kills.update(done)
-
-
-@pytest.mark.slow
-def test_these_were_a_hundred_kills_of_all_kinds() -> None:
-    if not kills:
-        pytest.skip("it counts those of the tests before, which didn't run")
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_a_hundred_kills_of_all_kinds_never_show_in_the_data() -> None:
+    kills: Counter[Aim] = Counter()
+    for case in CASES:
+        done = run_case(case).kills
+        assert done.total() >= case.num_kills, case
+        kills.update(done)
     assert kills.total() >= 100
     assert set(kills) >= {Aim.ANYONE, Aim.UNREAD, Aim.ALL, Aim.SLOT_WRITE, Aim.TEMPLATE}
-    assert kills[Aim.SLOT_WRITE] + kills[Aim.SENDING] >= 0.4 * kills.total()
 
 
-@pytest.mark.parametrize("in_order", [True, slow(False)])
+@pytest.mark.parametrize("in_order", [True, exhaustive(False)])
 def test_a_ledger_that_forgets_what_a_dead_worker_had_is_caught(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,10 +54,10 @@ def test_a_ledger_that_forgets_what_a_dead_worker_had_is_caught(
 
     monkeypatch.setattr(Ledger, "remove_worker", remove_worker)
     with pytest.raises(WorkerStalled, match="no worker is ready to build"):
-        run_case(Case(seed=1, workers=2, in_order=in_order, num_kills=10, timeout_s=1.5))
+        run_case(Case(seed=1, workers=2, in_order=in_order, num_kills=10, timeout_s=3.0))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_ledger_that_builds_again_what_is_here_already_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """In completion order; in order the second copy of a batch is never looked at."""
     real = Ledger.remove_worker

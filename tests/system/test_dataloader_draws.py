@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import RandomSampler, Sampler
 
 from swift_loader.dataloader.dataloader import DataLoader
-from tests.support.helpers import slow, slow_unless
+from tests.support.helpers import exhaustive, exhaustive_unless
 from tests.support.like_torch.options import ORDERS
 
 NUM_SAMPLES = 60
@@ -56,7 +56,7 @@ def drawn_by_loop(generator: torch.Generator) -> list[float]:
     return [random.random(), float(np.random.random()), *map(float, from_torch)]
 
 
-@pytest.mark.parametrize("order", slow_unless(ALWAYS, sorted(set(ORDERS) - TENSORS - ERRORS)))
+@pytest.mark.parametrize("order", exhaustive_unless(ALWAYS, sorted(set(ORDERS) - TENSORS - ERRORS)))
 def test_a_loop_that_draws_from_the_samplers_generators_gets_torchs_numbers(order: str) -> None:
     for num_workers, prefetch_factor, num_batches in ((2, None, 99), (1, 3, 4)):
         options = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "multiprocessing_context": "fork"}
@@ -79,7 +79,7 @@ class Noting(Sampler[int]):
             yield index
 
 
-@pytest.mark.parametrize("prefetch_factor", [None, slow(1), slow(4)])
+@pytest.mark.parametrize("prefetch_factor", [None, exhaustive(1), exhaustive(4)])
 def test_a_sampler_is_drawn_as_far_ahead_as_torch_draws_it(prefetch_factor: int | None) -> None:
     found = []
     for loader_class in (TorchDataLoader, DataLoader):
@@ -118,7 +118,7 @@ class Dice:
         return info.id, self.generator.randrange(1000)
 
 
-@pytest.mark.parametrize("num_workers", [2, slow(3)])
+@pytest.mark.parametrize("num_workers", [2, exhaustive(3)])
 def test_a_generator_of_the_dataset_gives_torchs_numbers(num_workers: int) -> None:
     found, dataset = [], cast("Any", Dice())
     for loader_class in (TorchDataLoader, DataLoader):

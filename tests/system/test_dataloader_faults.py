@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 from swift_loader import DataLoader, WorkerDied, WorkerStalled
-from tests.support.helpers import LIKE_A_FORK, allowed_s, going_on_when_told, slow_unless, wait_until
+from tests.support.helpers import LIKE_A_FORK, exhaustive_unless, going_on_when_told, loader_processes, wait_until
 
 NUM_SAMPLES = 41
 
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("kind", slow_unless(["index"], KINDS))
+@pytest.mark.parametrize("kind", exhaustive_unless(["index"], KINDS))
 def test_killing_workers_in_each_epoch_changes_nothing(kind: str) -> None:
     loader = make(dataset_of(kind, Faulty(-1, kill)), persistent_workers=True)
     whole = numbers(loader)
@@ -145,7 +145,7 @@ def test_killing_workers_in_each_epoch_changes_nothing(kind: str) -> None:
 
 def _kill_one() -> None:
     """Kill the youngest process, which has no children: a worker."""
-    for child in sorted(psutil.Process().children(recursive=True), key=lambda one: one.pid, reverse=True):
+    for child in sorted(loader_processes(), key=lambda one: one.pid, reverse=True):
         with suppress(psutil.NoSuchProcess):
             if not child.children():
                 child.kill()
@@ -162,7 +162,8 @@ def test_past_the_budget_the_error_is_a_runtime_error(kind: str) -> None:
 
 
 def test_without_restarts_the_first_death_is_the_error() -> None:
-    with pytest.raises(WorkerDied, match=r"With worker_restarts=0, no worker is replaced"):
+    told = r"(?s)^DataLoader worker \(pid \d+\) is killed by signal: Killed: .*With worker_restarts=0, no"
+    with pytest.raises(WorkerDied, match=told):
         numbers(make(Faulty(18, kill), worker_restarts=0))
 
 
@@ -177,13 +178,11 @@ def test_a_worker_that_hangs_is_told_after_the_time_that_the_user_says(tmp_path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_timeout_the_loop_may_wait_again(kind: str) -> None:
-    began_s = time.monotonic()
     iterator = iter(make(dataset_of(kind, Faulty(0, hang)), timeout=1))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds") as caught:
             next(iterator)
         assert isinstance(caught.value, WorkerStalled)
-    assert time.monotonic() - began_s < allowed_s(6)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -235,7 +234,7 @@ def test_an_empty_dataset_gives_no_batches(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", slow_unless(["index"], KINDS))
+@pytest.mark.parametrize("kind", exhaustive_unless(["index"], KINDS))
 def test_break_and_iterate_again_gives_the_whole_epoch(kind: str, persistent: bool) -> None:
     loader = make(dataset_of(kind, Faulty(-1, fail)), persistent_workers=persistent)
     whole = numbers(loader)
@@ -246,7 +245,7 @@ def test_break_and_iterate_again_gives_the_whole_epoch(kind: str, persistent: bo
     assert numbers(loader) == whole
 
 
-@pytest.mark.parametrize("kind", slow_unless(["index"], KINDS))
+@pytest.mark.parametrize("kind", exhaustive_unless(["index"], KINDS))
 def test_two_iterators_at_once_are_independent(kind: str) -> None:
     loader = make(dataset_of(kind, Faulty(-1, fail)))
     whole = [batch.tolist() for batch in loader]
@@ -262,12 +261,10 @@ def test_an_iterator_outlives_its_loader() -> None:
 
 def test_dropped_iterators_leave_no_processes() -> None:
     loader = make(Faulty(-1, fail))
-    before = len(psutil.Process().children(recursive=True))
     for _ in range(3):
         next(iter(loader))
     del loader
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True)[before:], timeout=allowed_s(3))
-    assert not alive
+    wait_until(lambda: not loader_processes(), "the end of all processes")
 
 
 def test_ctrl_c_in_the_loop_leaves_a_loader_that_works() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from swift_loader.dataloader.dataloader import DataLoader
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -43,7 +43,7 @@ def told(iterator: Any) -> set[tuple[int, ...]]:
     return {tuple(int(number) for number in batch) for batch in iterator}
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 5}, slow({"persistent_workers": True})])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 5}, exhaustive({"persistent_workers": True})])
 def test_an_iterator_lists_its_workers_by_id_during_the_epoch_and_after_it(options: dict[str, Any]) -> None:
     loader = make(**options)
     iterator = iter(loader)

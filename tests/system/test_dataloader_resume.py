@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from swift_loader import DataLoader, StateMismatch
 from swift_loader.dataloader.generators import GlobalStates
 from tests.support.chains import Chain, plain, run_whole, seed_all
-from tests.support.helpers import every, exhaustive, slow
+from tests.support.helpers import every, exhaustive, exhaustive_unless
 from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Shards, streaming
 
 NUM_STOPS = 50
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 
 @pytest.mark.parametrize("restores_generators", [False, True])
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", exhaustive_unless(every(3, SAMPLED), SAMPLED))
 def test_a_sampler_continues_after_50_stops(name: str, restores_generators: bool) -> None:
     whole = run_whole(SAMPLED[name], 0, NUM_EPOCHS)
     assert Chain(SAMPLED[name], (0,), restores_generators).run(NUM_STOPS, NUM_EPOCHS) == whole
@@ -36,7 +36,7 @@ def test_a_sampler_continues_after_50_stops(name: str, restores_generators: bool
 @pytest.mark.parametrize(
     ("name", "num_stops", "num_epochs", "restores_generators"),
     [
-        *[slow(name, 12, 4, True) for name in every(3, SAMPLED)],
+        *[exhaustive(name, 12, 4, True) for name in every(3, SAMPLED)],
         *[exhaustive(name, NUM_STOPS, NUM_EPOCHS, restores) for name in SAMPLED for restores in (False, True)],
     ],
 )
@@ -58,7 +58,7 @@ def test_a_sampler_continues_after_a_few_stops_with_other_numbers_of_workers(nam
     ("name", "num_stops", "num_epochs"),
     [
         ("shuffle", 3, 3),
-        *[slow(name, 12, 4) for name in every(2, DRAWING)],
+        *[exhaustive(name, 12, 4) for name in every(2, DRAWING)],
         *[exhaustive(name, NUM_STOPS, NUM_EPOCHS) for name in DRAWING],
     ],
 )
@@ -74,7 +74,7 @@ def test_what_samples_draw_is_the_same_with_other_numbers_of_workers(
     ("name", "num_workers", "num_stops", "num_epochs"),
     [
         *[(name, 0, NUM_STOPS, NUM_EPOCHS) for name in STREAMS],
-        *[slow(name, 2, 12, 4) for name in every(3, STREAMS)],
+        *[exhaustive(name, 2, 12, 4) for name in every(3, STREAMS)],
         *[exhaustive(name, 2, NUM_STOPS, NUM_EPOCHS) for name in STREAMS],
     ],
 )
@@ -94,7 +94,7 @@ def test_a_shared_stream_continues_after_50_stops(name: str) -> None:
     ("name", "num_stops", "num_epochs"),
     [
         ("iterator, rare snapshots", 4, 3),
-        slow("no state", 12, 4),
+        exhaustive("no state", 12, 4),
         *[exhaustive(name, NUM_STOPS, NUM_EPOCHS) for name in ("no state", "dataset")],
     ],
 )
@@ -120,7 +120,7 @@ def test_a_shared_stream_of_datasets_continues_with_other_numbers_of_workers() -
 @pytest.mark.parametrize(
     ("kind", "num_stops", "num_epochs", "num_workers"),
     [
-        *[slow(kind, 12, 4, 2) for kind in ("shuffled", "interleaved")],
+        *[exhaustive(kind, 12, 4, 2) for kind in ("shuffled", "interleaved")],
         *[exhaustive(kind, NUM_STOPS, NUM_EPOCHS, num) for kind in KINDS for num in (0, 2)],
     ],
 )
@@ -165,7 +165,8 @@ def test_a_loader_that_keeps_its_workers_goes_back_to_the_beginning_of_an_epoch(
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_stops", "num_epochs"), [slow("plain", 3, 2), exhaustive("mapped", 50, 14), slow("shuffled", 12, 5)]
+    ("kind", "num_stops", "num_epochs"),
+    [exhaustive("plain", 3, 2), exhaustive("mapped", 50, 14), exhaustive("shuffled", 12, 5)],
 )
 def test_a_stream_of_datasets_is_dealt_out_to_other_numbers_of_workers(
     kind: str, num_stops: int, num_epochs: int
@@ -204,7 +205,7 @@ def test_a_state_of_a_stream_is_refused_by_a_loader_of_samples() -> None:
         SAMPLED["in order"](0).load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("num_stops", [1, slow(15)])
+@pytest.mark.parametrize("num_stops", [1, exhaustive(15)])
 def test_out_of_order_nothing_is_lost_or_repeated(num_stops: int) -> None:
     seen: list[int] = []
     state: dict[str, Any] | None = None

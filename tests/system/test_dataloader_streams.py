@@ -19,7 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from swift_loader import DataLoader, StateMismatch
 from tests.support.chains import plain
-from tests.support.helpers import ROOT, slow_unless
+from tests.support.helpers import HANG_S, ROOT, exhaustive_unless, set_environ
 from tests.support.resumable import Everything, Shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -48,8 +48,8 @@ def batches(loader: Any) -> list[Any]:
 @pytest.fixture
 def be_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     def be(rank: int, world_size: int) -> None:
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        set_environ(monkeypatch, "RANK", str(rank))
+        set_environ(monkeypatch, "WORLD_SIZE", str(world_size))
 
     return be
 
@@ -57,9 +57,9 @@ def be_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 # Over workers
 
 
-@pytest.mark.parametrize("num_workers", slow_unless([2], [1, 2, 3]))
+@pytest.mark.parametrize("num_workers", exhaustive_unless([2], [1, 2, 3]))
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}])
-@pytest.mark.parametrize("dataset", slow_unless([Asking], [Everything, Asking]))
+@pytest.mark.parametrize("dataset", exhaustive_unless([Asking], [Everything, Asking]))
 def test_the_batches_are_those_without_workers(dataset: Any, options: dict[str, Any], num_workers: int) -> None:
     without = {name: value for name, value in options.items() if name != "persistent_workers"}
     loader, expected = make(dataset(NUM_SAMPLES), num_workers, **options), make(dataset(NUM_SAMPLES), 0, **without)
@@ -184,7 +184,7 @@ def do_nothing(worker_id: int) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("length", slow_unless([50], [1, 15, 50]))
+@pytest.mark.parametrize("length", exhaustive_unless([50], [1, 15, 50]))
 def test_a_stream_that_all_workers_have_is_shared_out(length: int, persistent: bool) -> None:
     loader = make(Everything(length), 2, shard_stream=None, persistent_workers=persistent)
     expected = batches(make(Everything(length), 0))
@@ -235,7 +235,7 @@ def test_the_generators_are_left_as_torch_leaves_them() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("options", slow_unless([{}], [{}, {"drop_last": True}, {"batch_size": None}]))
+@pytest.mark.parametrize("options", exhaustive_unless([{}], [{}, {"drop_last": True}, {"batch_size": None}]))
 @pytest.mark.parametrize("equal", [False, True])
 def test_ranks_share_a_stream(
     num_workers: int, options: dict[str, Any], equal: bool, be_rank: Callable[[int, int], None]
@@ -380,7 +380,7 @@ def test_ranks_with_parts_of_their_own_end_together(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     try:
-        answers = [json.loads(rank.communicate(timeout=50)[0]) for rank in ranks]
+        answers = [json.loads(rank.communicate(timeout=HANG_S)[0]) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from swift_loader import DataLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled, sample_rng
 from swift_loader.dataloader.conversion import converted
 from tests.support.chains import Chain, plain, run_whole
-from tests.support.helpers import allowed_s, going_on_when_told, slow_unless, wait_until
+from tests.support.helpers import exhaustive_unless, going_on_when_told, wait_until
 from tests.support.resumable import SAMPLED, STREAMS, Drawing
 from tests.support.torch_mode import as_it_is
 from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, OwnError, end_early, fail, numbers
@@ -191,14 +190,14 @@ def test_what_is_built_ahead_is_bounded() -> None:
 # Resuming
 
 
-@pytest.mark.parametrize("name", slow_unless(["shuffle", "np.random", "buckets"], SAMPLED))
+@pytest.mark.parametrize("name", exhaustive_unless(["shuffle", "np.random", "buckets"], SAMPLED))
 def test_a_sampler_continues_after_50_stops_with_other_numbers_of_threads(name: str) -> None:
     make = partial(SAMPLED[name], worker_type="thread")
     whole = run_whole(make, 1, NUM_EPOCHS)
     assert Chain(make, (0, 1, 2, 3)).run(NUM_STOPS, NUM_EPOCHS) == whole
 
 
-@pytest.mark.parametrize("name", slow_unless(["no state", "own iterator"], STREAMS))
+@pytest.mark.parametrize("name", exhaustive_unless(["no state", "own iterator"], STREAMS))
 def test_a_stream_continues_after_50_stops(name: str) -> None:
     make = partial(STREAMS[name], worker_type="thread")
     whole = run_whole(make, 1, NUM_EPOCHS)
@@ -412,7 +411,7 @@ def test_a_thread_that_hangs_is_told_with_its_stack() -> None:
     assert "in __getitem__" in told[0]
 
 
-def test_leaving_a_loop_whose_worker_hangs_is_quick() -> None:
+def test_leaving_a_loop_does_not_wait_for_a_worker_that_hangs() -> None:
     may_go_on, hangs = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -423,9 +422,8 @@ def test_leaving_a_loop_whose_worker_hangs_is_quick() -> None:
     iterator = iter(loader)
     next(iterator)
     hangs.wait(60)
-    began_s = time.monotonic()
     del iterator, loader
-    assert time.monotonic() - began_s < allowed_s(4)
+    assert worker_threads()
     may_go_on.set()
     wait_until_no_worker_runs()
 

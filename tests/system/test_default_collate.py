@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from swift_loader.dataloader.dataloader import DataLoader
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive
 
 
 class Box:
@@ -69,7 +69,7 @@ def loader_of(dataset: Any, collate_fn: Any = None, context: str | None = None, 
     return DataLoader(dataset, 4, num_workers=1, collate_fn=collate_fn, multiprocessing_context=context, **options)
 
 
-@pytest.mark.parametrize("context", ["fork", slow(None), slow("spawn")])
+@pytest.mark.parametrize("context", ["fork", exhaustive(None), exhaustive("spawn")])
 def test_a_call_in_a_worker_makes_no_files_and_gives_what_torch_gives(context: str | None) -> None:
     dataset = Samples()
     found = list(loader_of(dataset, collate_and_look, context))
@@ -81,7 +81,7 @@ def test_a_call_in_a_worker_makes_no_files_and_gives_what_torch_gives(context: s
 
 
 @pytest.mark.parametrize("collate_fn", [None, collate_and_look])
-@pytest.mark.parametrize("context", ["fork", slow(None), slow("spawn")])
+@pytest.mark.parametrize("context", ["fork", exhaustive(None), exhaustive("spawn")])
 def test_a_registered_type_is_collated_in_a_worker(context: str | None, collate_fn: Any, functions: Any) -> None:
     functions[Box] = collate_boxes
     for given in loader_of(Samples(has_boxes=True), collate_fn, context):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import os
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 PAGES = documentation()
 QUICK = [page for page in PAGES if page.name in ("README.md", "docs/migration.md", "docs/resume.md")]
-MAX_README_LINES = 120
 LANGUAGES = {"python", "bash"}
 
 
@@ -132,11 +130,10 @@ def test_links_to_what_does_not_exist_are_found(tmp_path: Path) -> None:
     assert Page(tmp_path / "c.md").broken_links() == ["a.md#no", "none.md"]
 
 
-def test_the_readme_is_short_and_links_to_each_page() -> None:
+def test_the_readme_links_to_each_page() -> None:
     readme = PAGES[0]
     linked = {link.partition("#")[0] for link in readme.links()}
 
-    assert len(readme.lines) <= MAX_README_LINES
     assert {page.name for page in PAGES[1:]} <= linked
 
 
@@ -171,6 +168,14 @@ def test_the_migration_page_has_each_argument_of_torch_s_loader() -> None:
     assert names <= rows_of(Page(ROOT / "docs" / "migration.md")).keys()
 
 
+def test_the_tests_that_show_a_guarantee_exist() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8"))
+    code = {file: (ROOT / "tests" / "system" / file).read_text(encoding="utf-8") for file, _ in named}
+
+    assert named
+    assert [name for file, name in named if f"\ndef {name}(" not in code[file]] == []
+
+
 def test_the_changelog_begins_with_what_is_to_come_and_then_this_version() -> None:
     headings = [line for line in Page(ROOT / "CHANGELOG.md").lines if line.startswith("## ")]
 
@@ -187,39 +192,3 @@ def rows_of(page: Page) -> dict[str, list[str]]:
             for name in re.findall(r"`(\w+)", cells[0]):
                 rows.setdefault(name, cells)
     return rows
-
-
-PLACE = re.compile(r"`([\w/]+\.py):(\d+)` `([\w.]+)`")
-"""A place in the code, as the documentation gives it: file and line, and what is there."""
-
-
-def line_of(file: str, name: str) -> int:
-    """Return the line where a class, function or variable of the package begins."""
-    nodes: list[ast.stmt] = ast.parse((ROOT / "swift_loader" / file).read_text(encoding="utf-8")).body
-    found: list[ast.stmt] = []
-    for part in name.split("."):
-        found = [node for node in nodes if part in _names_of(node)]
-        assert found, f"{file} has no {name}"
-        nodes = getattr(found[0], "body", [])
-    return found[0].lineno
-
-
-def _names_of(node: ast.stmt) -> list[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_places_in_the_code_are_where_a_page_says(page: Page) -> None:
-    wrong = [
-        f"{file}:{line} {name} is at line {line_of(file, name)}"
-        for file, line, name in PLACE.findall(page.path.read_text(encoding="utf-8"))
-        if line_of(file, name) != int(line)
-    ]
-    assert not wrong
-
-
-def test_the_page_about_the_code_gives_places() -> None:
-    assert len(PLACE.findall((ROOT / "docs/code.md").read_text(encoding="utf-8"))) > 40

@@ -19,6 +19,7 @@ from swift_loader.doctor.findings import Finding, Severity
 from swift_loader.doctor.settings import Settings
 from tests.support import doctor_datasets as planted
 from tests.support.doctor_datasets import FOLDER, write_files
+from tests.support.helpers import exhaustive, set_environ
 from tests.support.pages import ROOT
 
 pytestmark = pytest.mark.timeout(240)
@@ -48,7 +49,7 @@ def alarms(diagnosis: Diagnosis) -> list[str]:
 @pytest.fixture
 def files(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("doctor")
-    monkeypatch.setenv(FOLDER, str(folder))
+    set_environ(monkeypatch, FOLDER, str(folder))
     write_files(folder)
     return folder
 
@@ -80,14 +81,14 @@ def test_a_dataset_that_can_not_be_used_is_a_fault(name: str, topic: str, eviden
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Sound", "Wavs", "Frame", "rows", "images"])
+@pytest.mark.parametrize("name", ["Sound", *map(exhaustive, ["Wavs", "Frame", "rows", "images"])])
 def test_there_is_no_alarm_over_a_sound_dataset(
-    name: str, files: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, compilers_cache: None
+    name: str, files: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in {"Frame": ["pandas"], "rows": ["datasets"], "images": ["timm", "torchvision"]}.get(name, []):
         pytest.importorskip(module)
     if name == "images":
-        monkeypatch.setenv(FOLDER, str(photos))
+        set_environ(monkeypatch, FOLDER, str(photos))
     diagnosis = diagnosed(name)
     assert alarms(diagnosis) == [], str(diagnosis)
     assert diagnosis.exit_code == 0

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from tests.support.elastic import Attempt, Cluster, attempts_in, surviving
-from tests.support.helpers import exhaustive, slow
+from tests.support.helpers import exhaustive
 
 NUM_SAMPLES = 1438
 """The training part of the digits."""
@@ -42,7 +42,7 @@ def kill_one(attempt: Attempt, random: Random) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_kills", "worker_type"), [slow((1, 1, 0, 1), "thread"), exhaustive((3, 3, 2, 2), "process")]
+    ("num_kills", "worker_type"), [exhaustive((1, 1, 0, 1), "thread"), exhaustive((3, 3, 2, 2), "process")]
 )
 def test_checkpoints_have_seen_each_sample_once_though_ranks_die_and_nodes_come_and_go(
     num_kills: tuple[int, ...], worker_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader.dataloader.dataloader import DataLoader
+from tests.support.helpers import exhaustive, set_environ
 
 
 def draw() -> list[float]:
@@ -36,7 +37,7 @@ class DrawsStream(IterableDataset[list[float]]):
 
 
 @pytest.mark.parametrize("rng", ["sample", None])
-@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("persistent_workers", [exhaustive(False), True])
 @pytest.mark.parametrize("dataset", [Draws(), DrawsStream()])
 def test_no_draw_comes_twice(dataset: Any, persistent_workers: bool, rng: str | None) -> None:
     loader: DataLoader[Any] = DataLoader(
@@ -124,11 +125,12 @@ class Surroundings(Draws):
         return os.environ.get("SURROUNDINGS", ""), str(Path.cwd()), str(torch.get_default_dtype())
 
 
+@pytest.mark.slow
 def test_workers_notice_a_changed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loader: DataLoader[Any] = DataLoader(Surroundings(), batch_size=4, num_workers=1, collate_fn=list)
     before = Path.cwd()
     list(loader)
-    monkeypatch.setenv("SURROUNDINGS", "other")
+    set_environ(monkeypatch, "SURROUNDINGS", "other")
     assert next(iter(loader))[0] == ("other", str(before), "torch.float32")
     monkeypatch.chdir(tmp_path)
     assert next(iter(loader))[0] == ("other", str(tmp_path), "torch.float32")

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.helpers import exhaustive
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 180
@@ -90,6 +92,7 @@ def run_python(folder: Path, *arguments: str, needs: tuple[str, ...] = ()) -> su
     )
 
 
+@pytest.mark.slow
 def test_digits_are_learned_and_drawn_and_the_limit_is_named(tmp_path: Path) -> None:
     plot = tmp_path / "curves.png"
 
@@ -109,7 +112,7 @@ def test_digits_are_learned_and_drawn_and_the_limit_is_named(tmp_path: Path) -> 
         assert (pixels == curve).all(axis=1).sum() > 500
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_digits_without_workers_end_with_status_1_if_the_accuracy_is_too_low(tmp_path: Path) -> None:
     plot = tmp_path / "curves.svg"
 
@@ -134,6 +137,7 @@ def test_digits_without_workers_end_with_status_1_if_the_accuracy_is_too_low(tmp
     assert "<svg" in plot.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_learning_rate_rises_to_its_peak_and_ends_near_zero(tmp_path: Path) -> None:
     code = """
     rates = []
@@ -158,6 +162,7 @@ def test_the_learning_rate_rises_to_its_peak_and_ends_near_zero(tmp_path: Path) 
     assert 0 < rates[-1] < peak / 1000
 
 
+@pytest.mark.slow
 def test_bad_arguments_end_at_once_with_a_line_that_says_what_to_change(tmp_path: Path) -> None:
     code = """
     for options in json.loads(sys.argv[1]):
@@ -194,6 +199,7 @@ def test_bad_arguments_end_at_once_with_a_line_that_says_what_to_change(tmp_path
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.slow
 def test_the_limit_is_named_after_the_share_of_time_spent_waiting(tmp_path: Path) -> None:
     cases = [(0.012, 2, 8), (0.09, 2, 2), (0.2, 2, 8), (0.5, 2, 8), (0.5, 2, 2), (0.5, 0, 8)]
     code = "print(json.dumps([train_digits.name_the_limit(s, w, 1, c) for s, w, c in json.loads(sys.argv[1])]))"
@@ -231,7 +237,7 @@ def test_frameworks_that_are_stopped_and_resumed_train_the_model_of_an_uninterru
     assert results == results[:1] * 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hugging_face_trainer_that_is_stopped_and_resumed_trains_the_same_model(tmp_path: Path) -> None:
     results = run_examples(
         tmp_path,
@@ -244,7 +250,7 @@ def test_a_hugging_face_trainer_that_is_stopped_and_resumed_trains_the_same_mode
     assert results == results[:1] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_ranks_evaluate_each_held_out_digit_once(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
     run = run_python(tmp_path, *torchrun, str(EXAMPLES / "torchrun_example.py"), *TINY.split())
@@ -254,7 +260,7 @@ def test_two_ranks_evaluate_each_held_out_digit_once(tmp_path: Path) -> None:
     assert "of 359 digits" in result
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) -> None:
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
@@ -271,12 +277,13 @@ def test_mnist_is_read_from_the_files_that_torchvision_leaves(tmp_path: Path) ->
     assert "of 33 digits" in result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "needs", "stop", "begins"),
     [
         ("stages_images.py", ("PIL", "skimage"), "5", "mean colour of 320 images"),
-        ("stages_parquet.py", ("pyarrow",), "200", "price = 3.0"),
-        ("stages_speech.py", ("fsspec", "aiohttp"), "77", "accuracy 9"),
+        exhaustive("stages_parquet.py", ("pyarrow",), "200", "price = 3.0"),
+        exhaustive("stages_speech.py", ("fsspec", "aiohttp"), "77", "accuracy 9"),
     ],
 )
 def test_stages_that_are_stopped_and_resumed_give_the_same_result(

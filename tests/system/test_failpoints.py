@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from swift_loader import WorkerDied, failpoints
 from swift_loader.failpoints import VARIABLE, Failpoint, parse_failpoints
 from tests.support import datasets
-from tests.support.helpers import ROOT, make_loader, slow_unless, wait_until
+from tests.support.helpers import HANG_S, ROOT, exhaustive_unless, make_loader, set_environ, wait_until
 
 
 def start(code: str, variable: str | None) -> subprocess.Popen[str]:
@@ -36,7 +36,7 @@ def start(code: str, variable: str | None) -> subprocess.Popen[str]:
 def run(code: str, variable: str | None) -> tuple[int, str, str]:
     """Return exit code, stdout and the last line of stderr."""
     with start(code, variable) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=HANG_S)
     return process.returncode, out, (err.splitlines() or [""])[-1]
 
 
@@ -118,7 +118,7 @@ def test_a_stopped_process_goes_on_when_it_is_continued() -> None:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=20) == ("after\n", "")
+        assert process.communicate(timeout=HANG_S) == ("after\n", "")
 
 
 def test_a_handler_that_raises_does_not_end_a_hang() -> None:
@@ -141,7 +141,7 @@ print('after')
             process.send_signal(signal.SIGUSR1)
             assert process.stdout.readline() == "handled\n"
         process.kill()
-        assert process.communicate(timeout=20) == ("", "")
+        assert process.communicate(timeout=HANG_S) == ("", "")
 
 
 COUNTS = """
@@ -211,7 +211,7 @@ print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)))
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @pytest.mark.parametrize(
     "point",
-    slow_unless(
+    exhaustive_unless(
         # of the others, the matrix tells
         {Failpoint.TEMPLATE_REAPED},
         list(Failpoint),
@@ -223,7 +223,7 @@ def test_each_failpoint_is_reached(point: Failpoint, tmp_path: Path, monkeypatch
     variable = f"{point.value}=exit-0,once={marker}"
     if point is Failpoint.TEMPLATE_REAPED:  # on close, the template may be told to end before it has reaped anybody
         variable += f";{Failpoint.WORKER_NOTIFIED.value}=exit-7,serial=1"
-    monkeypatch.setenv(VARIABLE, variable)
+    set_environ(monkeypatch, VARIABLE, variable)
     loader = make_loader(datasets.Counting, batch_size=4)
     with loader, contextlib.suppress(WorkerDied):  # a death; none if what died was replaced
         list(loader)

@@ -20,7 +20,7 @@ from torch.utils.data import _utils
 
 from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.dataloader.pool import WorkerPool
-from tests.support.helpers import slow_unless
+from tests.support.helpers import exhaustive_unless
 from tests.support.like_torch import grids
 from tests.support.like_torch.comparing import differences
 from tests.support.like_torch.observing import Cell
@@ -51,12 +51,7 @@ NUM_PARTS_WITH_WORKERS = 40
 """One of them is quick. Each cell starts two or three times one to three processes."""
 
 
-def is_sampled(part: int) -> bool:
-    """Return whether a part is among the slow tests. A part has cells of each kind."""
-    return part % 8 == 0
-
-
-@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS), is_sampled))
+@pytest.mark.parametrize("part", exhaustive_unless([0], range(NUM_PARTS)))
 @pytest.mark.parametrize("name", INLINE)
 def test_without_workers_everything_is_as_with_torch(name: str, part: int) -> None:
     told = differences(DataLoader, INLINE[name]()[part::NUM_PARTS])
@@ -78,7 +73,7 @@ def torch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_nothing")
-@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_WORKERS), is_sampled))
+@pytest.mark.parametrize("part", exhaustive_unless([0], range(NUM_PARTS_WITH_WORKERS)))
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
     # Most of the streams are the same in all workers. With torch, and only so with this class, they are repeated.
@@ -88,7 +83,7 @@ def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
 
 
 @pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_nothing")
-@pytest.mark.parametrize("part", slow_unless([0], range(NUM_PARTS_WITH_THREADS), is_sampled))
+@pytest.mark.parametrize("part", exhaustive_unless([0], range(NUM_PARTS_WITH_THREADS)))
 def test_with_worker_threads_everything_is_as_with_torch(part: int) -> None:
     told = differences(partial(DataLoader, worker_type="thread"), grids.threads()[part::NUM_PARTS_WITH_THREADS])
     assert not told, told

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import run_script, slow
+from tests.support.helpers import exhaustive, run_script
 
 FEW_DESCRIPTORS = """
 import resource
@@ -69,7 +69,7 @@ def reason_against_namespaces() -> str:
     return f"no mount namespace may be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-@pytest.mark.parametrize("full", [slow(False), True], ids=["empty", "full"])
+@pytest.mark.parametrize("full", [exhaustive(False), True], ids=["empty", "full"])
 def test_a_small_dev_shm_is_no_limit(full: bool, tmp_path: Path) -> None:
     if reason := reason_against_namespaces():
         pytest.skip(reason)

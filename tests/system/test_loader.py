@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning, WorkerStalled
 from tests.support import datasets
-from tests.support.helpers import START_METHOD, allowed_s, ids_of, make_loader, needs_template, slow, wait_until
+from tests.support.helpers import (
+    START_METHOD,
+    exhaustive,
+    ids_of,
+    is_gone,
+    loader_children,
+    loader_processes,
+    make_loader,
+    needs_template,
+    wait_until,
+    without_root,
+)
 
-WORKERS = pytest.mark.parametrize("workers", [0, slow(1), 3])
+WORKERS = pytest.mark.parametrize("workers", [0, exhaustive(1), 3])
 
 
 @WORKERS
@@ -148,7 +158,7 @@ def test_in_order_false_delivers_the_same_batches_as_they_get_ready() -> None:
 
 @pytest.mark.parametrize(
     ("num_samples", "batch_size", "workers"),
-    [(0, 4, 2), slow(1, 4, 2), (3, 8, 4), slow(5, 1, 7), slow(16, 4, 2), (0, 1, 0)],
+    [(0, 4, 2), exhaustive(1, 4, 2), (3, 8, 4), exhaustive(5, 1, 7), exhaustive(16, 4, 2), (0, 1, 0)],
 )
 def test_any_number_of_samples_works(num_samples: int, batch_size: int, workers: int) -> None:
     options: dict[str, Any] = {"kwargs": {"num_samples": num_samples}, "batch_size": batch_size, "workers": workers}
@@ -230,17 +240,18 @@ def test_workers_seeded_once_are_seeded_as_the_rank_they_have_become(tmp_path: P
 
 
 @pytest.mark.parametrize("ending", ["close", "drop", "pickle"])
-def test_a_loader_that_only_counted_leaves_nothing_behind(ending: str) -> None:
+def test_a_loader_that_only_counted_leaves_nothing_behind(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_root(monkeypatch)  # so that no other template is there for a moment
     loader = make_loader(datasets.Counting)
     assert len(loader) == 13
-    (template,) = psutil.Process().children(recursive=True)
+    (template,) = loader_processes()
     if ending == "pickle":
         with pickle.loads(pickle.dumps(loader)) as twin:
             assert len(ids_of(twin)) == 100
     if ending == "close":
         loader.close()
     del loader
-    assert not psutil.wait_procs([template], timeout=allowed_s(3))[1]
+    wait_until(lambda: is_gone(template.pid), "the end of the template")
 
 
 def test_a_dataset_that_can_not_be_counted_leaves_nothing_behind() -> None:
@@ -248,10 +259,10 @@ def test_a_dataset_that_can_not_be_counted_leaves_nothing_behind() -> None:
     for _ in range(2):
         with pytest.raises(datasets.CustomError):
             len(loader)
-        assert psutil.Process().children(recursive=True) == []
+        wait_until(lambda: not loader_processes(), "the end of the template")
 
 
-@pytest.mark.parametrize("uneven", ["pad", slow("drop"), slow("exact")])
+@pytest.mark.parametrize("uneven", ["pad", exhaustive("drop"), exhaustive("exact")])
 def test_consumers_split_the_dataset(uneven: str) -> None:
     parts: list[list[int]] = []
     lengths = []
@@ -411,7 +422,7 @@ def test_where_warnings_are_errors_a_queue_that_is_too_short_is_one_before_anyth
     loader = make_loader(datasets.Counting, workers=3, data_queue_size=2)
     with pytest.raises(SwiftLoaderWarning, match="data_queue_size=2"):
         loader.start(0)
-    assert not psutil.Process().children()
+    assert not loader_children()
 
 
 def test_a_prepared_loader_can_be_started_again_after_a_start_that_failed() -> None:
@@ -425,13 +436,14 @@ def test_a_prepared_loader_can_be_started_again_after_a_start_that_failed() -> N
 
 
 @needs_template
-def test_a_second_start_while_the_first_one_waits_is_an_error(tmp_path: Path) -> None:
+def test_a_second_start_while_the_first_one_waits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_root(monkeypatch)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with make_loader(datasets.WaitsForAWriter, kwargs={"pipe": str(pipe)}) as loader:
         first = threading.Thread(target=loader.start)
         first.start()
-        wait_until(lambda: bool(psutil.Process().children()), "the first start is under way")
+        wait_until(lambda: bool(loader_children()), "the first start is under way")
         with pytest.raises(RuntimeError, match="runs already"):
             loader.start()
         loader.prepare()  # has nothing to do any more
@@ -440,7 +452,8 @@ def test_a_second_start_while_the_first_one_waits_is_an_error(tmp_path: Path) ->
         assert sorted(ids_of(loader)) == list(range(100))
 
 
-def test_a_loader_that_is_closed_while_it_starts_stays_closed(tmp_path: Path) -> None:
+def test_a_loader_that_is_closed_while_it_starts_stays_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_root(monkeypatch)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     loader = make_loader(datasets.WaitsForAWriter, kwargs={"pipe": str(pipe)})
@@ -454,7 +467,7 @@ def test_a_loader_that_is_closed_while_it_starts_stays_closed(tmp_path: Path) ->
 
     first = threading.Thread(target=start)
     first.start()
-    wait_until(lambda: bool(psutil.Process().children()), "the start is under way")
+    wait_until(lambda: bool(loader_children()), "the start is under way")
     loader.close()
     first.join()
     assert len(errors) == 1
@@ -468,7 +481,7 @@ def test_a_loader_that_is_closed_while_the_ranks_agree_starts_nothing(monkeypatc
     monkeypatch.setattr("swift_loader.lifecycle.agree_on_run", lambda *_, **__: loader.close())
     with pytest.raises(LoaderClosed, match="while it started"):
         loader.start()
-    assert not psutil.Process().children()
+    assert not loader_children()
     assert "closed" in repr(loader)
 
 
@@ -495,7 +508,8 @@ def test_report_has_the_stages() -> None:
         assert loader.report() == {}
 
 
-def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs() -> None:
+def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_root(monkeypatch)  # another loader may have needed torch there
     assert "torch" in sys.modules
     with make_loader(datasets.Reports) as loader:
         batch = next(iter(loader))
@@ -504,18 +518,19 @@ def test_workers_import_neither_torch_nor_what_the_trainer_alone_needs() -> None
 
 
 @needs_template
-def test_a_prepared_loader_starts_from_what_was_begun() -> None:
+def test_a_prepared_loader_starts_from_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_root(monkeypatch)
     loader = make_loader(datasets.Counting, workers=2)
     loader.prepare()
     loader.prepare()  # once is enough
     with loader:
-        wait_until(lambda: len(psutil.Process().children()) == 1, "the template is there")
-        template = psutil.Process().children()
+        wait_until(lambda: len(loader_children()) == 1, "the template is there")
+        template = loader_children()
         assert sorted(ids_of(loader)) == list(range(100))
-        assert psutil.Process().children() == template
+        assert loader_children() == template
 
 
-@pytest.mark.parametrize("change", ["directory", slow("environment"), slow("path"), "dataset"])
+@pytest.mark.parametrize("change", ["directory", exhaustive("environment"), exhaustive("path"), "dataset"])
 def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Circumstances:
         def __init__(self) -> None:
@@ -528,6 +543,7 @@ def test_what_changes_after_prepare_counts(change: str, tmp_path: Path, monkeypa
             return [os.getcwd(), os.environ.get("A_VARIABLE", ""), "/some/where" in sys.path, self.number]
 
     dataset = Circumstances()
+    without_root(monkeypatch)
     with SwiftLoader(dataset=dataset, batch_size=4, worker_per_consumer=1, start_method=START_METHOD) as loader:
         loader.prepare()
         if change == "directory":
@@ -560,13 +576,14 @@ def test_a_loader_that_was_only_prepared_leaves_nothing_behind(ending: str) -> N
 
 @needs_template
 def test_what_torch_sets_in_the_environment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_root(monkeypatch)
     with make_loader(datasets.Counting) as loader:
         loader.prepare()
-        wait_until(lambda: len(psutil.Process().children()) == 1, "the template is there")
-        template = psutil.Process().children()
+        wait_until(lambda: len(loader_children()) == 1, "the template is there")
+        template = loader_children()
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/some/where")
         assert sorted(ids_of(loader)) == list(range(100))
-        assert psutil.Process().children() == template
+        assert loader_children() == template
 
 
 def test_an_error_while_preparing_comes_out_of_start() -> None:

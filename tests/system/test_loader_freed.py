@@ -6,11 +6,11 @@ import gc
 import weakref
 from typing import Any
 
-import psutil
 import pytest
 
 from swift_loader.dataloader.dataloader import DataLoader
 from tests.support.datasets import Counting
+from tests.support.helpers import loader_processes
 
 
 def fail(worker_id: int) -> None:
@@ -33,6 +33,6 @@ def _failed() -> weakref.ref[Any]:
 
 def test_an_error_of_all_workers_comes_again_and_ends_them() -> None:
     iterator = _failed()
-    assert not psutil.Process().children()
+    assert not loader_processes()
     gc.collect()
     assert iterator() is None

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 import torch
 
 from swift_loader.dataloader.dataloader import DataLoader
 from tests.support.datasets import Counting
-
-
-def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+from tests.support.helpers import loader_processes
 
 
 def test_break_starts_no_new_workers() -> None:
@@ -22,7 +18,7 @@ def test_break_starts_no_new_workers() -> None:
         for batch in loader:
             assert batch["id"].tolist() == [0]
             break
-        seen.append(_children())
+        seen.append({process.pid for process in loader_processes()})
     assert seen[0] == seen[1] == seen[2]
 
 

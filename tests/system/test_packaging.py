@@ -100,6 +100,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(copy_of_the_tree(folder), folder / "built")
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_whole_package_and_says_what_it_is(wheel: Path) -> None:
     files = contents(wheel)
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "swift_loader").rglob("*.py")}
@@ -115,6 +116,7 @@ def test_the_wheel_has_the_whole_package_and_says_what_it_is(wheel: Path) -> Non
     assert sum(line.startswith("Project-URL: ") for line in lines) > 1
 
 
+@pytest.mark.slow
 def test_the_readme_s_ten_lines_run_where_only_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
     environment = Environment.make(tmp_path / "environment")
     has_it = "from importlib.util import find_spec; print(find_spec('swift_loader') is not None)"

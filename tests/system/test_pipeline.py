@@ -59,7 +59,9 @@ def test_a_slow_item_holds_nobody_up_in_order_of_completion() -> None:
     assert 0 not in got[:10]
 
 
-@pytest.mark.parametrize("source", [range(NUM), Numbers(NUM), AsyncNumbers(NUM), list(range(NUM))], ids=repr)
+@pytest.mark.parametrize(
+    "source", [range(NUM), Numbers(NUM), AsyncNumbers(NUM), list(range(NUM))], ids=lambda source: type(source).__name__
+)
 def test_any_iterable_is_a_source(source: Any) -> None:
     pipeline = Pipeline(source).map(functions.plus_one, concurrency=2)
     for _ in range(2):
@@ -302,12 +304,12 @@ def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str) -> None:
 
     def hang(number: int) -> int:
         if number == 3:
-            released.wait(20)
+            released.wait(60)
         return number
 
     async def async_hang(number: int) -> int:
         if number == 3:
-            await asyncio.sleep(20)
+            await asyncio.sleep(60)
         return number
 
     def source() -> Iterator[int]:
@@ -319,10 +321,8 @@ def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str) -> None:
         "thread": lambda: Pipeline(range(10)).map(hang, concurrency=2),
         "coroutine": lambda: Pipeline(range(10)).map(async_hang, concurrency=2),
     }[where]()
-    began_s = time.monotonic()
     with pytest.raises(WorkerStalled, match=r"no item came within timeout=0.2 s:(.|\n)*waiting for input"):
         list(pipeline.prefetch(2, timeout=0.2))
-    assert time.monotonic() - began_s < 10
     before = threading.active_count()
     released.set()
     if where != "coroutine":  # it was cancelled
@@ -334,7 +334,7 @@ def test_a_call_that_takes_too_long_is_named_with_its_stack() -> None:
 
     def decode(number: int) -> int:
         if number == 3:
-            released.wait(20)
+            released.wait(60)
         return number
 
     with pytest.raises(WorkerStalled, match=r"stage 'decode', item 3, has taken(.|\n)*in decode"):
@@ -350,11 +350,11 @@ def test_a_generator_that_takes_too_long_ends_the_wait(is_async: bool) -> None:
 
     def hang(number: int) -> Iterator[int]:
         yield number
-        released.wait(20)
+        released.wait(60)
 
     async def async_hang(number: int) -> AsyncIterator[int]:
         yield number
-        await asyncio.sleep(20)
+        await asyncio.sleep(60)
 
     function: Any = async_hang if is_async else hang
     with pytest.raises(WorkerStalled, match=r"hang': a generator gave no result within timeout=0.2 s"):

@@ -1,10 +1,9 @@
-"""Closing a pipeline whose stages hang: all in all it takes no longer than one of them."""
+"""Closing a pipeline whose stages hang: it waits for none of them."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline.closing import close_together
 from tests.support.helpers import wait_until
 
-CLOSE_LIMIT_S = 5.0
 NUM = 40
 
 
@@ -31,7 +29,7 @@ class HangsInProcess:
         if number == self._at:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._begun.touch()
-            time.sleep(60)
+            signal.pause()
         return number
 
 
@@ -50,14 +48,14 @@ def hanging_at(position: int, released: threading.Event, begun: list[int]) -> Ca
     def hang(number: int) -> int:
         if number == position:
             begun.append(position)
-            released.wait(30)
+            released.wait()
         return number
 
     return hang
 
 
-def close_once(pipeline: Pipeline, hang_all: Callable[[], bool]) -> float:
-    """Close a pipeline once all its stages hang. Return how many seconds that took."""
+def close_once(pipeline: Pipeline, hang_all: Callable[[], bool]) -> None:
+    """Close a pipeline once all its stages hang."""
     iterator, errors = iter(pipeline), []
 
     def pull() -> None:
@@ -68,13 +66,10 @@ def close_once(pipeline: Pipeline, hang_all: Callable[[], bool]) -> float:
 
     loop = threading.Thread(target=pull)
     loop.start()
-    wait_until(hang_all, "all stages hang", timeout_s=45)  # processes have to start
-    began_s = time.monotonic()
+    wait_until(hang_all, "all stages hang")
     pipeline.close()
-    took_s = time.monotonic() - began_s
     loop.join()
     assert [type(error) for error in errors] == [LoaderClosed]
-    return took_s
 
 
 def test_stages_that_hang_in_threads_close_together(released: threading.Event) -> None:
@@ -82,7 +77,7 @@ def test_stages_that_hang_in_threads_close_together(released: threading.Event) -
     pipeline = Pipeline(range(NUM))
     for position in reversed(range(6)):  # the last stage hangs at the first item
         pipeline = pipeline.map(hanging_at(position, released, begun))
-    assert close_once(pipeline, lambda: len(begun) == 6) < CLOSE_LIMIT_S
+    close_once(pipeline, lambda: len(begun) == 6)
 
 
 def test_a_coroutine_that_blocks_its_loop_and_stages_in_threads_close_together(released: threading.Event) -> None:
@@ -94,14 +89,14 @@ def test_a_coroutine_that_blocks_its_loop_and_stages_in_threads_close_together(r
 
     first, last = hanging_at(2, released, begun), hanging_at(0, released, begun)
     pipeline = Pipeline(range(NUM)).map(first).map(blocks).map(last)
-    assert close_once(pipeline, lambda: len(begun) == 3) < CLOSE_LIMIT_S
+    close_once(pipeline, lambda: len(begun) == 3)
 
 
 def test_stages_that_hang_in_processes_close_together(tmp_path: Path) -> None:
     pipeline = Pipeline(range(NUM))
     for position in reversed(range(3)):
         pipeline = pipeline.map(HangsInProcess(position, tmp_path), on="process")
-    assert close_once(pipeline, lambda: len(list(tmp_path.iterdir())) == 3) < CLOSE_LIMIT_S
+    close_once(pipeline, lambda: len(list(tmp_path.iterdir())) == 3)
 
 
 def test_all_are_closed_even_if_one_fails() -> None:

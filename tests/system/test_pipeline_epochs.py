@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from swift_loader.pipeline import Pipeline, StageLoader
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive
 
 
 class OfEpochs:
@@ -116,7 +116,7 @@ def test_of_two_loops_at_the_same_time_each_is_an_epoch_and_the_next_one_follows
         assert [first, second, list(pipeline), list(pipeline)] == expected
 
 
-@pytest.mark.parametrize("on", ["thread", "coroutine", slow("process")])
+@pytest.mark.parametrize("on", ["thread", "coroutine", exhaustive("process")])
 def test_in_order_of_completion_the_results_of_generators_stay_in_their_epoch(on: str) -> None:
     def some(number: int) -> Iterator[tuple[int, int]]:
         for index in range(number % 4):

@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler
 from swift_loader import DataLoader, StateMismatch
 from swift_loader.pipeline import Pipeline, StageLoader
 from tests.support import stage_functions as functions
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive
 from tests.support.stage_functions import AsyncCounted, AsyncNumbers, Counted, Numbers, OwnEpochs
 
 NUM_STOPS = 50
@@ -92,7 +92,9 @@ def test_a_pipeline_continues_after_many_stops(graph: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["state", "counting", "async", "async state", "own epochs"])
-@pytest.mark.parametrize("graph", ["lists", slow("threads"), slow("draws"), "generator", slow("mix"), slow("merge")])
+@pytest.mark.parametrize(
+    "graph", ["lists", exhaustive("threads"), exhaustive("draws"), "generator", exhaustive("mix"), exhaustive("merge")]
+)
 def test_any_source_continues(source: str, graph: str) -> None:
     def make() -> Pipeline:
         return GRAPHS[graph](Pipeline(SOURCES[source](), seed=11))

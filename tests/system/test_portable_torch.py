@@ -34,6 +34,7 @@ def portable(dataset: Any, **mode: Any) -> Any:
     return started(dataset, start_method=StartMethod.PORTABLE, **mode)
 
 
+@pytest.mark.slow
 def test_workers_know_who_they_are_and_are_seeded_as_torchs() -> None:
     with portable(Informed(), worker_init_fn=initialise) as dispatcher:
         begin_keys(dispatcher, [[number] for number in range(40)])
@@ -41,6 +42,7 @@ def test_workers_know_who_they_are_and_are_seeded_as_torchs() -> None:
     assert seen <= {(number, 2, 1234 + number, True, draws_of(number, 1234)) for number in range(2)}
 
 
+@pytest.mark.slow
 def test_an_error_of_worker_init_fn_reaches_the_loop() -> None:
     with portable(Keyed(), worker_init_fn=fail) as dispatcher:
         begin_keys(dispatcher, [[1]])
@@ -49,6 +51,7 @@ def test_an_error_of_worker_init_fn_reaches_the_loop() -> None:
         assert error.args == ("no luck",)
 
 
+@pytest.mark.slow
 def test_keys_of_any_kind_and_number_reach_the_dataset() -> None:
     many = list(range(100_000))
     batches = [[0, 1], ["a"], [(1, "x"), None], many, many[::-1]]
@@ -57,6 +60,7 @@ def test_keys_of_any_kind_and_number_reach_the_dataset() -> None:
         assert batches_of(rest_of(dispatcher)) == batches
 
 
+@pytest.mark.slow
 def test_the_keys_of_a_killed_worker_are_fetched_by_another_one(tmp_path: Path) -> None:
     (tmp_path / "5").touch()
     with portable(Deadly(tmp_path)) as dispatcher:
@@ -64,6 +68,7 @@ def test_the_keys_of_a_killed_worker_are_fetched_by_another_one(tmp_path: Path) 
         assert batches_of(rest_of(dispatcher)) == [[number] for number in range(20)]
 
 
+@pytest.mark.slow
 def test_a_stream_resumes_and_its_shards_end() -> None:
     options: dict[str, Any] = {"is_stream": True, "snapshot_every": 1}
     with portable(Resumable(), **options) as dispatcher:
@@ -74,6 +79,7 @@ def test_a_stream_resumes_and_its_shards_end() -> None:
         assert batches_of(rest_of(dispatcher)) == batches_of(whole)[4:]
 
 
+@pytest.mark.slow
 def test_the_state_of_a_dataset_comes_with_its_batches() -> None:
     with portable(Counting(), num_workers=1, snapshot_every=1, rng=Rng.SAMPLE) as dispatcher:
         begin_keys(dispatcher, [[0, 1]] * 3)
@@ -81,6 +87,7 @@ def test_the_state_of_a_dataset_comes_with_its_batches() -> None:
         assert all(delivery.state is not None for delivery in deliveries)
 
 
+@pytest.mark.slow
 def test_a_dataloader_elsewhere_gives_what_torchs_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PLATFORM", "darwin")
     keys: Any = torch.arange(40)
@@ -95,6 +102,7 @@ def test_a_dataloader_elsewhere_gives_what_torchs_gives(monkeypatch: pytest.Monk
     assert [batch.tolist() for batch in stream] == [batch.tolist() for batch in expected]
 
 
+@pytest.mark.slow
 def test_a_loader_with_portable_workers_resumes_with_another_number_of_them() -> None:
     make = partial(SAMPLED["shuffle"], start_method="portable")
     torch.manual_seed(1)
@@ -111,6 +119,7 @@ def test_a_loader_with_portable_workers_resumes_with_another_number_of_them() ->
     assert [found + [batch.tolist() for batch in loader]] == whole
 
 
+@pytest.mark.slow
 def test_a_dataset_that_can_not_be_sent_is_an_error_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PLATFORM", "darwin")
     dataset: Any = [(number for number in range(3))]

@@ -15,7 +15,7 @@ import pytest
 
 from swift_loader import SwiftLoader, sample_rng
 from tests.support import datasets
-from tests.support.helpers import ROOT, make_loader, slow
+from tests.support.helpers import HANG_S, ROOT, exhaustive, make_loader
 
 
 def digest(loader: SwiftLoader, num_epochs: int = 2) -> list[str]:
@@ -56,7 +56,7 @@ def test_pythonhashseed_does_not_show_in_the_bytes(start_method: str, tmp_path: 
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
         finished = subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=50, check=False
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
         )
         assert finished.returncode == 0, finished.stderr
         found.add(finished.stdout)
@@ -76,7 +76,7 @@ class SplitsAtRandom(datasets.Counting):
         return {"id": self.chosen[index], "noise": self.noise[index], "pid": os.getpid()}
 
 
-@pytest.mark.parametrize("opens_a_file", [slow(False), True])
+@pytest.mark.parametrize("opens_a_file", [exhaustive(False), True])
 def test_a_dataset_that_draws_when_it_is_built_is_the_same_in_all_workers_and_runs(opens_a_file: bool) -> None:
     found = []
     for workers in (1, 2, 3):

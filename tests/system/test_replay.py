@@ -18,7 +18,7 @@ import torch
 
 from swift_loader import DataLoader, StateMismatch, SwiftLoader, SwiftLoaderWarning
 from swift_loader.cli.main import main
-from swift_loader.replay import Rebuilt, checksum, rebuild
+from swift_loader.replay import Rebuilt, checksum, read_state, rebuild
 from tests.support.datasets import Counting
 from tests.support.helpers import ROOT, START_METHOD
 from tests.support.past_runs import (
@@ -305,3 +305,51 @@ def test_the_module_runs_as_a_program(checkpoint: Path) -> None:
     ran = subprocess.run(command, cwd=checkpoint.parent, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("epoch 0, step 2, position 28, rank 0 of 2\n")
+
+
+# The file of a state --------------------------------------------------------------------------------------------------
+
+STATE = {"version": 1, "seed": 3, "epoch": 0, "position": 8, "shuffle": 1, "nearby_shuffle": 0, "run_length": 1}
+
+
+class Own:
+    """A class that a checkpoint may hold."""
+
+
+def saved(folder: Path, content: Any) -> Path:
+    path = folder / "checkpoint.pt"
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (STATE, None),
+        ({"loops": {"fit": {"epoch.state": [STATE]}}}, None),
+        ({"loops": {"fit": {"epoch.state": [STATE]}}}, "loops.fit.epoch.state.0"),
+        ({"train": STATE, "val": {**STATE, "seed": 4}}, "train"),
+    ],
+)
+def test_a_state_is_found_wherever_it_is(tmp_path: Path, content: Any, key: str | None) -> None:
+    assert read_state(saved(tmp_path, content), key) == STATE
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "message"),
+    [
+        ({"model": 1, "step": 2}, None, "has no state of a SwiftLoader; it has the keys 'model', 'step'"),
+        ({"a": STATE, "b": [STATE]}, None, r"has several states, at 'a', 'b\.0'; give the key"),
+        ({"loader": STATE}, "lader", "has no 'lader'; it has the keys 'loader'"),
+    ],
+)
+def test_a_file_without_the_state_says_what_it_has(tmp_path: Path, content: Any, key: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_state(saved(tmp_path, content), key)
+
+
+def test_objects_are_only_unpickled_on_request(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"own": Own(), "loader": STATE})
+    with pytest.raises(ValueError, match="Loading them can run code"):
+        read_state(path)
+    assert read_state(path, unpickle=True) == STATE

@@ -15,7 +15,7 @@ from swift_loader.metrics.pass_clock import PassClock
 from swift_loader.report.report import Report
 from swift_loader.report.verdict import Bound
 from tests.support import datasets
-from tests.support.helpers import make_loader, slow
+from tests.support.helpers import exhaustive, make_loader
 
 SLOW: dict[str, Any] = {"num_samples": 320, "seconds": 0.002}
 """8 samples take 16 ms: a loop that does nothing waits for each batch."""
@@ -63,7 +63,7 @@ def test_a_loader_reports_why_its_loop_waits() -> None:
     assert report["stages"]["fetch"]["p50_ms"] >= 16
 
 
-@pytest.mark.parametrize("worker_type", ["process", slow("thread")])
+@pytest.mark.parametrize("worker_type", ["process", exhaustive("thread")])
 def test_a_dataloader_reports_why_its_loop_waits(worker_type: Any) -> None:
     loader = DataLoader(slow_samples(), batch_size=8, num_workers=2, worker_type=worker_type)
     list(loader)

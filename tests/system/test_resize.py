@@ -15,7 +15,7 @@ import pytest
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
 from tests.support.checked import Checked, Reference, digest
-from tests.support.helpers import ids_of, make_loader, slow, wait_until, worker_processes
+from tests.support.helpers import exhaustive, ids_of, make_loader, slow, wait_until, worker_processes
 from tests.support.killer import Aim, Killer
 from tests.support.resizing import NeedsAnother, WaitsToBuild, await_workers, num_ready
 
@@ -54,7 +54,7 @@ def resizing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("waits", [True, slow(False)])
+@pytest.mark.parametrize("waits", [True, exhaustive(False)])
 def test_bytes_and_order_are_those_of_a_loader_without_resizes(kind: str, waits: bool) -> None:
     is_thread = kind == "threads"  # threads draw from the loop's generators, so only the samples can be compared
     dataset = datasets.Counting if is_thread else Checked
@@ -92,8 +92,8 @@ def test_many_resizes_of_another_thread_never_show_in_the_data() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize(("seed", "num_kills"), [(1, 6), slow(2, 40), slow(3, 40)])
-@pytest.mark.parametrize("in_order", [True, slow(False)])
+@pytest.mark.parametrize(("seed", "num_kills"), [(1, 6), exhaustive(2, 40), exhaustive(3, 40)])
+@pytest.mark.parametrize("in_order", [True, exhaustive(False)])
 def test_workers_that_are_killed_during_resizes_never_show_in_the_data(
     seed: int, num_kills: int, in_order: bool
 ) -> None:

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from swift_loader import LoaderClosed, StateMismatch, SwiftLoader
 from swift_loader.sampling.shuffle import Order, OrderSettings
 from tests.support import datasets
-from tests.support.helpers import START_METHOD, ids_of, make_loader, needs_own_generators, slow, slow_unless
+from tests.support.helpers import (
+    START_METHOD,
+    exhaustive,
+    exhaustive_unless,
+    ids_of,
+    make_loader,
+    needs_own_generators,
+)
 
 
 def through_json(state: dict[str, int]) -> dict[str, int]:
@@ -166,7 +173,7 @@ orders = st.fixed_dictionaries(
 
 
 @given(num_samples=st.integers(1, 60), chain=st.lists(stretches, min_size=1, max_size=5), order=orders)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_chain_of_stopped_runs_sees_what_one_run_sees(
     num_samples: int, chain: list[Stretch], order: dict[str, Any]
 ) -> None:
@@ -185,7 +192,7 @@ def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_threads(
     check_chain(num_samples, chain, worker_type="thread", **order)
 
 
-@pytest.mark.parametrize("seed", slow_unless({0}, range(4)))
+@pytest.mark.parametrize("seed", exhaustive_unless({0}, range(4)))
 def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_processes(seed: int) -> None:
     generator = np.random.default_rng(seed)
     chain = [
@@ -202,8 +209,8 @@ def test_a_chain_of_stopped_runs_sees_what_one_run_sees_with_processes(seed: int
     check_chain(203, chain, shuffle=True, nearby_shuffle=int(generator.choice([0, 30])), seed=seed)
 
 
-@pytest.mark.parametrize(("world_size", "batch_size"), [slow(2, 16), (3, 5)])
-@pytest.mark.parametrize("num_steps", [slow(1), 7, slow(12)])
+@pytest.mark.parametrize(("world_size", "batch_size"), [exhaustive(2, 16), (3, 5)])
+@pytest.mark.parametrize("num_steps", [exhaustive(1), 7, exhaustive(12)])
 def test_four_ranks_of_8_go_on_as_two_of_16_or_three_of_5(num_steps: int, world_size: int, batch_size: int) -> None:
     options: dict[str, Any] = {"shuffle": True, "nearby_shuffle": 100, "seed": 5}
     with ExitStack() as stack:
@@ -233,7 +240,9 @@ def samples_of(batch: Any) -> list[bytes]:
 
 
 @needs_own_generators
-@pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), (0, 5), slow(1, 8), slow(1, 5), slow(2, 8), (2, 5)])
+@pytest.mark.parametrize(
+    ("workers", "batch_size"), [(0, 8), (0, 5), exhaustive(1, 8), exhaustive(1, 5), exhaustive(2, 8), (2, 5)]
+)
 def test_augmentations_are_the_same_bytes_after_a_resume(workers: int, batch_size: int) -> None:
     with make_loader(datasets.AugmentingWithAll, workers=0) as loader:
         reference = [sample for _ in range(3) for batch in loader for sample in samples_of(batch)]
@@ -297,7 +306,7 @@ def test_what_is_prefetched_does_not_count() -> None:
         assert loader.state_dict()["position"] == 8
 
 
-@pytest.mark.parametrize("chosen", [None, slow(0), slow(1)])
+@pytest.mark.parametrize("chosen", [None, exhaustive(0), exhaustive(1)])
 def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next_one(chosen: int | None) -> None:
     with make_loader(datasets.Counting) as loader:
         epochs = [ids_of(loader) for _ in range(3)]
@@ -316,8 +325,8 @@ def test_a_state_from_the_end_of_an_epoch_goes_on_with_the_next_one(chosen: int 
     assert seen == ([[], epochs[1]] if chosen == 0 else epochs[1:])
 
 
-@pytest.mark.parametrize("when", ["after load", slow("before load"), slow("after iter")])
-@pytest.mark.parametrize("chosen", [0, slow(2)])
+@pytest.mark.parametrize("when", ["after load", exhaustive("before load"), exhaustive("after iter")])
+@pytest.mark.parametrize("chosen", [0, exhaustive(2)])
 def test_a_restored_position_counts_in_its_own_epoch_only(when: str, chosen: int) -> None:
     with make_loader(datasets.Counting) as loader:
         epochs = [ids_of(loader) for _ in range(4)]
@@ -370,7 +379,7 @@ def test_loading_while_it_runs_takes_the_loop_there() -> None:
         assert [samples_of(batch) for batch in loader] == following
 
 
-@pytest.mark.parametrize("workers", [0, slow(2)])
+@pytest.mark.parametrize("workers", [0, exhaustive(2)])
 def test_a_running_loader_takes_over_the_seed_of_a_state(workers: int) -> None:
     with make_loader(datasets.AugmentingWithAll, workers=0, seed=12345) as loader:
         state = loader.state_dict()
@@ -430,7 +439,7 @@ def test_the_length_counts_what_was_delivered_before_in_batches_of_the_present_s
         ({"num_samples": 99}, r"num_samples=99, but the dataset now has num_samples=100"),
     ],
 )
-@pytest.mark.parametrize("is_started", [False, slow(True)])
+@pytest.mark.parametrize("is_started", [False, exhaustive(True)])
 def test_a_state_of_another_run_is_refused_by_name_and_values(
     changed: dict[str, int], message: str, is_started: bool
 ) -> None:

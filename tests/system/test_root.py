@@ -102,6 +102,7 @@ def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
     assert module.num_imports() == 1
 
 
+@pytest.mark.slow
 def test_two_loaders_at_once_have_templates_of_their_own(module: Module) -> None:
     module.write()
     data_class = module.load().Data
@@ -111,6 +112,7 @@ def test_two_loaders_at_once_have_templates_of_their_own(module: Module) -> None
     assert parents[0].isdisjoint(parents[1])
 
 
+@pytest.mark.slow
 def test_a_script_s_own_classes_have_their_imports_in_the_root(module: Module) -> None:
     module.write()
     loaded = module.load()
@@ -132,6 +134,7 @@ def test_a_module_that_was_edited_is_imported_anew(module: Module) -> None:
     assert module.num_imports() == 2
 
 
+@pytest.mark.slow
 def test_another_environment_has_another_root(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module.write()
     data_class = module.load().Data
@@ -146,6 +149,7 @@ def test_another_environment_has_another_root(module: Module, monkeypatch: pytes
     wait_until(lambda: not psutil.pid_exists(before), "the former root has ended")
 
 
+@pytest.mark.slow
 def test_a_former_root_stays_as_long_as_its_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_loader(datasets.Counting) as one:
         iterator = iter(one)
@@ -159,6 +163,7 @@ def test_a_former_root_stays_as_long_as_its_templates(monkeypatch: pytest.Monkey
         assert ids_of(batches) == ids_of(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -177,6 +182,7 @@ def test_a_module_that_a_root_can_not_have_is_left_to_the_loaders(body: str, mod
     assert root_pid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["raise KeyError('planted')", "os._exit(3)", "os.kill(os.getpid(), 9)"])
 def test_an_import_that_fails_in_the_root_is_an_error_of_that_loader_alone(body: str, module: Module) -> None:
     module.write(f"if os.getpid() != {os.getpid()}:\n    {body}")
@@ -186,6 +192,7 @@ def test_an_import_that_fails_in_the_root_is_an_error_of_that_loader_alone(body:
     assert ids_of(once(datasets.Counting))
 
 
+@pytest.mark.slow
 def test_an_import_that_hangs_in_the_root_is_left_to_the_loader(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -210,6 +217,7 @@ def test_a_root_that_is_killed_takes_its_templates_and_they_are_replaced() -> No
     assert psutil.pid_exists(root_pid())
 
 
+@pytest.mark.slow
 def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Module) -> None:
     module.write()
     data_class = module.load().Data
@@ -222,6 +230,7 @@ def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Mod
     assert module.num_imports() == 2
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_trainer_has_a_root_of_its_own() -> None:
     script = """
 import os
@@ -249,6 +258,7 @@ print("done")
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
 def test_a_root_ends_with_the_trainer(end: str) -> None:
     script = f"""
@@ -266,6 +276,7 @@ print(ROOTS._current._process.pid, flush=True)
     wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the root has ended")
 
 
+@pytest.mark.slow
 def test_templates_of_a_root_draw_different_unseeded_numbers() -> None:
     class Drawing(datasets.Counting):
         def __init__(self) -> None:
@@ -279,6 +290,7 @@ def test_templates_of_a_root_draw_different_unseeded_numbers() -> None:
     assert drawn[0] != drawn[1]
 
 
+@pytest.mark.slow
 def test_an_exit_code_comes_through_the_root() -> None:
     class Exiting(datasets.Counting):
         def __init__(self) -> None:

@@ -25,10 +25,10 @@ from swift_loader import (
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
 from swift_loader.testing import assert_resume_exact
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, needs_own_generators, slow
+from tests.support.helpers import exhaustive, ids_of, make_loader, needs_own_generators
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
-SLOW_WITH_WORKERS = pytest.mark.parametrize("workers", [0, slow(2)])
+SLOW_WITH_WORKERS = pytest.mark.parametrize("workers", [0, exhaustive(2)])
 """For what happens in the trainer, or is shown by `test_the_number_of_workers_does_not_show_in_the_bytes`."""
 POLICIES = pytest.mark.parametrize("on_error", ["skip", "replace"])
 
@@ -109,7 +109,7 @@ def without(indices: Sequence[int], num_samples: int = 40) -> list[int]:
 
 
 @WORKERS
-@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), slow(BulkOnly)])
+@pytest.mark.parametrize("dataset_class", [Failing, exhaustive(FailingInBulk), exhaustive(BulkOnly)])
 @pytest.mark.usefixtures("quiet")
 def test_skipped_samples_are_left_out_of_their_batches(workers: int, dataset_class: Any) -> None:
     bad = (0, 13, 14, 39)
@@ -122,7 +122,7 @@ def test_skipped_samples_are_left_out_of_their_batches(workers: int, dataset_cla
 
 
 @WORKERS
-@pytest.mark.parametrize("dataset_class", [Failing, slow(FailingInBulk), slow(BulkOnly)])
+@pytest.mark.parametrize("dataset_class", [Failing, exhaustive(FailingInBulk), exhaustive(BulkOnly)])
 @pytest.mark.usefixtures("quiet")
 def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_class: Any) -> None:
     bad = (0, 13, 14, 39)
@@ -169,7 +169,7 @@ def test_a_batch_of_which_nothing_is_left_is_an_error_that_names_its_samples(wor
 
 
 @needs_own_generators
-@pytest.mark.parametrize("on_error", [slow("skip"), "replace"])
+@pytest.mark.parametrize("on_error", [exhaustive("skip"), "replace"])
 @pytest.mark.usefixtures("quiet")
 def test_the_number_of_workers_does_not_show_in_the_bytes(on_error: str) -> None:
     found = []
@@ -444,3 +444,22 @@ def test_a_fraction_is_of_this_rank_s_samples() -> None:
         loader.start(0)
         with pytest.raises(TooManyErrors, match=r"3 of the 20 samples .* no more than 2"):
             list(loader)
+
+
+class Verbose(datasets.Counting):
+    """Says much of a sample that fails, in letters of several bytes."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 13:
+            raise ValueError(f"{index}: " + "漢😀" * 50_000)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:epoch 0:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_with_a_very_long_text_arrives_or_is_skipped(workers: int) -> None:
+    with make_loader(Verbose, workers=workers, shuffle=False) as loader, pytest.raises(ValueError, match="13: 漢😀"):
+        list(loader)
+    with make_loader(Verbose, workers=workers, shuffle=False, on_error="skip") as loader:
+        assert ids_of(loader) == [index for index in range(100) if index != 13]
+        assert loader.failures[0].reason.startswith("ValueError: 13: 漢😀")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helpers import ROOT
+from tests.support.helpers import HANG_S, ROOT
 
 NUM_SAMPLES = 60
 
@@ -53,7 +53,7 @@ def test_ranks_without_a_seed_share_that_of_rank_0(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     try:
-        answers: list[dict[str, Any]] = [json.loads(rank.communicate(timeout=50)[0]) for rank in ranks]
+        answers: list[dict[str, Any]] = [json.loads(rank.communicate(timeout=HANG_S)[0]) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import every, run_script, slow_unless
+from tests.support.helpers import exhaustive_unless, run_script
 from tests.support.script_definitions import DEFINITIONS, as_script
 
 QUICK = set(list(DEFINITIONS)[::28])
 OPTIONAL = ("attrs", "matplotlib", "PIL", "pydantic", "torchvision")
 
 
-@pytest.mark.parametrize("name", slow_unless(QUICK, DEFINITIONS, every(3, DEFINITIONS).__contains__))
+@pytest.mark.parametrize("name", exhaustive_unless(QUICK, DEFINITIONS))
 def test_a_definition_gives_the_same_batches_without_workers_with_a_template_and_with_spawn(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,7 +24,7 @@ def test_a_definition_gives_the_same_batches_without_workers_with_a_template_and
             pytest.skip(f"{module} isn't installed")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torchinductor"))  # torchvision imports the compiler
-    printed = run_script(as_script(definition), folder=tmp_path, timeout_s=50)
+    printed = run_script(as_script(definition), folder=tmp_path)
     _, inline, template, spawn = printed.split("way ")
     first = inline.removeprefix("inline\n")
     assert first.count("\n") >= 2

@@ -74,4 +74,4 @@ def test_a_script_gives_instances_of_its_classes_to_processes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    run_script(BEGINNING + textwrap.dedent(SCRIPTS[name]), folder=tmp_path, timeout_s=50)
+    run_script(BEGINNING + textwrap.dedent(SCRIPTS[name]), folder=tmp_path)

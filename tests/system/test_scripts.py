@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.helpers import ROOT, run_script, slow
+from tests.support.helpers import HANG_S, ROOT, exhaustive, run_script
 
 DATASET = """
     from dataclasses import dataclass
@@ -38,7 +38,7 @@ def unguarded(body: str) -> str:
     return textwrap.dedent(DATASET) + textwrap.dedent(body)
 
 
-@pytest.mark.parametrize("via", ["file", slow("-c"), slow("stdin")])
+@pytest.mark.parametrize("via", ["file", exhaustive("-c"), exhaustive("stdin")])
 def test_no_main_guard_is_needed_and_classes_of_the_script_arrive_as_themselves(via: str, tmp_path: Path) -> None:
     body = """
     factor = 2
@@ -71,10 +71,10 @@ def test_a_dataset_inside_a_function_and_an_instance_work(tmp_path: Path) -> Non
     "ending",
     [
         "pass",
-        slow("raise SystemExit(0)"),
-        slow("del loader, iterator"),
-        slow("import sys; sys.exit()"),
-        slow("loader.close()"),
+        exhaustive("raise SystemExit(0)"),
+        exhaustive("del loader, iterator"),
+        exhaustive("import sys; sys.exit()"),
+        exhaustive("loader.close()"),
     ],
 )
 def test_a_script_that_just_ends_exits_cleanly(ending: str, tmp_path: Path) -> None:
@@ -89,13 +89,14 @@ def test_a_script_that_just_ends_exits_cleanly(ending: str, tmp_path: Path) -> N
 
 def test_an_exception_in_the_loop_is_all_that_is_printed(tmp_path: Path) -> None:
     body = """
-    for batch in SwiftLoader(Dataset, {}, batch_size=4, worker_per_consumer=2):
+    loader = SwiftLoader(Dataset, {}, batch_size=4, worker_per_consumer=2)
+    for batch in loader:
         raise ValueError("in the loop")
     """
     script = tmp_path / "script.py"
     script.write_text(unguarded(body))
     ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=30, cwd=ROOT, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=HANG_S, cwd=ROOT, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr.count("Traceback") == 1
@@ -117,7 +118,7 @@ def test_ranks_started_by_torch_multiprocessing_share_a_loader(tmp_path: Path) -
         import sys
         mp.spawn(train, (SwiftLoader(Dataset, {}, batch_size=4, nb_consumer=2, worker_per_consumer=2), sys.argv[1]), 2)
     """
-    run_script(unguarded(body), str(tmp_path), folder=tmp_path, timeout_s=55)
+    run_script(unguarded(body), str(tmp_path), folder=tmp_path)
     parts = [(tmp_path / str(rank)).read_text().split() for rank in range(2)]
     assert len(parts[0]) == len(parts[1]) == 10
     assert {int(number) for part in parts for number in part} == set(range(20))

@@ -12,7 +12,7 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader
 from tests.support.datasets import Counting
-from tests.support.helpers import ids_of, make_loader
+from tests.support.helpers import ids_of, make_loader, set_environ
 
 NUM_SAMPLES = 100
 BATCH_SIZE = 8
@@ -238,8 +238,8 @@ def test_steps_of_another_number_of_ranks_than_start_finds_are_refused(
     expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before `start(rank, world_size)`, the loader knows only what the launcher says."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", str(expected))
+    set_environ(monkeypatch, "RANK", "0")
+    set_environ(monkeypatch, "WORLD_SIZE", str(expected))
     with loader_of() as loader:
         loader.skip(1)
         with pytest.raises(

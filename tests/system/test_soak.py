@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.figures import slope
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive, slow
 from tests.support.soak import MIN_PASSES, Soak
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("num_passes", "num_kills"), [(3, 1), slow(2 * MIN_PASSES, 20)])
+@pytest.mark.parametrize(("num_passes", "num_kills"), [slow(3, 1), exhaustive(2 * MIN_PASSES, 20)])
 def test_everything_at_once_for_a_while_uses_up_nothing(num_passes: int, num_kills: int) -> None:
     soak = Soak(seed=1)
 

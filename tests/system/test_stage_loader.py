@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,14 +16,16 @@ from swift_loader.pipeline import StageLoader
 from tests.support import stage_functions as functions
 from tests.support.stage_functions import AsyncNumbers, Numbers
 
-try:
-    from spdl.dataloader import DataLoader as SpdlLoader
-except ImportError:
-    SpdlLoader = None
+
+def spdl_loader(*arguments: Any, **options: Any) -> Any:
+    from spdl.dataloader import DataLoader
+
+    return DataLoader(*arguments, **options)
+
 
 CLASSES = [
     pytest.param(StageLoader, id="swift_loader"),
-    pytest.param(SpdlLoader, id="spdl", marks=pytest.mark.skipif(SpdlLoader is None, reason="SPDL isn't installed")),
+    pytest.param(spdl_loader, id="spdl", marks=pytest.mark.skipif(not find_spec("spdl"), reason="no SPDL")),
 ]
 
 both = pytest.mark.parametrize("loader_class", CLASSES)
@@ -152,7 +155,7 @@ def test_timeout_limits_the_wait_for_an_item(loader_class: Any) -> None:
         return number
 
     loader = loader_class(range(5), preprocessor=hang, num_threads=1, timeout=0.3)
-    releaser = threading.Timer(10.0, released.set)  # SPDL's waits for its threads
+    releaser = threading.Timer(3.0, released.set)  # SPDL's waits for its threads
     releaser.start()
     try:
         with pytest.raises(TimeoutError):

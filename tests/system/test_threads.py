@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from swift_loader import LoaderClosed
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, slow
+from tests.support.helpers import exhaustive, ids_of, make_loader
 
 
 def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
@@ -36,7 +35,7 @@ def in_threads(count: int, task: Callable[[], Any]) -> list[BaseException]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("device", [None, slow("cpu")])
+@pytest.mark.parametrize("device", [None, exhaustive("cpu")])
 def test_threads_that_share_an_iterator_get_each_batch_once(workers: int, in_order: bool, device: str | None) -> None:
     options: dict[str, Any] = {"kwargs": {"num_samples": 4000}, "batch_size": 4, "in_order": in_order}
     with make_loader(datasets.Counting, workers=workers, **options) as loader:
@@ -96,14 +95,12 @@ def test_the_handler_of_a_signal_may_close_the_loader_but_takes_no_batch() -> No
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        with make_loader(datasets.Slow, kwargs={"seconds": 30}, validate=False) as loader:
+        with make_loader(datasets.Slow, kwargs={"seconds": 3600}, validate=False) as loader:
             iterator = iter(loader)
             loader.start(0)
-            began = time.monotonic()
             signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
             with pytest.raises(LoaderClosed):
                 next(iterator)
-            assert time.monotonic() - began < 5
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

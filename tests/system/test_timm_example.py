@@ -13,7 +13,6 @@ TINY = "--epochs 1 --batch-size 128"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compilers_cache")
 def test_a_run_that_is_stopped_and_resumed_trains_the_model_of_an_uninterrupted_one(
     tmp_path: Path, photos: Path
 ) -> None:

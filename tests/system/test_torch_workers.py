@@ -20,7 +20,7 @@ from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_mode import Resume, Snapshot
-from tests.support.helpers import every, slow_unless
+from tests.support.helpers import exhaustive_unless
 from tests.support.torch_mode import begin_keys, begin_stream, plan_of, rest_of, started
 
 
@@ -315,7 +315,7 @@ STREAM_CASES = list(itertools.product([1, 2], [1, 4, 100, None], [False, True]))
 """(num_workers, batch_size, drop_last)."""
 
 
-@pytest.mark.parametrize("case", slow_unless([(2, 4, False)], STREAM_CASES, every(6, STREAM_CASES).__contains__))
+@pytest.mark.parametrize("case", exhaustive_unless([(2, 4, False)], STREAM_CASES))
 def test_a_stream_is_in_torchs_order(case: tuple[int, int | None, bool]) -> None:
     num_workers, batch_size, drop_last = case
     drop_last = drop_last and batch_size is not None
@@ -353,7 +353,7 @@ RESUME_CASES = list(itertools.product([Numbers, Resumable, Stateful], [1, 2, 3])
 """(stream, snapshot_every)."""
 
 
-@pytest.mark.parametrize("case", slow_unless([(Resumable, 2)], RESUME_CASES, every(4, RESUME_CASES).__contains__))
+@pytest.mark.parametrize("case", exhaustive_unless([(Resumable, 2)], RESUME_CASES))
 def test_a_stream_resumes_after_any_batch(case: tuple[type[Numbers], int]) -> None:
     stream, snapshot_every = case
     mode: dict[str, Any] = {"is_stream": True, "batch_size": 3, "snapshot_every": snapshot_every}
@@ -389,7 +389,7 @@ def resume_after(deliveries: list[Delivery], worker_id: int) -> bytes:
 KILL_CASES = list(itertools.product([Numbers, Resumable, Stateful], [0, 2]))
 
 
-@pytest.mark.parametrize("case", slow_unless([(Resumable, 2)], KILL_CASES, every(2, KILL_CASES).__contains__))
+@pytest.mark.parametrize("case", exhaustive_unless([(Resumable, 2)], KILL_CASES))
 def test_a_stream_goes_on_where_its_worker_was_killed(case: tuple[type[Numbers], int], tmp_path: Path) -> None:
     stream, snapshot_every = case
     killer = Deadly(tmp_path)

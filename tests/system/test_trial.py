@@ -12,7 +12,7 @@ import pytest
 from swift_loader.batch.collate import default_collate
 from swift_loader.worker.fingerprint import chosen_indices
 from tests.support import datasets
-from tests.support.helpers import ids_of, make_loader, needs_template, slow
+from tests.support.helpers import exhaustive, ids_of, make_loader, needs_template
 
 
 class OfAnySize:
@@ -122,7 +122,9 @@ def test_what_was_tried_is_what_the_loop_gets_first(workers: int, tmp_path: Path
         assert ids_of(loader) == got
 
 
-@pytest.mark.parametrize("options", [{}, slow({"in_order": False}), slow({"on_error": "skip"}), {"validate": False}])
+@pytest.mark.parametrize(
+    "options", [{}, exhaustive({"in_order": False}), exhaustive({"on_error": "skip"}), {"validate": False}]
+)
 def test_a_loop_that_begins_elsewhere_does_not_get_what_was_tried(options: dict[str, Any]) -> None:
     with make_loader(datasets.Counting, workers=0) as loader:
         epochs = [ids_of(loader) for _ in range(3)]

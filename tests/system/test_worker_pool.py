@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from swift_loader import DataLoader, LoaderClosed, SwiftLoaderWarning, WorkerPool, WorkerStalled
-from tests.support.helpers import allowed_s, is_gone, slow_unless, wait_until
+from tests.support.helpers import exhaustive_unless, is_gone, wait_until
 from tests.support.pools import (
     NUM_WORKERS,
     StatefulShares,
@@ -67,7 +66,7 @@ def test_persistent_workers_of_several_loaders_live_in_one_set_of_processes(pool
     assert len(pids_in(shared)) <= NUM_WORKERS
 
 
-@pytest.mark.parametrize("persistent", slow_unless([False], [False, True]))
+@pytest.mark.parametrize("persistent", exhaustive_unless([False], [False, True]))
 def test_nested_streams_have_the_worker_info_and_the_draws_that_torch_gives(pool: WorkerPool, persistent: bool) -> None:
     shared = loop(pool, ToldStream(30), ToldStream(11, 1000), persistent_workers=persistent)
     torch.manual_seed(5)
@@ -203,9 +202,7 @@ def test_a_process_that_hangs_is_killed_when_its_loader_is_dropped(pool: WorkerP
     with pytest.raises(WorkerStalled):
         list(hanging)
     gc.collect()  # the error's traceback refers to the epoch
-    began_s = time.monotonic()
     assert [batch[0].tolist() for batch in valid] == [[n, n + 1] for n in range(1000, 1020, 2)]
-    assert time.monotonic() - began_s < allowed_s(5)
     wait_until(lambda: len(set(before) & set(worker_pids(pool))) == NUM_WORKERS - 1, "the process is replaced")
 
 

@@ -13,11 +13,11 @@ import pytest
 from swift_loader.delivery import receivers
 from tests.support.device_loaders import BATCH_SIZE, NUM_SAMPLES, Start, check, dispatcher_of, workers_of
 from tests.support.fake_device import FakeDevice, Registry
-from tests.support.helpers import slow, wait_until
+from tests.support.helpers import exhaustive, wait_until
 
 
-@pytest.mark.parametrize("lag", [slow(0), 1, 4])
-@pytest.mark.parametrize("depth", [slow(1), 3])
+@pytest.mark.parametrize("lag", [exhaustive(0), 1, 4])
+@pytest.mark.parametrize("depth", [exhaustive(1), 3])
 def test_no_slot_is_written_again_before_its_copy_is_over(start_on: Start, lag: int, depth: int) -> None:
     device = FakeDevice(lag)
     loader = start_on(device, data_queue_size=2, max_nb_batch_on_device=depth)
@@ -107,6 +107,7 @@ def test_an_error_of_the_move_comes_where_its_batch_would_have_come(start_on: St
     check(after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_loop_that_never_waits_for_the_device_needs_no_more_of_its_memory_with_time(
     start_on: Start, depth: int

@@ -13,7 +13,7 @@ from tests.system.integrations.ranks import run_ranks
     ("num_ranks", "num_workers", "case"),
     [
         slow(1, 0, "sampler"),
-        slow(1, 2, "seedable sampler"),
+        exhaustive(1, 2, "seedable sampler"),
         exhaustive(2, 0, "sampler"),
         exhaustive(2, 0, "seedable sampler"),
         exhaustive(2, 0, "split batches"),

@@ -35,7 +35,7 @@ def test_a_trainer_gives_padded_batches_as_with_torch_and_resumes_exactly(num_ra
             assert run["weights"] == rank["swift"]["weights"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize(("num_workers", "places"), [(0, ("1", "7", "14")), (2, ("9",))])
 def test_a_trainer_streams_as_with_torch_and_resumes_the_epoch_exactly(

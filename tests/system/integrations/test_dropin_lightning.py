@@ -40,7 +40,7 @@ def test_a_fit_sees_what_torch_gives_and_resumes_from_each_step(tmp_path: Path) 
     assert_resumed_exactly(rank, but="end")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("arguments", [exhaustive(()), ("callback",)])
 def test_a_fit_of_two_ranks_sees_what_torch_gives_and_resumes_from_each_checkpoint(

@@ -11,7 +11,6 @@ IMPORT = "from torch.utils.data import DataLoader, TensorDataset"
 CHANGED = "from torch.utils.data import TensorDataset\nfrom swift_loader import DataLoader"
 
 
-@pytest.mark.usefixtures("compilers_cache")
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_plain_script_prints_the_same_with_one_import_changed(num_workers: int, tmp_path: Path) -> None:

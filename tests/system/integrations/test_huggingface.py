@@ -9,7 +9,7 @@ from tests.system.integrations.ranks import run_ranks
 from tests.system.integrations.training import SAVED_AFTER
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(125)
 def test_a_run_of_two_ranks_resumes_exactly_from_what_the_trainer_saved(tmp_path: Path) -> None:
     assert_resumed_exactly(run_ranks("huggingface_script.py", 2, tmp_path, timeout_s=100, needs="transformers"))

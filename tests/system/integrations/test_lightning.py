@@ -17,6 +17,7 @@ NUM_CHECKPOINTS = {
 """After each step and at the end of each epoch, or of the second one."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(125)
 def test_a_fit_resumes_exactly_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
     case, num_steps = "callback with OneCycleLR", NUM_STEPS + 2
@@ -28,7 +29,7 @@ def test_a_fit_resumes_exactly_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
     assert resumed["weights"] == whole["weights"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("num_ranks", [exhaustive(1), 2])
 def test_a_fit_resumes_exactly_from_every_checkpoint(num_ranks: int, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,48 +13,12 @@ from swift_loader import DataLoader, SwiftLoader
 from swift_loader.report.flat import NAMES
 from tests.support.measured import MeasuredLoader
 
-pytest.importorskip("lightning.pytorch")
-
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers.logger import Logger
-
-from swift_loader.integrations.lightning import LoaderMetrics
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning isn't installed"),
+]
 
 KEYS = {f"swift_loader/{name}" for name in NAMES}
-
-
-class Kept(Logger):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: list[tuple[int | None, dict[str, float]]] = []
-
-    @property
-    def name(self) -> str:
-        return "kept"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.logged.append((step, metrics))
-
-    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
-        pass
-
-
-class Model(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.layer(batch).sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class Rows(Dataset[Any]):
@@ -64,25 +29,11 @@ class Rows(Dataset[Any]):
         return torch.full((4,), float(index))
 
 
-def fit(loader: Any, callback: LoaderMetrics, folder: Path) -> Kept:
-    kept = Kept()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=kept,
-        callbacks=[callback],
-        log_every_n_steps=5,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
-    trainer.fit(Model(), loader)
-    return kept
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainers_loader_is_logged_as_often_as_the_trainer_logs(tmp_path: Path) -> None:
+    from swift_loader.integrations.lightning import LoaderMetrics
+    from tests.system.integrations.lightning_fit import fit
+
     kept = fit(DataLoader(Rows(), batch_size=4), LoaderMetrics(), tmp_path)
     counts = {step: logged["swift_loader/batches_total"] for step, logged in kept.logged if logged.keys() == KEYS}
     assert counts == {4: 5, 9: 10, 14: 15, 19: 20}
@@ -91,9 +42,11 @@ def test_a_trainers_loader_is_logged_as_often_as_the_trainer_logs(tmp_path: Path
     assert all(0 <= share <= 1 for share in shares)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_swift_loader_is_logged_every_n_steps(tmp_path: Path) -> None:
+    from swift_loader.integrations.lightning import LoaderMetrics
+    from tests.system.integrations.lightning_fit import fit
+
     with SwiftLoader(dataset=Rows(), batch_size=4, worker_per_consumer=2) as loader:
         kept = fit(loader, LoaderMetrics(loader, every_n_steps=3), tmp_path)
     metrics = [logged for _, logged in kept.logged if logged.keys() == KEYS]
@@ -102,6 +55,8 @@ def test_a_swift_loader_is_logged_every_n_steps(tmp_path: Path) -> None:
 
 
 def test_the_verdict_of_the_epoch_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift_loader.integrations.lightning import LoaderMetrics
+
     said: list[str] = []
     monkeypatch.setattr("swift_loader.integrations.lightning.rank_zero_info", said.append)
     loader, callback = MeasuredLoader(), LoaderMetrics()
@@ -121,6 +76,8 @@ def test_the_verdict_of_the_epoch_is_printed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_loader_without_metrics_is_refused() -> None:
+    from swift_loader.integrations.lightning import LoaderMetrics
+
     trainer: Any = SimpleNamespace(train_dataloader=torch.utils.data.DataLoader(Rows()))
     model: Any = None
     with pytest.raises(TypeError, match=r"train loader is a DataLoader, which has no metrics; make it a swift_loader"):
@@ -128,5 +85,7 @@ def test_a_loader_without_metrics_is_refused() -> None:
 
 
 def test_it_is_logged_at_least_every_step() -> None:
+    from swift_loader.integrations.lightning import LoaderMetrics
+
     with pytest.raises(ValueError, match="every_n_steps=0 must be at least 1"):
         LoaderMetrics(every_n_steps=0)

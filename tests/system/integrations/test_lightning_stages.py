@@ -18,7 +18,7 @@ NUM_VALIDATED = {1: 2, 2: 1}
 """Batches that each rank validates, once to see whether it works and after each epoch."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("num_ranks", [exhaustive(1), 2])
 def test_a_fit_sees_what_a_plain_loop_does_and_resumes_exactly_from_every_checkpoint(

@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from swift_loader import ShuffleSampler
 from tests.support.samplers import MAKERS, NUM_SAMPLES
 
-pytestmark = pytest.mark.usefixtures("compilers_cache")
-
 DATASET: Any = range(NUM_SAMPLES)
 
 BATCH_SAMPLERS = ["shuffle batches", "buckets", "tokens", "random batches"]

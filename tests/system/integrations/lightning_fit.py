@@ -1,0 +1,63 @@
+"""A model and a logger for Lightning. It takes seconds to import, so only tests that run import this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import Logger
+
+from swift_loader.integrations.lightning import LoaderMetrics
+
+
+class Kept(Logger):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def name(self) -> str:
+        return "kept"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.logged.append((step, metrics))
+
+    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def fit(loader: Any, callback: LoaderMetrics, folder: Path) -> Kept:
+    kept = Kept()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=kept,
+        callbacks=[callback],
+        log_every_n_steps=5,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(Model(), loader)
+    return kept
