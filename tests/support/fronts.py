@@ -17,8 +17,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.pipeline import Pipeline, StageLoader
 
-__all__ = ["FRONTS", "NUM_BATCHES", "Front"]
-
 NUM_BATCHES = 20
 
 MIXED = [number * 7 % NUM_BATCHES for number in range(NUM_BATCHES)]

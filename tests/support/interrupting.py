@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["NEVER", "Interrupt", "Points", "call"]
-
 NEVER = -1
 
 

@@ -21,8 +21,6 @@ from tests.support.fronts import FRONTS, NUM_BATCHES, Front, Numbers, number_of,
 from tests.support.helpers import run_script, slow, wait_until
 from tests.support.interrupting import NEVER, Interrupt, Points, call
 
-pytestmark = pytest.mark.processes
-
 all_fronts = pytest.mark.parametrize("front", FRONTS, ids=str)
 
 
