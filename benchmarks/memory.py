@@ -9,7 +9,7 @@ processes share are counted once. Each sample is read whole by a worker.
 - arrays: the dataset holds 1 GiB, in 1,024 arrays.
 - strings: the dataset holds a list of 2 million strings. Reading one changes its reference count.
 - empty: the dataset holds nothing. It shows what the interpreters take.
-- validation: two loaders with the arrays, one loop inside the other. "pool" has the loaders share a WorkerPool.
+- validation: two loaders with the arrays, one loop inside the other.
 
 The last column says how much more four workers take than one, without what four take more with the empty dataset, in
 percent of what one takes.
@@ -39,7 +39,6 @@ _MIB = 1 << 20
 
 PARTS = ("empty", "arrays", "strings", "validation")
 SYSTEMS = ("swift_loader", "torch, fork", "torch, spawn")
-_POOL = "swift_loader, pool"
 
 
 def main() -> None:
@@ -66,8 +65,7 @@ def parse_arguments() -> argparse.Namespace:
 def measure(part: str, rounds: int) -> list[Result]:
     """Return the results of a part: memory and processes of each system, for each number of workers."""
     results = []
-    systems = (_POOL, *SYSTEMS) if part == "validation" else SYSTEMS
-    for system in systems:
+    for system in SYSTEMS:
         for num_workers in _NUM_WORKERS:
             print(f"measuring {part} with {system} ...", file=sys.stderr, flush=True)
             case = f"{part}, {num_workers} worker{'s' * (num_workers > 1)}"
@@ -140,10 +138,8 @@ def make_loaders(part: str, system: str, num_workers: int) -> tuple[Any, Any]:
 
         options["multiprocessing_context"] = system.rpartition(" ")[2]
     else:
-        from swift_loader import DataLoader, WorkerPool
+        from swift_loader import DataLoader
 
-        if system == _POOL:
-            options["workers"] = WorkerPool(options.pop("num_workers"))
     train = DataLoader(dataset, shuffle=True, **options)
     return train, DataLoader(Arrays(_NBYTES // 8), **options) if part == "validation" else []
 
@@ -174,10 +170,9 @@ def make_table(results: Sequence[Result]) -> str:
 
 def _growth(medians: dict[tuple[str, str, str], float], result: Result) -> str:
     part, _, workers = result.case.partition(", ")
-    system = "swift_loader" if result.system == _POOL else result.system
     names = [f"{name}, 1 worker" for name in (part, "empty")]
-    bases = [medians.get((name, one, "MiB")) for name, one in zip(names, (result.system, system), strict=True)]
-    empty = medians.get((f"empty, {workers}", system, "MiB"))
+    bases = [medians.get((name, result.system, "MiB")) for name in names]
+    empty = medians.get((f"empty, {workers}", result.system, "MiB"))
     if workers == "1 worker" or bases[0] is None or bases[1] is None or empty is None:
         return "-"
     return f"{100 * (result.median - bases[0] - (empty - bases[1])) / bases[0]:+.1f} %"

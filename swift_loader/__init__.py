@@ -49,7 +49,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swift_loader.batch.collate import default_collate
     from swift_loader.dataloader.dataloader import DataLoader
-    from swift_loader.dataloader.pool import WorkerPool
     from swift_loader.device.keys import batch_key
     from swift_loader.device.move import to_device
     from swift_loader.device.prefetcher import DevicePrefetcher
@@ -107,7 +106,6 @@ __all__ = [
     "TooManyErrors",
     "WorkerDied",
     "WorkerError",
-    "WorkerPool",
     "WorkerStalled",
     "batch_key",
     "default_collate",
@@ -128,7 +126,6 @@ _HOMES = {
     "ShuffleSampler": "swift_loader.samplers.shuffle",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.token_budget",
-    "WorkerPool": "swift_loader.dataloader.pool",
     "batch_key": "swift_loader.device.keys",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",
@@ -139,6 +136,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use. Workers import this package too, and need little of it."""
+    if name == "WorkerPool":  # until 0.3
+        raise ImportError("WorkerPool was removed, as it saved no memory; give each DataLoader its own num_workers")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES.get(name, "swift_loader.errors")), name)

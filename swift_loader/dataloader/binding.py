@@ -47,11 +47,6 @@ def refuse_resize(loader: DataLoader[Any], num_workers: int) -> None:
             f"resize({num_workers}) needs a loader with workers, and num_workers=0 builds batches in the calling "
             f"thread. Make the loader with num_workers=1 or more"
         )
-    if getattr(loader, "workers", None) is not None:
-        raise RuntimeError(
-            f"resize({num_workers}) doesn't work with workers=, because the {loader.num_workers} processes of a "
-            f"WorkerPool serve other loaders, too. Make a WorkerPool of {num_workers}, or leave workers= out"
-        )
 
 
 def fitting(workers: LoaderWorkers | None, loader: DataLoader[Any]) -> LoaderWorkers | None:

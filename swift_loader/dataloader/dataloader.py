@@ -32,7 +32,6 @@ from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import Epoch, LoaderCalls, LoaderIterator
 from swift_loader.dataloader.observing import Observer
 from swift_loader.dataloader.pinning import pin_device_of
-from swift_loader.dataloader.pool import WorkerPool, check_pool, usable
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_of_shard
 from swift_loader.dataloader.skipping import check_ahead, checked_steps, no_steps
@@ -95,7 +94,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         start_method: str | None = None,
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
-        workers: WorkerPool | None = None,
+        workers: None = None,
         executor: RayExecutor | None = None,
         shard_stream: bool | str | None = None,
         equal_batches: bool = False,
@@ -135,7 +134,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 loop gets `WorkerDied`.
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
                 Python stack. None or 0: no warning.
-            workers: Processes that several loaders share. Their number is `num_workers` then.
+            workers: Removed. Give each loader its own `num_workers`.
             executor: A `RayExecutor`: workers are Ray actors, on any node of a cluster. Their number is `num_workers`
                 then. See docs/ray.md.
             shard_stream: True shares out an `IterableDataset` over ranks and workers, "workers" only over workers.
@@ -149,8 +148,10 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """
         others = {"multiprocessing_context": multiprocessing_context, "start_method": start_method}
         is_auto = num_workers == "auto"
-        num_workers = check_pool(workers, first_number(num_workers, workers), others, worker_type)
-        others |= {"workers": workers, "num_workers": "auto" if is_auto else None}
+        if workers is not None:
+            raise TypeError("DataLoader has no option 'workers' any more; give each loader its own num_workers")
+        num_workers = first_number(num_workers)
+        others |= {"num_workers": "auto" if is_auto else None}
         num_workers = num_of_actors(executor, num_workers, others, worker_type)
         options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
@@ -182,7 +183,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.start_method = start_method
         self.worker_restarts = worker_restarts
         self.stall_warning = stall_warning
-        self.workers = workers
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
@@ -214,8 +214,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
         may."""
-        if self.workers is not None:
-            self.workers.add(self)
         warm_root(self)
 
     def check_worker_number_rationality(self) -> None:
@@ -286,7 +284,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             num_workers: From now on, 1 to 4096.
 
         Raises:
-            RuntimeError: There are no workers (`num_workers=0`), or they are those of a `WorkerPool`.
+            RuntimeError: There are no workers (`num_workers=0`).
             TypeError: It isn't an integer.
             ValueError: It is out of its range.
         """
@@ -323,8 +321,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         else:
             if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                 self.check_worker_number_rationality()
-            if self.workers is not None:
-                self.workers.check_open()
             epoch = self._begin_with_workers(number, resume)
         self._to_skip = set()
         latest: Epoch = self._evened(epoch) if self.equal_batches else epoch
@@ -372,8 +368,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return what starts workers with a base seed, as the loader is now."""
         every = self.snapshot_every_n_steps or 0
         start = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every)
-        pool, metrics = usable(self.workers), self._observer.metrics
-        return lambda base_seed: start.start(base_seed, metrics, pool)
+        return lambda base_seed: start.start(base_seed, self._observer.metrics)
 
     # What is measured -------------------------------------------------------------------------------------------------
 

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.auto_workers import AUTO, AutoWorkers
 from swift_loader.dataloader.binding import shows_its_worker
 
-if TYPE_CHECKING:
-    from swift_loader.dataloader.pool import WorkerPool
-
 __all__ = ["check_auto", "first_number"]
 
 
-def first_number(num_workers: int | str, workers: WorkerPool | None) -> int:
+def first_number(num_workers: int | str) -> int:
     """Return the number of workers to begin with.
 
     Raises:
         TypeError: It is no number, and not `"auto"`.
-        ValueError: It is `"auto"`, and the workers are those of a pool.
     """
     if not isinstance(num_workers, str):
         return num_workers
     if num_workers != AUTO:
         raise TypeError(f"num_workers={num_workers!r} is a str; give an integer, or {AUTO!r}")
-    if workers is not None:
-        raise ValueError(
-            f"num_workers={AUTO!r} doesn't work with workers=, because other loaders use the processes of a "
-            f"WorkerPool, too; leave one of the two out"
-        )
     return AutoWorkers(1)
 
 

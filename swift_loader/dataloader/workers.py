@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from loguru import logger
@@ -46,9 +46,6 @@ from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, mod
 from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.torch_mode import TorchMode
 
-if TYPE_CHECKING:
-    from swift_loader.dataloader.pool import WorkerPool
-
 __all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart", "delivery_of"]
 
 _SERIALS = count()
@@ -67,9 +64,8 @@ class LoaderWorkers:
         base_seed: int,
         marks: Marks,
         metrics: Metrics,
-        pool: WorkerPool | None = None,
     ) -> None:
-        """Start the workers, or have the pool's serve, and wait until there is a dataset for them."""
+        """Start the workers, and wait until there is a dataset for them."""
         self.marks = marks
         self.serial = next(_SERIALS)
         """Later ones have a larger number."""
@@ -80,8 +76,6 @@ class LoaderWorkers:
         """What the workers' generators were seeded with when they started."""
         self.failure: Delivery | None = None
         """Why they give no more batches."""
-        self.is_spare = False
-        """Whether they wait on a shelf, and new ones would do as they do."""
         self._timeout_s = delivery.timeout_s or 0
         self.owner = ProcessOwner()
         self.has_stalled = False
@@ -90,8 +84,7 @@ class LoaderWorkers:
         self._metrics = metrics
         """Of the loader: it has other workers in other epochs."""
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
-        make = make_starter if pool is None else pool.make_starter
-        self._starter = None if delivery.uses_threads else make(spec, delivery)
+        self._starter = None if delivery.uses_threads else make_starter(spec, delivery)
         """None: the workers are threads."""
         executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
         settings = SchedulerSettings(
@@ -105,10 +98,6 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._note_restart)
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
-        self._pool = pool
-        """Its processes end when nobody refers to it any more."""
-        if pool is not None:
-            pool.note(self)
         self._dispatcher.start(tries_out=False, keeps_trial=False)
 
     @property
@@ -326,15 +315,15 @@ class WorkerStart:
         uses_template = self.delivery.uses_processes and self.worker_options.start_method is StartMethod.TEMPLATE
         return uses_template and self.delivery.executor is None and can_fork()
 
-    def start(self, base_seed: int, metrics: Metrics, pool: WorkerPool | None = None) -> LoaderWorkers:
-        """Start them, or get them from a pool. `metrics` measures them.
+    def start(self, base_seed: int, metrics: Metrics) -> LoaderWorkers:
+        """Start them. `metrics` measures them.
 
         A dataset that can't be sent is shared by forking this process, as torch does.
         """
         options, reason = self.worker_options, self.why_forked()
         if not reason:
             try:
-                return LoaderWorkers(options, self.delivery, base_seed, self.marks, metrics, pool)
+                return LoaderWorkers(options, self.delivery, base_seed, self.marks, metrics)
             except EncodeError as error:
                 if not self._may_fork:
                     raise
@@ -363,7 +352,6 @@ class WorkerShelf:
         if idle is None or idle.is_closed or not idle.owner.is_here():  # a fork of the process has the parent's
             return None
         if idle.marks == marks:
-            idle.is_spare = False
             return idle
         idle.close()
         return None
@@ -374,7 +362,6 @@ class WorkerShelf:
         usable = [one for one in (idle, workers) if one is not None and self._may_stay(one)]
         if usable:
             self._idle = max(usable, key=lambda one: one.serial)  # the latest: their datasets are the furthest
-            self._idle.is_spare = not self._idle.marks.persist
         for one in (idle, workers):
             if one is not None and one is not self._idle:
                 one.close()

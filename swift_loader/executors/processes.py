@@ -22,10 +22,8 @@ from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 
 if TYPE_CHECKING:
     from swift_loader.executors.group.leader import GroupLeader
-    from swift_loader.executors.pool.pool import ProcessPool
-    from swift_loader.executors.pool.template import PoolDataset
 
-__all__ = ["Starter", "can_fork", "make_executor", "make_pool", "make_seats", "make_starter", "may_share", "warm_up"]
+__all__ = ["Starter", "can_fork", "make_executor", "make_starter", "may_share", "warm_up"]
 
 PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""
@@ -126,27 +124,6 @@ def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = 
     return Supervisor(spec, options, wording)
 
 
-def make_pool(num_workers: int) -> ProcessPool:
-    """Return the processes of a pool. None runs yet."""
-    from swift_loader.executors.pool.pool import ProcessPool
-
-    return ProcessPool(num_workers)
-
-
-def make_seats(pool: ProcessPool, spec: WorkerSpec, options: DeliveryOptions, dataset: PoolDataset) -> Starter:
-    """Return what gets a loader its seats in a pool.
-
-    Args:
-        pool: The processes.
-        spec: What they build for this loader.
-        options: How batches are delivered.
-        dataset: What `ProcessPool.add` returned.
-    """
-    from swift_loader.executors.pool.seats import SeatSupervisor
-
-    return SeatSupervisor(pool, spec, options, dataset)
-
-
 def make_executor(
     starter: Starter,
     metrics: Metrics,
@@ -170,11 +147,10 @@ def make_executor(
 
     if isinstance(starter, PortableSupervisor):
         return PortableExecutor(starter, metrics, log, on_segment)
-    from swift_loader.executors.pool.seats import SeatSupervisor
     from swift_loader.executors.process.executor import ProcessExecutor
     from swift_loader.executors.process.supervisor import Supervisor
 
-    if isinstance(starter, (Supervisor, SeatSupervisor)):
+    if isinstance(starter, Supervisor):
         return ProcessExecutor(starter, metrics, log, on_segment, group)
     from swift_loader.executors.ray.executor import ActorExecutor
     from swift_loader.executors.ray.mixed import MixedExecutor, MixedStarter

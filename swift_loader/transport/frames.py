@@ -47,11 +47,6 @@ class Kind(IntEnum):
     STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch
     IDENTITY = 24  # trainer -> worker: which of the n workers it is
-    POOL = 25  # trainer -> template: be the template of a pool, which builds no dataset by itself
-    SHARE = 26  # trainer -> template of a pool: build the dataset of the attached file, for all workers
-    UNSHARE = 27  # trainer -> template of a pool: drop that dataset
-    PAGE = 28  # trainer -> worker of a pool: show in the attached page for whom it works
-    SEAT = 29  # trainer -> worker of a pool: also serve the loader at the attached channel
     WELCOME = 30  # rank that loads -> rank that shares its batches: the dataset is built
     PUSH = 31  # the same: a batch, or what came in its place
     DROPPED = 32  # the same: batches that it won't take

@@ -34,7 +34,6 @@ from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import FailureStage, NewPlan
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
-from swift_loader.transport.pool_messages import Pool
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
@@ -44,7 +43,6 @@ from swift_loader.worker.fallback_template import FallbackTemplate
 from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.fork_server import ForkServer, Served
 from swift_loader.worker.multiprocessing_state import finish_multiprocessing
-from swift_loader.worker.pool_datasets import PoolDatasets
 from swift_loader.worker.process_exit import die_with_parent, lead_group, run_and_exit
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
@@ -99,8 +97,6 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     if received is None:
         return 0
     frame = unpack_frame(received.data)
-    if frame.kind is Kind.POOL:
-        return _serve(channel, PoolDatasets(Pool.unpack(frame).environment, channel, stack_dumper), stack_dumper)
     if frame.kind is not Kind.PAYLOAD or len(received.descriptors) != 1:
         raise ProtocolError(f"a template was sent {frame.kind.name} instead of PAYLOAD")
     layout = PayloadLayout.unpack(frame)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from swift_loader import DataLoader, WorkerPool
+from swift_loader import DataLoader
 from swift_loader.auto_workers import AutoWorkers
 from swift_loader.tuning import autotuner
 
@@ -116,11 +116,6 @@ def test_refuses_to_choose_where_batches_show_their_worker(
 ) -> None:
     with pytest.raises(ValueError, match=f"num_workers='auto'.*{reason}"):
         DataLoader(dataset, num_workers="auto", **options)
-
-
-def test_refuses_to_choose_for_a_pool() -> None:
-    with WorkerPool(1) as pool, pytest.raises(ValueError, match="WorkerPool"):
-        DataLoader(Slow(), num_workers="auto", workers=pool)
 
 
 def test_another_word_is_refused() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.distributed import DistributedSampler
 
-from swift_loader import DataLoader, LoaderClosed, SwiftLoader, WorkerPool
+from swift_loader import DataLoader, SwiftLoader
 
 NUMBERS: Any = list(range(8))
 
@@ -124,35 +124,8 @@ def test_a_start_method_and_a_context_contradict_each_other() -> None:
         DataLoader(NUMBERS, num_workers=1, start_method="spawn", multiprocessing_context="fork")
 
 
-def test_a_pool_says_how_many_workers_of_which_kind_there_are() -> None:
-    pool = WorkerPool(2)
-    for loader in (DataLoader(NUMBERS, workers=pool), DataLoader(NUMBERS, num_workers=2, workers=pool)):
-        assert (loader.num_workers, loader.workers) == (2, pool)
-    with pytest.raises(ValueError, match=r"num_workers=1 was given with a WorkerPool of 2; leave num_workers out"):
-        DataLoader(NUMBERS, num_workers=1, workers=pool)
-    others: list[dict[str, Any]] = [
-        {"multiprocessing_context": "fork"},
-        {"start_method": "spawn"},
-        {"worker_type": "thread"},
-    ]
-    for other in others:
-        with pytest.raises(ValueError, match=f"{next(iter(other))}.* was given with a WorkerPool"):
-            DataLoader(NUMBERS, workers=pool, **other)
-    with pytest.raises(TypeError, match="workers=2 is a int; give a WorkerPool"):
+def test_an_option_that_was_removed_says_what_to_do_instead() -> None:
+    with pytest.raises(TypeError, match="'workers' any more; give each loader its own num_workers"):
         DataLoader(NUMBERS, workers=2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("number", "error"), [(0, ValueError), (5000, ValueError), ("2", TypeError)])
-def test_a_pool_has_a_number_of_processes(number: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="num_workers="):
-        WorkerPool(number)
-
-
-def test_a_pool_is_copied_as_itself_and_gives_no_workers_once_it_is_closed() -> None:
-    with WorkerPool(2) as pool:
-        loader = DataLoader(NUMBERS, workers=pool)
-        assert copy.copy(pool) is copy.deepcopy([pool])[0] is pool
-        assert pickled(pool).num_workers == 2
-        assert repr(pool) == "WorkerPool(num_workers=2)"
-    with pytest.raises(LoaderClosed, match="the WorkerPool was closed"):
-        iter(loader)
+    with pytest.raises(ImportError, match=r"WorkerPool was removed.*give each DataLoader its own num_workers"):
+        from swift_loader import WorkerPool  # type: ignore[attr-defined] # noqa: F401

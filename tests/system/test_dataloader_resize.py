@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
 
-from swift_loader import DataLoader, WorkerPool
+from swift_loader import DataLoader
 from swift_loader.dataloader.worker_epoch import IndexEpoch
 from swift_loader.scheduler.workers import WorkerState
 from tests.support.helpers import LIKE_A_FORK, exhaustive, wait_until
@@ -259,10 +259,5 @@ def test_workers_that_are_killed_after_a_resize_show_nothing() -> None:
 def test_what_has_no_workers_of_its_own_refuses() -> None:
     with pytest.raises(RuntimeError, match="num_workers=0 builds batches in the calling thread"):
         loader_of(Drawing(), num_workers=0, multiprocessing_context=None).resize(2)
-    with WorkerPool(2) as pool:
-        loader = DataLoader(Drawing(), workers=pool)
-        with pytest.raises(RuntimeError, match=r"WorkerPool of 3, or leave workers= out"):
-            loader.resize(3)
-        assert loader.num_workers == 2
     with pytest.raises(ValueError, match="num_workers=0 is too small; it must be at least 1"):
         loader_of(Drawing()).resize(0)

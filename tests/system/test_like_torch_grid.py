@@ -8,18 +8,15 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import _utils
 
 from swift_loader.dataloader.dataloader import DataLoader
-from swift_loader.dataloader.pool import WorkerPool
 from tests.support.helpers import exhaustive_unless
 from tests.support.like_torch import grids
 from tests.support.like_torch.comparing import differences
@@ -86,23 +83,6 @@ def test_with_workers_everything_is_as_with_torch(name: str, part: int) -> None:
 @pytest.mark.parametrize("part", exhaustive_unless([0], range(NUM_PARTS_WITH_THREADS)))
 def test_with_worker_threads_everything_is_as_with_torch(part: int) -> None:
     told = differences(partial(DataLoader, worker_type="thread"), grids.threads()[part::NUM_PARTS_WITH_THREADS])
-    assert not told, told
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("torch_notices_soon", "torch_leaves_nothing")
-@pytest.mark.parametrize("name", WITH_WORKERS)
-def test_with_a_pool_for_all_loaders_everything_is_as_with_torch(name: str) -> None:
-    cells: list[Cell] = [
-        {**cell, "multiprocessing_context": None} for cell in WITH_WORKERS[name]()[1::NUM_PARTS_WITH_WORKERS]
-    ]
-    with ExitStack() as opened:
-        pools = {number: opened.enter_context(WorkerPool(number)) for number in (1, 2, 3)}
-
-        def pooled(dataset: Any, **options: Any) -> DataLoader[Any]:
-            return DataLoader(dataset, workers=pools.get(options.get("num_workers", 0)), **options)
-
-        told = differences(pooled, cells)
     assert not told, told
 
 

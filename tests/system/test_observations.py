@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from swift_loader import DataLoader, SwiftLoader, WorkerPool
+from swift_loader import DataLoader, SwiftLoader
 from swift_loader.metrics.observations import Observations
 from tests.support.helpers import exhaustive_unless
 
@@ -264,16 +264,3 @@ def test_the_pause_after_an_epoch_of_a_dataloader_does_not_count(num_workers: in
         time.sleep(pause_s)
     next(iter(loader))
     assert loader._observer.observations(loader).elapsed_s <= passes_s + 0.9 * pause_s
-
-
-def test_loaders_that_share_processes_are_measured_apart() -> None:
-    dataset: Any = Sleeping()
-    with WorkerPool(2) as pool:
-        loaders = [DataLoader(dataset, BATCH_SIZE, workers=pool) for _ in range(2)]
-        for _ in zip(*loaders, strict=True):
-            pass
-        for loader in loaders:
-            observed = loader._observer.observations(loader)
-            check_order(observed.batches)
-            assert observed.batches["step"].tolist() == list(range(NUM_BATCHES))
-            assert (observed.batches["cpu_ns"] >= 0).all()

@@ -37,7 +37,6 @@ def test_the_public_names_are_these() -> None:
         "TooManyErrors",
         "WorkerDied",
         "WorkerError",
-        "WorkerPool",
         "WorkerStalled",
         "batch_key",
         "default_collate",

@@ -175,11 +175,7 @@ class ProcessExecutor:
             self._group.use_plan(generation, plan.settings)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
-        """Be ready for so many workers from now on.
-
-        Raises:
-            RuntimeError: They are those of a pool.
-        """
+        """Be ready for so many workers from now on."""
         self._supervisor.resize(num_workers, limits)
         options = self._supervisor.options
         self.running.explainer.options = options

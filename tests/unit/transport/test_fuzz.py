@@ -32,8 +32,7 @@ from swift_loader.transport.messages import (
     StreamEnded,
     Verdicts,
 )
-from swift_loader.transport.payload import Environment, PayloadLayout
-from swift_loader.transport.pool_messages import Pool, Seat, Share, Unshare
+from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
 from swift_loader.transport.sharing_messages import Member
@@ -66,10 +65,6 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.IDENTITY: Identity(2, 3),
     Kind.STATE: State(b"snapshot"),
     Kind.STREAM_ENDED: StreamEnded(1, 2),
-    Kind.POOL: Pool(Environment(["train.py"])),
-    Kind.SHARE: Share(1, PayloadLayout(4096, 100, 200, 300, 5)),
-    Kind.UNSHARE: Unshare(1),
-    Kind.SEAT: Seat(3, 1, PayloadLayout(4096, 100, 200, 300, 5), A_PLAN),
     Kind.WELCOME: Welcome(100, ["__main__.Dataset"]),
     Kind.PUSH: Push(BatchId(7, 1, 2), 1, 3, 1234, [b"sample", b"batch"]),
     Kind.DROPPED: Dropped(2, 1, 4),
@@ -78,7 +73,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.AWAITED: Awaited(9, 7, 1, 3),
     Kind.MEMBER: Member(PayloadLayout(4096, 100, 200, 300, 5), A_PLAN, 123, {"RANK": "1"}, frozenset({0, 3})),
 }
-BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.PAGE, Kind.JOIN]
+BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.JOIN]
 PICKLED = [kind for kind, message in EXAMPLES.items() if isinstance(message, PickledBody)]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
