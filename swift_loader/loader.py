@@ -97,7 +97,6 @@ class SwiftLoader:
         pin_memory: bool = False,
         start_method: str = "template",
         dataset_per_worker: bool = False,
-        share_dataset: str | bool = "auto",
         **unknown: Any,
     ) -> None:
         """Check the options. Starts no process.
@@ -186,9 +185,6 @@ class SwiftLoader:
                 means that every system has; elsewhere than on Linux it is always used.
             dataset_per_worker: True makes each worker build its own dataset. False shares one dataset where that is
                 safe: where building it leaves no open files and no threads.
-            share_dataset: Whether the ranks on one machine share one dataset, instead of one per rank. `"auto"` shares
-                it among the ranks of a run, if a launcher started several on this machine. True shares it among all
-                your processes on this machine that have an equal one. False never does. See `docs/several-gpus.md`.
             unknown: Any other keyword raises `TypeError`.
 
         Raises:

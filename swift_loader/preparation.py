@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from swift_loader.executors.local_builder import dataset_of
-from swift_loader.executors.processes import Starter, make_starter, may_share, warm_up
+from swift_loader.executors.processes import Starter, make_starter, warm_up
 from swift_loader.interrupts import run_finalizer
 from swift_loader.options import Options
 from swift_loader.sampling.plan import PlanSettings
@@ -30,7 +30,7 @@ class Preparation:
         self._close_supervisor: weakref.finalize[Any, Any] | None = None
         delivery = options.delivery
         num_local = delivery.num_workers if delivery.executor is None else delivery.num_local
-        if num_local and not may_share(options.workers, options.sampling.world_size):
+        if num_local:
             warm_up(options.workers.start_method, options.workers.modules)
 
     def use_options(self, options: Options) -> None:

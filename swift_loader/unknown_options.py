@@ -44,6 +44,8 @@ _INSTEAD = {
     "world_size": "give nb_consumer, or leave it out to use the world size of torch.distributed or the launcher",
     "rank": "call loader.start(rank), or leave it out to use the rank in torch.distributed or the launcher",
     "consumer_index": "call loader.start(consumer_index)",
+    # Removed; until 0.3
+    "share_dataset": "leave it out: each rank has a dataset of its own. Give memory-mapped data, which ranks share",
     # Parameters of start(), and names from other loaders
     "device": "call loader.start(device=...)",
     "to_device": "call loader.start(device=..., to_device=...)",

@@ -18,12 +18,12 @@ from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
+from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 if TYPE_CHECKING:
     from swift_loader.executors.group.leader import GroupLeader
 
-__all__ = ["Starter", "can_fork", "make_executor", "make_starter", "may_share", "warm_up"]
+__all__ = ["Starter", "can_fork", "make_executor", "make_starter", "warm_up"]
 
 PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""
@@ -86,15 +86,6 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
         from swift_loader.executors.process.roots import ROOTS
 
         ROOTS.warm(modules)
-
-
-def may_share(options: WorkerOptions, world_size: int | None) -> bool:
-    """Return whether ranks may share a template. Then this process needs nothing of its own before it has asked."""
-    if options.start_method.on(PLATFORM) is not StartMethod.TEMPLATE:
-        return False
-    from swift_loader.executors.process.template_sharing import why_own
-
-    return not why_own(options, world_size)
 
 
 def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> Starter:

@@ -34,7 +34,7 @@ MAX_FILE_BYTES = 1 << 30
 """No message is longer: 100 million indices fit. A longer one is a mistake, such as a dataset in a dataset's state."""
 
 _MAX_DESCRIPTORS = 4
-"""A rank that joins a shared template sends four: the channel, stdout, stderr, and the pipe for traces."""
+"""A request to fork has three: the channel, stderr, and the pipe for stacks. A long message has its file besides."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 _MARK = struct.Struct("<12sQ")

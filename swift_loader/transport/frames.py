@@ -53,8 +53,6 @@ class Kind(IntEnum):
     ENDED = 33  # the same: no more batches come, for this reason
     TAKEN = 34  # rank that shares batches -> rank that loads: it has taken this one; these slots are free
     AWAITED = 35  # the same: it waits for this batch
-    JOIN = 36  # trainer -> keeper -> shared template: serve this rank at the attached channel, too
-    MEMBER = 37  # trainer -> shared template: the rank's plan and environment; the payload is attached
 
 
 _KINDS = {int(kind): kind for kind in Kind}

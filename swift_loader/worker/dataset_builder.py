@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.messages import FailureStage, Identity, Verdicts
@@ -21,7 +19,6 @@ from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import (
     Rebuild,
-    SampleCheck,
     check_samples,
     check_samples_in_fork,
     chosen_indices,
@@ -89,10 +86,6 @@ class DatasetBuilder:
         assert self._spec is not None, "the payload wasn't read"
         return self._spec
 
-    def use_plan(self, plan: PlanSettings) -> None:
-        """Begin with this plan instead of the payload's. Call it after `read`."""
-        self._spec = replace(self.spec, plan=plan)
-
     def read(self) -> None:
         """Import the dataset's modules and read the payload. A dataset that is an instance is rebuilt here."""
         sys.setrecursionlimit(max(sys.getrecursionlimit(), self._environment.recursion_limit))
@@ -122,13 +115,13 @@ class DatasetBuilder:
         self._dataset = self._spec = None
         self.definitions = Definitions()
 
-    def report(self, check: Callable[[Any, Sequence[int], Definitions], SampleCheck] = check_samples) -> BuildReport:
-        """Return the report about the dataset, with the checksums of some samples, which `check` returns.
+    def report(self) -> BuildReport:
+        """Return the report about the dataset, with the checksums of some samples.
 
         If workers will share the dataset, the samples are fetched in a fork: a sample may open files, which all forks
         of this process would then share.
         """
-        look = partial(check_samples_in_fork, check=check) if self.is_shared else check
+        look = check_samples_in_fork if self.is_shared else check_samples
         chosen = chosen_indices(self._num_samples) if self.spec.options.validate else []
         if not chosen:
             return self.report_length()

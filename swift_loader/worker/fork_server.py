@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -40,64 +37,26 @@ class Served(Protocol):
 class ForkServer:
     """Forks workers on request, reaps them, and reports how they ended."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        served: Served,
-        stack_dumper: StackDumper,
-        poll: select.poll | None = None,
-        drop: Callable[[], None] | None = None,
-    ) -> None:
-        """Make a server of one trainer.
-
-        Args:
-            channel: To the trainer.
-            served: What the workers get.
-            stack_dumper: The template's own.
-            poll: Where the server's descriptors are registered. Default: one of its own, for `serve`.
-            drop: Closes the template's own descriptors in a fork. Default: those of this server.
-        """
+    def __init__(self, channel: Channel, served: Served, stack_dumper: StackDumper) -> None:
         self._channel = channel
         self._stack_dumper = stack_dumper
         self._served = served
         self._children: dict[int, tuple[int, int]] = {}
         """pidfd -> (worker, pid)"""
-        self._poll = poll or select.poll()
+        self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
-        self._drop = drop or self.drop_descriptors
 
     def serve(self) -> None:
         """Handle requests and exits of workers; return when the trainer has closed the channel."""
         is_wanted = True
         while is_wanted:
             for descriptor, _ in self._poll.poll():
-                is_wanted = self.handle(descriptor) and is_wanted
+                if descriptor in self._children:
+                    self._reap(descriptor)
+                else:
+                    is_wanted = self._take_request() and is_wanted
         for _, pid in self._children.values():
             end_group(pid)
-
-    def handle(self, descriptor: int) -> bool:
-        """Handle a descriptor of the server that is ready. Return False if the trainer has closed the channel."""
-        if descriptor not in self._children:
-            return self._take_request()
-        self._reap(descriptor)
-        return True
-
-    def has(self, descriptor: int) -> bool:
-        """Return whether the descriptor is this server's."""
-        return descriptor in self._children or descriptor == self._channel.fileno()
-
-    def abandon(self) -> None:
-        """Kill the workers: their trainer is gone. They are reaped as they end."""
-        self._poll.unregister(self._channel.fileno())
-        self._channel.close()
-        for pidfd in self._children:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the trainer is gone, and all its workers."""
-        return self._channel.fileno() < 0 and not self._children
 
     def _take_request(self) -> bool:
         received = self._channel.receive()
@@ -113,7 +72,7 @@ class ForkServer:
         channel = Channel.from_descriptor(received.descriptors[0])
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
-            self._drop()
+            self._drop_descriptors()
             run_and_exit(partial(_be_worker, request.worker, channel, self._served, self._stack_dumper))
         stderr, traces = received.descriptors[1:]
         try:
@@ -131,7 +90,7 @@ class ForkServer:
         if pid == 0:
             die_with_parent(template_pid)
             lead_group()
-            self._drop()
+            self._drop_descriptors()
             os.dup2(stderr, 2)
             os.close(stderr)
             run_and_exit(partial(_be_worker, worker, channel, self._served, StackDumper(traces)))
@@ -141,7 +100,7 @@ class ForkServer:
         self._poll.register(pidfd, select.POLLIN)
         self._channel.send(Forked(worker, pid).pack(), [pidfd])
 
-    def drop_descriptors(self) -> None:
+    def _drop_descriptors(self) -> None:
         """Close the template's own descriptors. Those that modules opened stay open, because they may be in use."""
         self._channel.close()
         for descriptor in self._children:
@@ -154,8 +113,7 @@ class ForkServer:
         end_group(pid)
         _, status = os.waitpid(pid, 0)
         failpoint(Failpoint.TEMPLATE_REAPED)
-        if self._channel.fileno() >= 0:
-            self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
+        self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
 def _be_worker(worker: int, channel: Channel, served: Served, stack_dumper: StackDumper) -> int:

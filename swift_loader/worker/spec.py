@@ -11,14 +11,14 @@ from enum import Enum
 from types import FunctionType
 from typing import Any
 
-from swift_loader.checks import check_callable, check_choice, check_flag, option, option_or
+from swift_loader.checks import check_callable, check_choice, check_flag, option
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.by_value import is_importable
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["ShareDataset", "StartMethod", "WorkerOptions", "WorkerSpec", "length_of", "modules_of"]
+__all__ = ["StartMethod", "WorkerOptions", "WorkerSpec", "length_of", "modules_of"]
 
 
 class StartMethod(str, Enum):
@@ -36,23 +36,6 @@ class StartMethod(str, Enum):
     def on(self, platform: str) -> StartMethod:
         """Return the method that is used on a platform, as `sys.platform` names it."""
         return self if platform == "linux" else StartMethod.PORTABLE
-
-
-class ShareDataset(Enum):
-    """Whether ranks share a template, and with it the dataset."""
-
-    AUTO = "auto"
-    """Ranks of one run that a launcher started on one machine do."""
-    ALWAYS = True
-    """All processes of a user on one machine do, if their datasets are equal."""
-    NEVER = False
-
-
-def _check_sharing(name: str, value: Any) -> ShareDataset:
-    for choice in ShareDataset:
-        if value is choice.value or (isinstance(value, str) and value == choice.value):
-            return choice
-    raise ValueError(f"{name}={value!r} is unknown; it must be 'auto', True or False")
 
 
 def _as_given(_name: str, value: Any) -> Any:
@@ -86,8 +69,6 @@ class WorkerOptions:
     """True: each worker builds its own dataset after the fork."""
     torch: TorchMode | None = None
     """How to do as torch's DataLoader does; None in SwiftLoader. No public option."""
-    share_dataset: ShareDataset = option_or(ShareDataset.NEVER, "share_dataset", _check_sharing)
-    """Only SwiftLoader has this option."""
 
     def __post_init__(self) -> None:
         _check_dataset(self.dataset_class, self.dataset_kwargs, self.dataset)

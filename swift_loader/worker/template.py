@@ -32,7 +32,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import FailureStage, NewPlan
+from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
@@ -222,9 +222,6 @@ class _OneDataset:
     def answer(self, received: Received) -> bytes:
         """Return the answer to a message."""
         frame = unpack_frame(received.data)
-        if frame.kind is Kind.PLAN:
-            self._dataset_builder.use_plan(NewPlan.unpack(frame).settings)
-            return b""
         if frame.kind is not Kind.RECHECK or self._reported is None:
             raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
         return self._dataset_builder.judge(self._reported).pack()

@@ -21,7 +21,6 @@ from random import Random
 
 from swift_loader import SwiftLoader
 from swift_loader.executors.process.executor import ProcessExecutor
-from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.scheduler.restarts import TEMPLATE
 
@@ -61,9 +60,7 @@ class Killer:
         self._dispatcher = loader._session.dispatcher
         assert isinstance(self._dispatcher._executor, ProcessExecutor)
         self._scheduler = self._dispatcher._scheduler
-        supervisor = self._dispatcher._executor._supervisor
-        assert isinstance(supervisor, Supervisor)
-        self._supervisor = supervisor
+        self._supervisor = self._dispatcher._executor._supervisor
         self._aims, self._rng, self._pause_s = aims, rng, pause_s
         self._stop = threading.Event()
         self._is_done = threading.Event()

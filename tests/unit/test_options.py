@@ -116,7 +116,6 @@ def test_more_workers_than_any_machine_runs_are_refused_at_once(value: int) -> N
         *(("timeout", value, ValueError) for value in (-1, -0.5, float("nan"), float("-inf"))),
         *((name, value, TypeError) for name in ("max_errors", "timeout") for value in ("5", True, [5])),
         ("benchmark_file", 3, TypeError),
-        *(("share_dataset", value, ValueError) for value in ("always", 1, 0, None)),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name_and_value(

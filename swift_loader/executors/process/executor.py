@@ -22,7 +22,7 @@ from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
-from swift_loader.executors.process.supervision import Supervision
+from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.notices import warn
@@ -55,7 +55,7 @@ class ProcessExecutor:
 
     def __init__(
         self,
-        supervisor: Supervision,
+        supervisor: Supervisor,
         metrics: Metrics,
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
@@ -94,8 +94,6 @@ class ProcessExecutor:
         templates = supervisor.templates
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")
-        if templates.description:
-            self._log(templates.description)
         plan = Plan.of(num_samples, supervisor.spec.plan)
         explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)

@@ -27,9 +27,6 @@ __all__ = ["Launch", "Conditions"]
 _PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.{} import main; main()"
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
 
-_DETACHED = "import os; os.fork() and os._exit(0); os.setsid(); " + _PROGRAM
-"""Becomes a process that isn't the trainer's child, in a session of its own: what ends the trainer must not end it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -68,16 +65,10 @@ class Launch:
         """Start an interpreter as a root. It gets copies of the descriptors."""
         return self._start("root", channel, channel, stderr)
 
-    def start_keeper(self, listener: int) -> None:
-        """Start an interpreter as a keeper, which isn't a child of this process. It gets a copy of the descriptor."""
-        self._start("keeper", listener, listener, None, _DETACHED).wait()
-
-    def _start(
-        self, program: str, channel: int, traces: int, stderr: int | None, code: str = _PROGRAM
-    ) -> subprocess.Popen[bytes]:
+    def _start(self, program: str, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
         numbers = [str(number) for number in (channel, os.getpid(), traces)]
         return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [*self.command, "-c", code.format(program), *numbers, *self.path],
+            [*self.command, "-c", _PROGRAM.format(program), *numbers, *self.path],
             stdin=subprocess.DEVNULL,
             stdout=None if self.has_stdout else subprocess.DEVNULL,
             stderr=stderr,

@@ -189,10 +189,7 @@ class Supervisor:
             stop_processes(worker.process.pidfd for worker in workers.values())
             for template in templates:
                 template.request_exit()
-            stop_processes(template.pidfd for template in templates if template.shared is None)
-            for template in templates:
-                if template.shared is not None:
-                    template.shared.wait_left()
+            stop_processes(template.pidfd for template in templates)
         finally:
             self._thread.end()
 

@@ -17,7 +17,6 @@ from swift_loader.errors import ProtocolError
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.shared_template import SharedTemplate
 from swift_loader.executors.process.worker_process import WorkerProcess, is_readable
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
@@ -37,14 +36,8 @@ _EXIT_WAIT_S = 0.5
 class TemplateProcess:
     """A process that holds the dataset: a fresh interpreter, or a fork of the trainer."""
 
-    def __init__(self, start: Start, shared: SharedTemplate | None = None) -> None:
-        """Start the process.
-
-        Args:
-            start: Starts it.
-            shared: The same, if it also serves other ranks. Owned from now on.
-        """
-        self.shared = shared
+    def __init__(self, start: Start) -> None:
+        """Start the process."""
         self.diagnostics = Diagnostics()
         try:
             self._channel, theirs = Channel.pair()
@@ -63,21 +56,16 @@ class TemplateProcess:
         """Its workers that were claimed, by serial number."""
         self._unclaimed: dict[int, WorkerProcess] = {}
         self._requested: dict[int, Diagnostics] = {}
-        self._payload = -1
-        """The payload that a shared one has built, which it sends with its answer."""
         self.pidfd = -1
         FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            if shared is not None and shared.greeting is not None:  # before it joins: the template never waits for it
-                message, descriptor = shared.greeting
-                self._channel.send(message, [descriptor])
             with FORKS.starting:
                 self._process = start(theirs.fileno(), traces, stderr)
             try:
-                self.pidfd = open_pidfd(self._process.pid) if shared is None else shared.open_pidfd()
+                self.pidfd = open_pidfd(self._process.pid)
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
                 self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
@@ -97,32 +85,15 @@ class TemplateProcess:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that it owns, apart from those of its diagnostics; -1 for those that are closed."""
-        return [self.pidfd, self._payload, self._channel.fileno()]
+        return [self.pidfd, self._channel.fileno()]
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the template has sent something."""
         return self._channel.fileno()
 
-    def why_refused(self) -> str:
-        """Return why the ranks can't share this template, once it is gone; empty if it isn't for that."""
-        if self.shared is not None and self.is_gone and self.answer is None:
-            self.wait_exit_code()
-        return "" if self.shared is None else self.shared.refusal
-
     def ask_for_stacks(self) -> str:
-        """Return the Python stacks of its threads, or why there are none. Blocks for half a second at most. Any thread.
-
-        A shared template answers the first rank only.
-        """
-        silent = "C code holds the GIL" if self.shared is None else "C code holds the GIL, or another rank shows them"
-        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, silent=silent)
-
-    def put_payload(self, descriptor: int) -> None:
-        """Make the descriptor of an equal payload one of the payload that a shared template has built."""
-        payload, self._payload = self._payload, -1
-        if payload >= 0:
-            os.dup2(payload, descriptor, inheritable=False)
-            os.close(payload)
+        """Return its Python stacks, or why there are none. Blocks for half a second at most. Any thread."""
+        return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, silent="C code holds the GIL")
 
     def send_payload(self, layout: PayloadLayout, descriptor: int) -> None:
         """Send the template what to build. It gets its own copy of the descriptor."""
@@ -174,7 +145,7 @@ class TemplateProcess:
 
         Also ends the processes that the dataset started in it.
         """
-        if self._process.returncode is None and is_readable(self.pidfd) and self.shared is None:
+        if self._process.returncode is None and is_readable(self.pidfd):
             end_group(self.pid)
         try:
             exit_code = self._process.wait(_EXIT_WAIT_S)
@@ -190,25 +161,17 @@ class TemplateProcess:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def request_exit(self) -> None:
-        """Tell the template to exit, or a shared one that this rank leaves. Idempotent and thread-safe."""
+        """Tell the template to exit. Idempotent and thread-safe."""
         self._channel.shutdown()
-        if self.shared is not None:
-            self.shared.begin_to_leave()
 
     def forget(self, serial: int) -> None:
         """Remove a worker that is gone."""
         self._workers.pop(serial, None)
 
     def close(self) -> None:
-        """Close everything except claimed workers, which their owner closes.
-
-        The process must have ended. A shared one may serve others, and this rank must have left it.
-        """
+        """Close everything except claimed workers, which their owner closes. The process must have ended."""
         self._channel.close()
-        if self.shared is None:
-            self.wait_exit_code()
-        else:
-            self.shared.leave()
+        self.wait_exit_code()
         self.diagnostics.close()
         for process in self._unclaimed.values():
             process.close()
@@ -244,7 +207,6 @@ class TemplateProcess:
                 process.exit_code = exited.exit_code
         elif frame.kind is Kind.BUILT:
             self.answer = Built.unpack(frame)
-            (self._payload,) = descriptors or (-1,)
         elif frame.kind is Kind.FAILURE:
             self.answer = Failure.unpack(frame)
         elif frame.kind is Kind.RECHECKED:

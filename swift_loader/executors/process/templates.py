@@ -19,16 +19,14 @@ from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
-from swift_loader.executors.process.shared_template import SharedTemplate
 from swift_loader.executors.process.template import TemplateProcess
-from swift_loader.executors.process.template_sharing import TemplateSharing
 from swift_loader.executors.process.template_starts import TemplateStarts
 from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.executors.wording import Wording
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.messages import Failure
-from swift_loader.transport.payload import PayloadLayout, modules_of, same_payload
+from swift_loader.transport.payload import Environment, PayloadLayout, modules_of, same_payload, write_payload
 from swift_loader.transport.template_messages import Built
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
@@ -66,7 +64,6 @@ class Templates:
         self._wording = wording
         self._payload: tuple[PayloadLayout, int] | None = None
         """The payload and its descriptor, kept so that each later template gets the same."""
-        self.sharing = TemplateSharing(spec)
         self._starts: TemplateStarts | None = None
         """Starts interpreters, or forks of the root."""
         self._fork: TrainerFork | None = None
@@ -101,16 +98,9 @@ class Templates:
         launch = Launch.of_this_process()
         starts = TemplateStarts(launch, self.spec.modules, self.spec.options.start_method)
         try:
-            if self.sharing.why_own:
-                starts.ask_ahead()
-            layout, descriptor, self.definitions = self.sharing.write_payload()
+            starts.ask_ahead()
+            layout, descriptor, self.definitions = self._write_payload()
         except BaseException:
-            starts.close()
-            raise
-        try:
-            self.sharing.meet(launch, (layout, descriptor))
-        except BaseException:
-            os.close(descriptor)
             starts.close()
             raise
         starts.need(modules_of(layout, descriptor))
@@ -128,11 +118,8 @@ class Templates:
         """Whether the template is a fork of the trainer."""
         return self.spec.options.start_method is StartMethod.FORK
 
-    @property
-    def description(self) -> str:
-        """A line for the log about the dataset; empty if there is nothing to say."""
-        shared = self.all[0].shared if self.all else None
-        return self.sharing.description if shared is None else f"ranks share the dataset of process {shared.pid}"
+    def _write_payload(self) -> tuple[PayloadLayout, int, Definitions]:
+        return write_payload(self.spec, Environment.of_this_process(self.spec.modules))
 
     def is_current(self) -> bool:
         """Return whether new templates would build the same. The dataset or the environment may have changed.
@@ -141,7 +128,7 @@ class Templates:
         """
         if self._starts is None or self._payload is None or not self._starts.is_current():
             return False
-        layout, descriptor, _ = self.sharing.write_payload()
+        layout, descriptor, _ = self._write_payload()
         try:
             return same_payload(self._payload, (layout, descriptor))
         finally:
@@ -172,15 +159,7 @@ class Templates:
         return built, time.monotonic() - began_s
 
     def add(self) -> TemplateProcess:
-        """Start a template, and let it build the dataset. A shared one has built it, or is gone."""
-        shared = None
-        if self._payload is not None:
-            shared = self.sharing.join(
-                self._thread, lambda shared: self._begin(shared.start, shared), self.remove, self._payload[1]
-            )
-        return shared or self._add_own()
-
-    def _add_own(self) -> TemplateProcess:
+        """Start a template, and let it build the dataset."""
         blank = None
         if self._fork is not None:
             start: Start = self._fork.start
@@ -194,21 +173,15 @@ class Templates:
                 blank.close()  # it has started, or isn't wanted any more
         if self._payload is not None:
             template.send_payload(*self._payload)
-            self.sharing.tell_plan(template)
         return template
 
-    def _begin(self, start: Start, shared: SharedTemplate | None = None) -> TemplateProcess:
+    def _begin(self, start: Start) -> TemplateProcess:
         """Start a template, and listen to it."""
-        try:
-            with self._thread.lock:
-                self._thread.check_open()
-                with explaining_limits():
-                    template = TemplateProcess(start, shared)
-                self.all = (*self.all, template)
-        except BaseException:
-            if shared is not None:
-                shared.leave()
-            raise
+        with self._thread.lock:
+            self._thread.check_open()
+            with explaining_limits():
+                template = TemplateProcess(start)
+            self.all = (*self.all, template)
         self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
             self._thread.loop.watch(descriptor, lambda: self._listen_to(template))

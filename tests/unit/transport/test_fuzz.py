@@ -35,7 +35,6 @@ from swift_loader.transport.messages import (
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.reports import BuildReport, Verdict
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
-from swift_loader.transport.sharing_messages import Member
 from swift_loader.transport.task import Task
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
@@ -71,9 +70,8 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.ENDED: Ended(End.FAILED, "because"),
     Kind.TAKEN: Taken(9, BatchId(7, 1, 2), (3, 4), (5,)),
     Kind.AWAITED: Awaited(9, 7, 1, 3),
-    Kind.MEMBER: Member(PayloadLayout(4096, 100, 200, 300, 5), A_PLAN, 123, {"RANK": "1"}, frozenset({0, 3})),
 }
-BARE = [Kind.SKIPPED, Kind.RECHECK, Kind.JOIN]
+BARE = [Kind.SKIPPED, Kind.RECHECK]
 PICKLED = [kind for kind, message in EXAMPLES.items() if isinstance(message, PickledBody)]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]
