@@ -3,7 +3,7 @@
     python benchmarks/group.py [--rounds 3] [--batches 400] [--only CASE ...] [--json FILE]
 
 Each rank is a process with a `SwiftLoader` with two workers where it loads itself. "shared" is
-`start(rank=0, world_size=1)` in both: one rank has the workers, the other one maps the same memory. "independent" adds
+`start(rank=0, world_size=1)` in both: one rank has the workers, and broadcasts. "independent" adds
 `share_batches=False`. The loop copies each batch into a buffer of its own, as a copy to a device reads it, and does
 nothing else. "no copy" leaves that out.
 

@@ -67,15 +67,15 @@ class WorkerStalled(SwiftLoaderError, RuntimeError, TimeoutError):
 
 
 class RankDied(SwiftLoaderError, RuntimeError):
-    """The rank that loads the batches of this rank has ended, or has closed its loader. The message names both."""
+    """A rank that shares batches with this one has ended, or has closed its loader."""
 
 
 class RankMismatch(SwiftLoaderError, RuntimeError):
-    """Ranks that share batches take different ones. The message names both ranks, and where each of them is."""
+    """Ranks that share batches take different ones. The message names two ranks, and where each of them is."""
 
 
 class RankStalled(SwiftLoaderError, RuntimeError, TimeoutError):
-    """A rank waited for one that it shares batches with for more than `timeout` seconds. The message names both."""
+    """A rank waited for those that it shares batches with for more than `timeout` seconds."""
 
 
 class SharedMemoryFull(SwiftLoaderError, OSError):

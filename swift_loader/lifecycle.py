@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.device.target import Target, find_target
-from swift_loader.errors import LoaderClosed, WorkerStalled
-from swift_loader.executors.sharing import listen
+from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled
+from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.interrupts import run_finalizer
 from swift_loader.notices import warn
 from swift_loader.options import Options
@@ -30,7 +30,7 @@ from swift_loader.session import Session
 if TYPE_CHECKING:
     import torch
 
-    from swift_loader.executors.group.meeting import ConnectedGroup, Listener
+    from swift_loader.ranks.agreement import SameData
 
 __all__ = ["Lifecycle", "LoaderState"]
 
@@ -102,11 +102,14 @@ class Lifecycle:
             self._check_skips(ranks)
             target = find_target(device, to_device, dtype, pin_memory=self.options.delivery.pin_memory)
             is_made_here = self.options.maker.is_here()
-            with self._listening(ranks, shares_batches=choice.share_batches) as listener:
-                offer = None if listener is None else listener.offer
-                group = agree_on_run(self._run, ranks, self.options.facts(), is_made_here=is_made_here, offer=offer)
-                meeting = None if listener is None or group is None else listener.meet(group)
-            self.session = self._start_session(ranks, target, meeting)
+            group = agree_on_run(
+                self._run,
+                ranks,
+                self.options.facts(),
+                is_made_here=is_made_here,
+                shares_batches=self._may_share(ranks, wanted=choice.share_batches),
+            )
+            self.session = self._start_session(ranks, target, group)
         finally:
             self._end_start()
         self.session.seek(self._run)
@@ -138,38 +141,32 @@ class Lifecycle:
         if self.session is not None and options.delivery.in_flight.warning:
             warn(options.delivery.in_flight.warning)
 
-    @contextmanager
-    def _listening(self, ranks: Ranks, *, shares_batches: bool) -> Iterator[Listener | None]:
-        """Be found by ranks that need the same data, if there may be any and this one can share batches."""
-        delivery = self.options.delivery
-        if ranks.processes is None or len(ranks.processes) <= ranks.world_size or not shares_batches:
-            yield None
-            return
-        if not delivery.in_order:
+    def _may_share(self, ranks: Ranks, *, wanted: bool) -> bool:
+        """Return whether this rank shares batches with those that need the same data, if there are any."""
+        if ranks.processes is None or len(ranks.processes) <= ranks.world_size or not wanted:
+            return False
+        if not self.options.delivery.in_order:
             raise ValueError(
                 "ranks that need the same data share batches, which works in order only, but in_order=False; give "
                 "in_order=True, or start(share_batches=False)"
             )
-        can_share = delivery.uses_processes and delivery.executor is None  # an actor's memory can't be mapped
-        listener = listen(self.options.workers.start_method) if can_share else None
-        try:
-            yield listener
-        finally:
-            if listener is not None:
-                listener.close()
+        return True
 
-    def _start_session(self, ranks: Ranks, target: Target | None, meeting: ConnectedGroup | None) -> Session:
+    def _start_session(self, ranks: Ranks, target: Target | None, group: SameData | None) -> Session:
         """Return a session that runs, with a dataset of the same length on all ranks."""
         options, delivery = self.options, self.options.delivery
+        broadcast = None
         try:
+            if group is not None:
+                broadcast = Broadcast(group.store, group.ranks, group.rank, delivery.timeout_s)
             plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)
-            dataset = None if delivery.uses_processes else self.preparation.built_dataset()
-            if meeting is not None and not meeting.group.is_leader:
+            if broadcast is not None and not broadcast.is_leader:
                 self.preparation.close()
-                supervisor = None
+                dataset = supervisor = None
             else:
+                dataset = None if delivery.uses_processes else self.preparation.built_dataset()
                 supervisor = self.preparation.supervisor_for(plan)
             session = Session(
                 options,
@@ -178,16 +175,19 @@ class Lifecycle:
                 file_number=file_number(ranks),
                 dataset=dataset,
                 supervisor=supervisor,
-                meeting=meeting,
+                broadcast=broadcast,
             )
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
             self.preparation.hand_over()
             self.check_open("the loader was closed while it started")
             session.start()
         except BaseException as error:
+            if broadcast is not None and broadcast.is_leader and isinstance(error, Exception):
+                with suppress(SwiftLoaderError):  # this rank's own error matters more
+                    broadcast.send(START, error)
             self._release()
-            if meeting is not None:
-                meeting.close()
+            if broadcast is not None:
+                broadcast.close()
             report_failure(ranks, error)
             raise
         try:
@@ -260,7 +260,7 @@ class Lifecycle:
         The session keeps the error, whose traceback refers to the loop and so to this object. As long as the session
         waits for this object's end, neither would end. After a stall, the loop may wait again.
         """
-        if isinstance(error, (WorkerStalled, LoaderClosed)) or self.session is None or self.session.shares_batches:
+        if isinstance(error, (WorkerStalled, LoaderClosed)) or self.session is None:
             return
         if self._close_session is not None:
             self._failure = error

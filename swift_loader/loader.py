@@ -252,9 +252,9 @@ class SwiftLoader:
                 "cp" or "pp", get the same data.
             data_dims: Names of the mesh's dimensions whose ranks get different data. Default: they are known by their
                 names; a name that isn't known raises `ValueError`.
-            share_batches: True loads once for all ranks of a node that need the same data: one of them has workers,
-                the others map the same memory. They take the same batches in the same order. False: each rank loads
-                for itself. Only matters with `mesh`, or with `rank` and `world_size`.
+            share_batches: True loads once for all ranks that need the same data: one of them has workers, and
+                broadcasts each batch. They take the same batches in step. False: each rank loads for itself. Only
+                matters with `mesh`, or with `rank` and `world_size`.
 
         Raises:
             RuntimeError: The loader runs already; or there are several consumers and nothing says which one this is; or

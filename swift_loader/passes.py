@@ -106,11 +106,6 @@ class Passes:
         autotuner = self._autotuner
         return [] if autotuner is None else autotuner.describe()
 
-    def note_taken(self, epoch: int, step: int) -> None:
-        """Record that the loop is about to get a batch. Once for each."""
-        if self._lifecycle.session is not None:
-            self._lifecycle.session.note_taken(epoch, step)
-
     def note_delivery(self, delivered: Delivered, num_steps: int) -> None:
         """Record that the loop got this batch, and that `num_steps` steps of the epoch are done."""
         self._last = delivered

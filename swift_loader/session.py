@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
@@ -23,16 +23,16 @@ from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
+from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.executors.processes import Starter, make_executor
 from swift_loader.executors.setup import setup_of
-from swift_loader.executors.sharing import make_follower, make_leader
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.notices import warn
-from swift_loader.options import DeliveryOptions, Options
+from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.report.advice import SWIFT_LOADER
 from swift_loader.report.report import Report
@@ -45,11 +45,6 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerSpec
-
-if TYPE_CHECKING:
-    from swift_loader.executors.group.follower import GroupFollower
-    from swift_loader.executors.group.leader import GroupLeader
-    from swift_loader.executors.group.meeting import ConnectedGroup
 
 __all__ = ["OpenEpoch", "Session"]
 
@@ -80,7 +75,7 @@ class Session:
         file_number: int = 0,
         dataset: Any = None,
         supervisor: Starter | None = None,
-        meeting: ConnectedGroup | None = None,
+        broadcast: Broadcast | None = None,
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
 
@@ -91,13 +86,9 @@ class Session:
             file_number: Tells this process from others with the same options, in the names of files.
             dataset: The dataset, if batches are built in this process.
             supervisor: Starts the worker processes. The session owns it once it is made. None: there are none.
-            meeting: With the ranks that share batches with this one. The session owns it. None: there are no others.
+            broadcast: To the ranks that share batches with this one. The session owns it. None: there are no others.
         """
-        self._meeting = meeting
-        self._leader: GroupLeader | None = None
-        """Hands batches on, if this rank loads for others."""
-        self._follower: GroupFollower | None = None
-        """Gets batches, if another rank loads for this one."""
+        self._broadcast = broadcast
         self._options = options
         self._target = target
         self._settings = plan
@@ -121,8 +112,7 @@ class Session:
         self._at_close.callback(self._log.close)
         try:
             self.dispatcher = self._make_dispatcher(supervisor, dataset)
-        except BaseException as error:
-            self._give_up_sharing(error)
+        except BaseException:
             self._at_close.close()
             raise
 
@@ -138,35 +128,24 @@ class Session:
             num_workers=delivery.num_workers,
         )
         executor: Executor
-        # Page-locked memory can't be mapped privately, so what one rank writes into it would show on the others.
-        target = self._target if self._meeting is None else None
-        make_page_lock = target.make_page_lock if target is not None else None
+        make_page_lock = self._target.make_page_lock if self._target is not None else None
         on_segment = make_page_lock(self._notices.append).lock if make_page_lock is not None else None
-        if self._meeting is not None and not self._meeting.group.is_leader:
-            executor = self._follower = make_follower(self._meeting, spec, delivery, self.metrics)
-            settings = _settings_of_follower(delivery)
+        if self._broadcast is not None and not self._broadcast.is_leader:
+            executor = ReceivingExecutor(self._broadcast, spec, self.metrics)
+            settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
         elif supervisor is not None:
-            if self._meeting is not None:
-                self._leader = make_leader(self._meeting, supervisor.spec, delivery)
-            note = self._notices.append
-            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, note, self._leader)
+            executor = make_executor(supervisor, self.metrics, self._log.write, on_segment, self._notices.append)
         elif delivery.uses_threads:
             executor = ThreadExecutor(spec, delivery, self.metrics, dataset, self._notices.append)
         else:
             executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
-        dispatcher = Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
-        if self._leader is not None:
-            self._leader.on_awaited = dispatcher.serve_others
-        return dispatcher
+        return Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
 
-    def _give_up_sharing(self, error: BaseException) -> None:
-        """Free what was made to share batches. The other ranks get an error."""
-        if self._leader is not None:
-            self._leader.fail(error)
-            self._leader.close()
-        if self._follower is not None:
-            self._follower.close()
+    @property
+    def _loads(self) -> bool:
+        """Whether this rank loads its batches itself."""
+        return self._broadcast is None or self._broadcast.is_leader
 
     def _note_restart(self, notice: str) -> None:
         """Record that a process is replaced. Any thread."""
@@ -180,7 +159,7 @@ class Session:
         workers, delivery = self._options.workers, self._options.delivery
         try:
             self.dispatcher.start(
-                tries_out=workers.validate and delivery.num_workers > 0 and self._follower is None,
+                tries_out=workers.validate and delivery.num_workers > 0 and self._loads,
                 # Out of order, the trial batch would always be delivered first.
                 keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
                 skips=plan.skips,
@@ -189,6 +168,8 @@ class Session:
             with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
                 self.issue_warnings()  # what led to the error
             raise
+        if self._broadcast is not None and self._loads:
+            self._broadcast.send(START, self.dispatcher.num_samples)
         self.plan = Plan.of(self.dispatcher.num_samples, plan)
         seed = plan.order.seed
         self._log.write(
@@ -240,8 +221,7 @@ class Session:
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
-        if self._follower is None:  # else they are those of another rank
-            self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
+        self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
         self._options = options
         self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
@@ -252,8 +232,8 @@ class Session:
         """
         if not self._process.is_here():  # a fork of the trainer: everything here belongs to the parent
             return
-        if self._leader is not None:
-            self._leader.close()
+        if self._broadcast is not None:
+            self._broadcast.close()
         self.dispatcher.close()
         self._at_close.close()
 
@@ -279,32 +259,28 @@ class Session:
     def pull(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
         self.issue_warnings()
-        if self._leader is not None:
-            try:
-                self._leader.await_others(self._options.delivery.stall_warning_s, self._options.delivery.timeout_s)
-            except SwiftLoaderError as error:
-                return Delivery(None, 0, 0, error=error)
         delivery = self.dispatcher.next_batch()
+        if self._broadcast is not None and self._broadcast.is_leader:
+            delivery = self._hand_on(delivery, self._broadcast)
         if isinstance(delivery.error, SwiftLoaderError):
             self.issue_warnings()  # the warnings that led to the error
         return delivery
 
-    @property
-    def shares_batches(self) -> bool:
-        """Whether other ranks get this one's batches, or it gets theirs: they hear of a failure from this session."""
-        return self._meeting is not None
-
-    def note_taken(self, epoch: int, step: int) -> None:
-        """Record that the loop is about to get a batch, for the ranks that share batches. Loop's thread."""
-        shared = self._leader or self._follower
-        if shared is not None:
-            shared.note_taken(epoch, step)
+    def _hand_on(self, delivery: Delivery, broadcast: Broadcast) -> Delivery:
+        """Give a batch, or the error in its place, to the ranks that share it. Blocks until they want it."""
+        place = ANYWHERE if delivery.work is None else (delivery.epoch, delivery.step)
+        content = delivery.batch if delivery.error is None else delivery.error
+        try:
+            broadcast.send(place, content, delivery.failures)
+        except SwiftLoaderError as error:
+            return Delivery(None, delivery.epoch, delivery.step, error=delivery.error or error)
+        return delivery
 
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Say what would help, if it waited. Loop's thread."""
         self.dispatcher.end_pass()
         is_auto = self._options.delivery.is_auto  # then it does what it would say
-        if self.plan.settings.rank == 0 and self._follower is None and not is_auto:
+        if self.plan.settings.rank == 0 and self._loads and not is_auto:
             self._teller.tell(self.metrics.elapsed_s, self.observations)
 
     def observations(self) -> Observations:
@@ -334,17 +310,16 @@ class Session:
     def _setup(self) -> Setup:
         """Return what there is now."""
         delivery = self._options.delivery
-        setup = setup_of(
+        return setup_of(
             delivery,
             num_workers=delivery.num_workers,
             batch_size=self._options.sampling.batch_size,
             has_device=self._target is not None,
         )
-        return replace(setup, loading_rank=None if self._follower is None else self._follower.loading_rank)
 
     def is_ready(self) -> bool:
         """Return whether `pull` would return without blocking. Loop's thread."""
-        return (self._leader is None or self._leader.may_go_on) and self.dispatcher.is_ready()
+        return self._broadcast is None and self.dispatcher.is_ready()
 
     def move(self, delivery: Delivery, transfer: Transfer) -> Any:
         """Return a batch on the device. Loop's thread."""
@@ -370,14 +345,3 @@ class Session:
     def __repr__(self) -> str:
         settings = self._settings
         return f"<Session rank {settings.rank} of {settings.world_size}, {self.dispatcher!r}>"
-
-
-def _settings_of_follower(delivery: DeliveryOptions) -> SchedulerSettings:
-    """Return the settings for one worker that is another rank, which is neither killed nor replaced."""
-    num_ahead = delivery.limits.max_in_flight
-    return SchedulerSettings(
-        Limits(num_ahead, num_ahead, num_ahead, in_order=delivery.in_order),
-        stall_warning_s=delivery.stall_warning_s,
-        timeout_s=delivery.timeout_s,
-        replaces_stalled=False,
-    )

@@ -282,14 +282,6 @@ class Dispatcher:
             error.__cause__ = interrupt
             self._driver.fail(error)
 
-    def serve_others(self) -> None:
-        """Have the threads receive while the loop is elsewhere, because others wait for its batches. Any thread."""
-        receivers = self._receivers
-        if receivers is None:
-            return
-        receivers.is_awaited = True  # first: if the loop is here, it hands over when it leaves
-        self._hand_over_if_idle()
-
     def _hand_over_if_idle(self) -> None:
         """Have the threads receive if the loop is elsewhere. Any thread."""
         if self._loop_lock.acquire(blocking=False):

@@ -67,8 +67,6 @@ class Receivers:
         self.inbox = inboxes[0]
         """The loop's."""
         self._receive, self._on_failure = receive, on_failure
-        self.is_awaited = False
-        """Whether others wait for what is received. Any thread sets it, for the next `leave`."""
         self._on_absence = on_absence
         looks = (self._look, None)
         self._threads = [
@@ -115,8 +113,7 @@ class Receivers:
         absence_ns = max(0, entered_ns - self._left_ns)
         self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
         self._left_ns = left_ns
-        if is_epoch_over or self.is_awaited or self._absence_ns > SHORT_ABSENCE_NS:
-            self.is_awaited = False
+        if is_epoch_over or self._absence_ns > SHORT_ABSENCE_NS:
             self.hand_over()
 
     def hand_over(self) -> None:

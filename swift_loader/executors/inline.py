@@ -55,7 +55,8 @@ class InlineExecutor:
         self._metrics = metrics
         self._batch_decoder = batch_decoder
         self._dataset = dataset
-        self._builder: LocalBuilder | None = None
+        self._builder: Any = None
+        """What `_build` builds with; None while it is closed."""
         self._first_plan: Plan | None = None
         self._current: tuple[int, Plan | None] = (0, None)
         """The generation whose batches are needed, and its plan."""

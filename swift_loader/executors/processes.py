@@ -21,7 +21,7 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
 if TYPE_CHECKING:
-    from swift_loader.executors.group.leader import GroupLeader
+    pass
 
 __all__ = ["Starter", "can_fork", "make_executor", "make_starter", "warm_up"]
 
@@ -121,7 +121,6 @@ def make_executor(
     log: Callable[[str], None],
     on_segment: Callable[[Segment], None] | None = None,
     note: Callable[[str], None] | None = None,
-    group: GroupLeader | None = None,
 ) -> Executor:
     """Return the executor of a starter's processes. It owns the starter.
 
@@ -131,7 +130,6 @@ def make_executor(
         log: Writes a line to the log.
         on_segment: See `ProcessExecutor`.
         note: Gets warnings for the user that come while the loop runs, on any thread. None: the log gets them.
-        group: Gets the batches, too. Only worker processes of this machine can have one.
     """
     from swift_loader.executors.portable.executor import PortableExecutor
     from swift_loader.executors.portable.supervisor import PortableSupervisor
@@ -142,7 +140,7 @@ def make_executor(
     from swift_loader.executors.process.supervisor import Supervisor
 
     if isinstance(starter, Supervisor):
-        return ProcessExecutor(starter, metrics, log, on_segment, group)
+        return ProcessExecutor(starter, metrics, log, on_segment)
     from swift_loader.executors.ray.executor import ActorExecutor
     from swift_loader.executors.ray.mixed import MixedExecutor, MixedStarter
     from swift_loader.executors.ray.supervisor import RaySupervisor

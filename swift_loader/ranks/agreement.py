@@ -6,10 +6,10 @@ and no stream, can't interfere with the user's own collectives, and raises an er
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from typing import Any, NamedTuple
 
 from swift_loader.notices import warn
-from swift_loader.ranks.group import Group, Member, Offer
 from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
@@ -19,15 +19,26 @@ __all__ = ["agree_on_length", "agree_on_run", "agree_on_seed", "report_failure"]
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
 _PROCESS = "rank"
-_NODE, _PID, _ADDRESS = "node", "pid", "address"
-_MAY_DIFFER = (_CLOCK, _INDEX, _PROCESS, _NODE, _PID, _ADDRESS)
+_STORE = "store"
+_MAY_DIFFER = (_CLOCK, _INDEX, _PROCESS, _STORE)
 
 _LENGTH = "len(dataset)"
 
 
+class SameData(NamedTuple):
+    """The ranks that share batches: at least two that need the same data."""
+
+    ranks: tuple[int, ...]
+    """Their numbers in torch.distributed. The first one loads."""
+    rank: int
+    """This one's."""
+    store: Any
+    """Of torch.distributed, with names that only these ranks use, and only once."""
+
+
 def agree_on_run(
-    run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool, offer: Offer | None = None
-) -> Group | None:
+    run: Run, ranks: Ranks, options: Facts, *, is_made_here: bool, shares_batches: bool = False
+) -> SameData | None:
     """Check that all ranks have the same run and options. Without a chosen seed, give them rank 0's.
 
     Args:
@@ -36,10 +47,10 @@ def agree_on_run(
         options: The options that must be equal on all ranks.
         is_made_here: True if this process made the loader, False if it got the loader from another process, as by
             pickle or fork.
-        offer: What this rank says to those that need the same data. None: it shares no batches.
+        shares_batches: Whether this rank may share batches with those that need the same data.
 
     Returns:
-        The ranks that share batches with this one. None if there are no others.
+        This rank and those that share batches with it. None if there are no others.
 
     Raises:
         ValueError: The ranks have different options, or each has drawn its own seed.
@@ -57,29 +68,27 @@ def agree_on_run(
         "skipped": str(run.skips.to_list()),
         _CLOCK: order.seed,
     }
-    if offer is not None:
-        facts |= {_NODE: offer.node, _PID: offer.pid, _ADDRESS: offer.address}
+    if shares_batches:
+        facts[_STORE] = f"swift_loader/{uuid.uuid4().hex}"
     answers = _exchange(ranks, facts)
     if answers is not None:
         _check_equal(answers)
         run.take_seed(int(answers[0][_CLOCK]))
-        return None if offer is None else _group_of(answers, ranks, offer)
+        return _same_data(answers, ranks) if shares_batches else None
     if is_made_here and not run.has_own_seed:
         _refuse_own_seeds(run, ranks)
     return None
 
 
-def _group_of(answers: list[Facts], ranks: Ranks, offer: Offer) -> Group | None:
-    """Return the ranks with the same data on this node that also share batches. None if there are no others."""
-    members = [
-        Member(int(answer[_PROCESS]), Offer(str(answer[_NODE]), int(answer[_PID]), str(answer[_ADDRESS])))
-        for answer in answers
-        if answer[_INDEX] == ranks.rank and answer.get(_NODE) == offer.node
-    ]
-    if len(members) == 1:
+def _same_data(answers: list[Facts], ranks: Ranks) -> SameData | None:
+    """Return the ranks with the same data that share batches. None if there are no others."""
+    stores = {int(one[_PROCESS]): str(one[_STORE]) for one in answers if one[_INDEX] == ranks.rank and _STORE in one}
+    distributed = torch_distributed()
+    if len(stores) == 1 or distributed is None:
         return None
-    [process] = [member.process for member in members if member.offer == offer]
-    return Group(tuple(sorted(members, key=lambda member: member.process)), process)
+    members = tuple(sorted(stores))
+    store = distributed.PrefixStore(stores[members[0]], _default_store(distributed))
+    return SameData(members, distributed.get_rank(), store)
 
 
 def agree_on_length(ranks: Ranks, num_samples: int) -> None:
@@ -143,10 +152,15 @@ def _join(ranks: Ranks, facts: Facts) -> Rendezvous | None:
         return None  # several processes form one consumer, as with tensor parallelism, but may not all have a loader
     processes = everyone if ranks.processes is None else ranks.processes
     name = "" if len(processes) == len(everyone) else f"ranks {','.join(map(str, processes))}"
-    # Private, but stable since torch 1.8, and other libraries use it for the same purpose.
-    store: Any = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
     process = distributed.get_rank()
-    return Rendezvous.join(store, process, processes, {**facts, _INDEX: ranks.rank, _PROCESS: process}, name)
+    return Rendezvous.join(
+        _default_store(distributed), process, processes, {**facts, _INDEX: ranks.rank, _PROCESS: process}, name
+    )
+
+
+def _default_store(distributed: Any) -> Any:
+    # Private, but stable since torch 1.8, and other libraries use it for the same purpose.
+    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001
 
 
 def _exchange(ranks: Ranks, facts: Facts) -> list[Facts] | None:

@@ -47,12 +47,6 @@ class Kind(IntEnum):
     STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch
     IDENTITY = 24  # trainer -> worker: which of the n workers it is
-    WELCOME = 30  # rank that loads -> rank that shares its batches: the dataset is built
-    PUSH = 31  # the same: a batch, or what came in its place
-    DROPPED = 32  # the same: batches that it won't take
-    ENDED = 33  # the same: no more batches come, for this reason
-    TAKEN = 34  # rank that shares batches -> rank that loads: it has taken this one; these slots are free
-    AWAITED = 35  # the same: it waits for this batch
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -51,7 +51,7 @@ def capacity_for(nbytes: int) -> int:
 class Segment:
     """A mapping of shared memory in this process. It is unmapped when its last reference is gone."""
 
-    __slots__ = ("__weakref__", "_unmap", "address", "before_unmapping", "memory", "nbytes", "renew")
+    __slots__ = ("__weakref__", "_unmap", "address", "before_unmapping", "memory", "nbytes")
 
     def __init__(self, address: int, nbytes: int, unmap: Callable[[], object]) -> None:
         """Own a mapping. `unmap` ends it; it may run on any thread, and while the interpreter exits."""
@@ -61,8 +61,6 @@ class Segment:
 
         If it returns False, the memory stays mapped until the process ends.
         """
-        self.renew: Callable[[Segment], None] | None = None
-        """Discards what this process has written, if that stays in it. Called before each batch. None: nothing does."""
         self.nbytes = nbytes
         self.address = address
         """Start address in this process: a multiple of the page size, as are the lengths from `capacity_for`."""

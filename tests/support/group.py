@@ -17,6 +17,7 @@ LIMIT_S = 120.0
 PRELUDE = """
     import faulthandler, hashlib, json, os, signal, sys, threading, time, warnings
     from datetime import timedelta
+    from functools import partial
     import numpy as np
     import torch
     import torch.distributed as dist

@@ -45,7 +45,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
 if TYPE_CHECKING:
-    from swift_loader.executors.group.leader import GroupLeader
+    pass
 
 __all__ = ["ProcessExecutor"]
 
@@ -59,7 +59,6 @@ class ProcessExecutor:
         metrics: Metrics,
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
-        group: GroupLeader | None = None,
     ) -> None:
         """Make an executor that isn't started.
 
@@ -69,13 +68,11 @@ class ProcessExecutor:
             log: Writes a line to the log.
             on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
                 calls it.
-            group: Hands batches on to other ranks. None: there are no others.
         """
         self._supervisor = supervisor
         self._metrics = metrics
         self._log = log
         self._on_segment = on_segment
-        self._group = group
         self._running: RunningWorkers[AnyHandle] | None = None
         self._inboxes: Inboxes | None = None
         """Made with the running workers."""
@@ -98,11 +95,7 @@ class ProcessExecutor:
         explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
         batches = BatchReader(templates.definitions, options.batch_decoder)
         resumes = ResumePoints()
-        reader = MessageReader(
-            batches, templates.datasets, explainer, self._metrics, self._on_segment, resumes, self._group
-        )
-        if self._group is not None:
-            self._group.welcome(num_samples, templates.definitions)
+        reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment, resumes)
         self._running = RunningWorkers(
             lambda: supervisor.workers.all,
             plan,
@@ -169,8 +162,6 @@ class ProcessExecutor:
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
         self.running.use_plan(generation, plan, resume)
-        if self._group is not None:
-            self._group.use_plan(generation, plan.settings)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on."""
@@ -212,10 +203,7 @@ class ProcessExecutor:
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        error = self.running.error_of(cause)
-        if self._group is not None and not isinstance(cause, Stall):  # after a stall, the loop may go on
-            self._group.fail(error)
-        return error
+        return self.running.error_of(cause)
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""

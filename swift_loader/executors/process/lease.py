@@ -49,10 +49,6 @@ class LeasedMemory(np.ndarray[Any, np.dtype[np.uint8]]):
         self._stamp = FORKS.stamp
         self._book, self._slot, self._segment = book, slot, segment
 
-    def retire(self) -> None:
-        """Have the slot never written again: a fork of another process may use it still."""
-        self._stamp = object()
-
     def __del__(self, _forks: Forks = FORKS) -> None:  # bound here: at exit, the module's names may be gone
         if self._book is not None:  # None: a view that the user made of the lease itself
             self._book.release(self._slot, is_shared=_forks.may_have_seen(self._stamp))

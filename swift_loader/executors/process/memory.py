@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.base import Lease
-from swift_loader.executors.process.lease import LeaseBook, LeasedMemory
+from swift_loader.executors.process.lease import LeaseBook
 from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import MAX_SLOTS_PER_TASK
@@ -76,28 +76,13 @@ class WorkerMemory:
         segment = self.segment_of(batch)
         if segment is None:
             return np.empty(0, np.uint8), None
-        used = _fresh(segment, batch)
+        used = min(batch.used_nbytes, segment.nbytes) or segment.nbytes
         if (used <= MAX_COPIED_BYTES and used * MIN_WASTE <= segment.nbytes) or self._leases.is_full:
             copied: NDArray[np.uint8] = segment.array()[:used].copy()
             self._leases.release(batch.slot)
             return copied, None
         memory = self._leases.lease(batch.slot, segment, used)
         return memory, self._leases.lease_of(batch.slot)
-
-    def share(self, batch: Batch) -> tuple[NDArray[np.uint8], Lease | None, LeasedMemory | None]:
-        """Return the same, and the memory as others keep it: the slot is in use until both are gone.
-
-        The last one is None if the batch is in the message.
-        """
-        segment = self.segment_of(batch)
-        if segment is None:
-            return np.empty(0, np.uint8), None, None
-        is_full, used = self._leases.is_full, _fresh(segment, batch)
-        memory = self._leases.lease(batch.slot, segment, used)
-        if is_full:
-            copied: NDArray[np.uint8] = segment.array()[:used].copy()
-            return copied, None, memory
-        return memory, self._leases.lease_of(batch.slot), memory
 
     def discard(self, batch: Batch) -> None:
         """Free the slot of a batch that nobody needs any more."""
@@ -136,10 +121,3 @@ class WorkerMemory:
 
     def __repr__(self) -> str:
         return f"<WorkerMemory of {len(self._segments)} segments, {self._leases!r}>"
-
-
-def _fresh(segment: Segment, batch: Batch) -> int:
-    """Return how many bytes of a slot a new batch fills. What this process wrote to the batch before is gone."""
-    if segment.renew is not None:
-        segment.renew(segment)
-    return min(batch.used_nbytes, segment.nbytes) or segment.nbytes

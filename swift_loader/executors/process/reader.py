@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox, Outcome
@@ -12,8 +11,6 @@ from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
-from swift_loader.executors.process.lease import LeasedMemory
-from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.interrupts import is_interrupt
@@ -33,36 +30,7 @@ from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone
 from swift_loader.transport.segments import Segment
 
-__all__ = ["MessageReader", "Publisher"]
-
-
-class Publisher(Protocol):
-    """Hands batches on to other ranks. The thread that listens to the worker calls it."""
-
-    def map(self, descriptor: int, nbytes: int) -> Segment:
-        """Map the memory of a worker, and hand it on. The descriptor is owned by this call."""
-        ...
-
-    def note_failed_sample(self, worker: AnyHandle, frame: bytes) -> None:
-        """Keep a worker's message about a sample until its batch comes."""
-        ...
-
-    def publish_batch(
-        self, worker: AnyHandle, batch: Batch, segment: Segment | None, held: LeasedMemory | None
-    ) -> None:
-        """Hand a worker's batch on.
-
-        Args:
-            worker: Who built it, for its oldest task.
-            batch: Its announcement.
-            segment: The memory that it is in; None if it is in the announcement.
-            held: Keeps that memory from being written to.
-        """
-        ...
-
-    def publish_failure(self, worker: AnyHandle, generation: int, frame: bytes) -> None:
-        """Hand on a worker's failure, which comes in the place of a batch of this generation."""
-        ...
+__all__ = ["MessageReader"]
 
 
 class MessageReader:
@@ -76,7 +44,6 @@ class MessageReader:
         metrics: Metrics,
         on_segment: Callable[[Segment], None] | None,
         resumes: ResumePoints,
-        publisher: Publisher | None = None,
     ) -> None:
         """Get ready.
 
@@ -87,7 +54,6 @@ class MessageReader:
             metrics: Counts the stages.
             on_segment: Gets each segment before the first batch lies in it, and again with each batch.
             resumes: Gets the states of the workers' datasets.
-            publisher: Hands batches on to other ranks. None: there are no others.
         """
         self._resumes = resumes
         self._batches = batches
@@ -96,7 +62,6 @@ class MessageReader:
         self._explainer = explainer
         self._metrics = metrics
         self._on_segment = on_segment
-        self._publisher = publisher
         self.largest_batch_nbytes = 0
         """Of the batches that workers have sent; 0 before the first."""
         self._others = {
@@ -162,12 +127,7 @@ class MessageReader:
         """Return the batch as views of its slot, or the error of decoding it, which is raised in the batch's place."""
         if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self._on_segment(segment)
-        if self._publisher is None:
-            memory, lease = worker.memory.lend(batch)
-        else:
-            assert isinstance(worker.memory, WorkerMemory), "only the batches of worker processes are shared"
-            memory, lease, held = worker.memory.share(batch)
-            self._publisher.publish_batch(worker, batch, worker.memory.segment_of(batch), held)
+        memory, lease = worker.memory.lend(batch)
         was_interrupted = False
         while True:
             try:
@@ -181,12 +141,7 @@ class MessageReader:
                 inbox.interrupt, was_interrupted = error, True  # raised once the batch was decoded again
 
     def _read_segment(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> None:
-        if self._publisher is not None and len(descriptors) == 1:
-            made = messages.SegmentMade.unpack(frame)
-            segment = self._publisher.map(descriptors[0], made.nbytes)
-            worker.memory.add(made.slot, segment)
-        else:
-            segment = worker.add_segment(frame, descriptors)
+        segment = worker.add_segment(frame, descriptors)
         if self._on_segment is not None:
             self._on_segment(segment)
 
@@ -217,8 +172,6 @@ class MessageReader:
         generation, sequence = failed.failure.generation, failed.failure.sequence
         if not self._explainer.is_needed(generation) or not worker.tasks:
             return None
-        if self._publisher is not None:
-            self._publisher.note_failed_sample(worker, failed.pack())
         failure = self._explainer.sample_failure(failed, worker)
         return SampleFailed(worker.serial, generation, sequence, failed.position, failure)
 
@@ -227,8 +180,6 @@ class MessageReader:
         error = self._explainer.failure(failure, worker)
         if failure.stage in BEFORE_TASKS:
             return ExecutorFailed(error)
-        if self._publisher is not None and self._explainer.is_needed(failure.generation):
-            self._publisher.publish_failure(worker, failure.generation, failure.pack())
         worker.note_answer()
         return Failed(worker.serial, failure.generation, failure.sequence, error)
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.group.messages import Awaited, BatchId, Dropped, End, Ended, Push, Taken, Welcome
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.transport.bodies import PickledBody
@@ -64,12 +63,6 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.IDENTITY: Identity(2, 3),
     Kind.STATE: State(b"snapshot"),
     Kind.STREAM_ENDED: StreamEnded(1, 2),
-    Kind.WELCOME: Welcome(100, ["__main__.Dataset"]),
-    Kind.PUSH: Push(BatchId(7, 1, 2), 1, 3, 1234, [b"sample", b"batch"]),
-    Kind.DROPPED: Dropped(2, 1, 4),
-    Kind.ENDED: Ended(End.FAILED, "because"),
-    Kind.TAKEN: Taken(9, BatchId(7, 1, 2), (3, 4), (5,)),
-    Kind.AWAITED: Awaited(9, 7, 1, 3),
 }
 BARE = [Kind.SKIPPED, Kind.RECHECK]
 PICKLED = [kind for kind, message in EXAMPLES.items() if isinstance(message, PickledBody)]

@@ -1,0 +1,206 @@
+"""Ranks that need the same batches: the first of them loads, and broadcasts each batch to the others.
+
+Before each batch, all say where they are; a rank at another place is an error on all. Then the batch travels as one
+uint8 tensor. It goes over gloo, because it is in host memory: with NCCL, nobody would notice that a rank has died.
+
+    loop ─next─► dispatcher ─batch─► Broadcast.send ──gloo──► Broadcast.receive ◄─wait─ dispatcher ◄─next─ loop
+                          rank that loads │ another rank
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.errors import RankDied, RankMismatch, RankStalled, SwiftLoaderError
+from swift_loader.executors.base import Outcome
+from swift_loader.executors.failures import rebuild_with
+from swift_loader.executors.inline import InlineExecutor
+from swift_loader.interrupts import is_interrupt
+from swift_loader.sampling.plan import Plan
+from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.events import Built, Event, Failed, Ready, SampleFailed
+from swift_loader.scheduler.queues import Limits
+from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.messages import Failure, FailureStage
+from swift_loader.worker.failure import describe_failure
+
+if TYPE_CHECKING:
+    from swift_loader.metrics.metrics import Metrics
+    from swift_loader.worker.spec import WorkerSpec
+
+START = (-1, -1)
+"""The place of the dataset's length, which is shared before the first batch."""
+
+ANYWHERE = (-2, -2)
+"""The place of an error after which the rank that loads has no more batches."""
+
+_WORKER = 0
+"""The serial number and the id of the only worker, as the scheduler of another rank sees it: the rank that loads."""
+
+
+class Broadcast:
+    """The ranks that need the same batches. Each call waits for all of them. Loop's thread."""
+
+    def __init__(self, store: Any, ranks: Sequence[int], rank: int, timeout_s: float | None) -> None:
+        """Connect the ranks. Blocks until all are here.
+
+        Args:
+            store: Of torch.distributed; nobody else uses these names in it.
+            ranks: Their numbers in torch.distributed. The first one loads.
+            rank: This one's.
+            timeout_s: How long a call waits at most. None: as long as torch.distributed does by default.
+        """
+        import torch.distributed as dist
+
+        self.is_leader = rank == ranks[0]
+        self._rank, self._ranks = rank, list(ranks)
+        timeout = timedelta(seconds=timeout_s) if timeout_s else dist.distributed_c10d.default_pg_timeout
+        self._timeout_s = timeout.total_seconds()
+        self._gloo: Any = dist.ProcessGroupGloo(store, self._ranks.index(rank), len(ranks), timeout)
+        self._error: BaseException | None = None
+        """Why the ranks aren't in step any more. Each later call raises it."""
+
+    def send(self, place: tuple[int, int], content: Any, failures: Sequence[Any] = ()) -> None:
+        """Give the other ranks what belongs to a place: an epoch and a step. An error is raised there.
+
+        Raises:
+            RankMismatch: A rank is at another place.
+            RankDied: A rank has ended, or has closed its loader.
+            RankStalled: A rank didn't come in time.
+        """
+        pairs = [(replace(one, exception=None), _described(one.exception)) for one in failures]
+        packed = _pack((_described(content) if isinstance(content, BaseException) else content, pairs))
+        self._in_step(place, packed)
+
+    def receive(self, place: tuple[int, int]) -> tuple[Any, list[Any]]:
+        """Return what the rank that loads has for a place, and the samples that failed in it. Raises as `send` does.
+
+        Raises:
+            Exception: That rank has an error there.
+        """
+        content, pairs = pickle.loads(self._in_step(place, None))
+        if isinstance(content, Failure):
+            raise self._rebuilt(content)
+        return content, [replace(one, exception=self._rebuilt(failure)) for one, failure in pairs]
+
+    def _rebuilt(self, failure: Failure) -> Exception:
+        return rebuild_with(failure, f"In rank {self._ranks[0]}, which loads for rank {self._rank}:", Definitions())
+
+    def _in_step(self, place: tuple[int, int], packed: Any) -> Any:
+        """Broadcast the bytes once all ranks are at this place. Return them."""
+        if self._error is not None:
+            raise self._error
+        self._error = SwiftLoaderError("the loop was interrupted while ranks shared a batch; make a new loader")
+        try:
+            memory = self._exchange(place, packed)
+        except RuntimeError as error:
+            self._error = error if isinstance(error, SwiftLoaderError) else self._explained(error)
+            raise self._error from error
+        self._error = None
+        return memory
+
+    def _exchange(self, place: tuple[int, int], packed: Any) -> Any:
+        import torch
+
+        mine = torch.tensor([*place, 0 if packed is None else len(packed)])
+        places = [torch.empty_like(mine) for _ in self._ranks]
+        self._gloo.allgather([places], [mine]).wait()
+        for rank, (epoch, step, _) in zip(self._ranks, torch.stack(places).tolist(), strict=True):
+            if [epoch, step] != places[0][:2].tolist() != list(ANYWHERE):
+                raise RankMismatch(
+                    f"ranks {self._ranks[0]} and {rank} share batches, but rank {self._ranks[0]} has taken "
+                    f"{_named(*places[0][:2].tolist())} where rank {rank} takes {_named(epoch, step)}. Take the same "
+                    f"batches on all ranks, or call start(share_batches=False)"
+                )
+        memory = torch.empty(int(places[0][2]), dtype=torch.uint8) if packed is None else torch.from_numpy(packed)
+        self._gloo.broadcast([memory]).wait()
+        return memory.numpy()
+
+    def _explained(self, error: RuntimeError) -> SwiftLoaderError:
+        others = [rank for rank in self._ranks if rank != self._rank]
+        if "timed out" in str(error).lower():
+            return RankStalled(
+                f"rank {self._rank} has waited longer than timeout={self._timeout_s:g} s for ranks {others}, with "
+                f"which it shares batches. Their loops may be elsewhere"
+            )
+        return RankDied(
+            f"one of ranks {others}, with which rank {self._rank} shares batches, has ended or has closed its loader"
+        )
+
+    def close(self) -> None:
+        """Disconnect, which is an error in the others' next call. Idempotent."""
+        self._error = self._error or RankDied(f"rank {self._rank} has closed its loader")
+        self._gloo = None
+
+
+class ReceivingExecutor(InlineExecutor):
+    """Gets each batch from the rank that loads, in the thread that waits for it."""
+
+    def __init__(self, broadcast: Broadcast, spec: WorkerSpec, metrics: Metrics) -> None:
+        super().__init__(spec, metrics, None, None)
+        self._broadcast = broadcast
+
+    def start(self) -> None:
+        """Wait until the rank that loads has built the dataset. Raises its error if it couldn't."""
+        num_samples, _ = self._broadcast.receive(START)
+        self._builder = self._broadcast
+        self._first_plan = Plan.of(num_samples, self._spec.plan)
+        self._current = (0, self._first_plan)
+        self._events.append(Ready(_WORKER, _WORKER))
+
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:  # noqa: ARG002
+        """Use this plan from this generation on."""
+        self._current = (generation, plan)
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Do nothing: the workers are those of another rank."""
+
+    def _build(self, builder: Any, task: Send) -> list[Event]:
+        answer = (_WORKER, task.generation, task.sequence)
+        try:
+            batch, failures = builder.receive((task.work.epoch, task.work.step))
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            return [Failed(*answer, error)]
+        return [*(SampleFailed(*answer, one.position, one) for one in failures), Built(*answer, Outcome(batch))]
+
+
+def _described(error: BaseException) -> Failure:
+    return describe_failure(error, FailureStage.FETCH, Definitions())
+
+
+def _named(epoch: int, step: int) -> str:
+    return "the dataset's length" if (epoch, step) == START else f"batch {step} of epoch {epoch}"
+
+
+class _Pickler(pickle.Pickler):
+    """Sends CPU tensors as arrays, whose memory pickle copies once."""
+
+    def reducer_override(self, value: Any) -> Any:
+        import torch
+
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.device.type != "cpu":
+            return NotImplemented
+        flat = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor_of, (flat, value.dtype, value.shape)
+
+
+def _tensor_of(flat: NDArray[np.uint8], dtype: Any, shape: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(flat).view(dtype).reshape(shape)
+
+
+def _pack(content: Any) -> NDArray[np.uint8]:
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5).dump(content)
+    return np.frombuffer(stream.getbuffer(), np.uint8)
