@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import Batch, Identity, NewPlan, Ready, Recheck, SegmentMade
+from swift_loader.transport.messages import Batch, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
@@ -172,8 +172,6 @@ class Handle(Generic[AChannel, AProcess]):
         self.memory = memory
         self.tasks: deque[Send] = deque()
         """Sent and not answered, in the order sent."""
-        self.suspected: Sequence[int] = ()
-        """Dataset indices of samples that differ from those of an earlier build, until the worker has said why."""
         self.hang: Hang | None = None
         """Why it is being killed."""
         self.state: bytes | None = None
@@ -200,11 +198,6 @@ class Handle(Generic[AChannel, AProcess]):
     def tell_identity(self, num_workers: int) -> None:
         """Tell it which of how many workers it is. In torch mode, it waits for that."""
         self._send(Identity(self.worker_id, num_workers).pack())
-
-    def ask_to_recheck(self, suspected: Sequence[int]) -> None:
-        """Ask it why these samples differ from those of another build."""
-        self.suspected = suspected
-        self._send(Recheck().pack())
 
     def send(self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.

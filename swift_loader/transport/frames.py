@@ -41,8 +41,6 @@ class Kind(IntEnum):
     SKIPPED = 16  # worker -> trainer: the task belonged to an abandoned epoch
     PLAN = 17  # trainer -> worker: the tasks that follow belong to another plan
     SAMPLE_FAILED = 18  # worker -> trainer: this sample failed; the next batch is without it
-    RECHECK = 19  # trainer -> worker or template: why may the reported samples differ from those of another build?
-    RECHECKED = 20  # worker or template -> trainer: the answer to RECHECK
     SEGMENT_GONE = 21  # worker -> trainer: no more batches will be in that memory
     STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch

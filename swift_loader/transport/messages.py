@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.bodies import FixedBody, PickledBody, malformed
 from swift_loader.transport.frames import Frame, Kind, pack_frame
-from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.reports import BuildReport
 
 if TYPE_CHECKING:
     from swift_loader.sampling.plan import PlanSettings
@@ -28,14 +28,12 @@ __all__ = [
     "Identity",
     "NewPlan",
     "Ready",
-    "Recheck",
     "SampleFailed",
     "SegmentGone",
     "SegmentMade",
     "FailureStage",
     "State",
     "StreamEnded",
-    "Verdicts",
 ]
 
 NO_SLOT = 0xFFFFFFFF
@@ -180,23 +178,6 @@ class Ready(PickledBody):
     """Address in the worker's memory of a 64-bit word: the number of samples fetched for the current batch."""
     report: BuildReport
     """Describes the worker's dataset."""
-
-
-@dataclass(slots=True)
-class Recheck(FixedBody):
-    """Asks why the reported samples may differ from those of another build."""
-
-    KIND = Kind.RECHECK
-    LAYOUT = struct.Struct("")
-
-
-@dataclass(slots=True)
-class Verdicts(PickledBody):
-    """The answer to RECHECK."""
-
-    KIND = Kind.RECHECKED
-
-    by_index: dict[int, Verdict]
 
 
 @dataclass(slots=True)

@@ -131,7 +131,7 @@ class BatchActor:
         sys.argv[:] = environment.argv
         identify(serial)
         failpoint(Failpoint.WORKER_BOOT)
-        builder = DatasetBuilder(partial(read_payload, layout, memory), environment, can_fork=False)
+        builder = DatasetBuilder(partial(read_payload, layout, memory), environment)
         try:
             builder.read()
         except Exception as error:
@@ -142,7 +142,7 @@ class BatchActor:
         service = builder.start_service(serial, self._channel, ThreadUsage())
         if service is not None:
             self._channel.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
-            self._loop = TaskLoop(self._channel, service.builder, self._slots, lambda: service.judge(service.report))
+            self._loop = TaskLoop(self._channel, service.builder, self._slots)
             self._loop.newest_generation = self._newest
             self._counters = service.builder.counters
         return Answer(self._channel.take_sent(), None)

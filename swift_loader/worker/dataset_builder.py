@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,20 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.messages import FailureStage, Identity, Verdicts
+from swift_loader.transport.messages import FailureStage, Identity
 from swift_loader.transport.payload import Environment
 from swift_loader.transport.reports import BuildReport
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.fingerprint import (
-    Rebuild,
-    check_samples,
-    check_samples_in_fork,
-    chosen_indices,
-    judge,
-    judge_without_forks,
-    report,
-)
+from swift_loader.worker.fingerprint import check_samples, check_samples_in_fork, chosen_indices, report
 from swift_loader.worker.import_guard import importing
 from swift_loader.worker.loop import TaskChannel, run_worker
 from swift_loader.worker.seeding import seed_for_worker
@@ -46,34 +37,23 @@ class Service(NamedTuple):
     builder: BatchBuilder
     report: BuildReport
     """Describes its dataset."""
-    judge: Callable[[BuildReport], Verdicts]
-    """Finds out why its samples may differ from those of another build."""
 
 
 class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
-    def __init__(
-        self,
-        content: Callable[[], tuple[WorkerSpec, Definitions]],
-        environment: Environment,
-        *,
-        can_fork: bool = True,
-    ) -> None:
+    def __init__(self, content: Callable[[], tuple[WorkerSpec, Definitions]], environment: Environment) -> None:
         """Read nothing yet.
 
         Args:
             content: Returns the payload's content. It stays, because the content's arrays may be views of its memory.
             environment: The settings of the trainer.
-            can_fork: Whether samples may be looked at in forks of this process.
         """
         self._content = content
         self._environment = environment
-        self._can_fork = can_fork
         self._spec: WorkerSpec | None = None
         self._dataset: Any = None
         self._num_samples = 0
-        self._build_s = 0.0
         self._draws = False
         """Whether samples are known to draw from the global random generators."""
         self.definitions = Definitions()
@@ -105,10 +85,8 @@ class DatasetBuilder:
 
     def build(self) -> None:
         """Build the dataset and get its length."""
-        began_s = time.monotonic()
         self._dataset = self._make()
         self._num_samples = length_of(self._dataset, self.spec.options.torch)
-        self._build_s = time.monotonic() - began_s
 
     def drop(self) -> None:
         """Drop the dataset, and the payload's instance if there was one."""
@@ -132,14 +110,6 @@ class DatasetBuilder:
     def report_length(self) -> BuildReport:
         """Return a report with the dataset's length, without checksums."""
         return report(self._num_samples)
-
-    def judge(self, reported: BuildReport) -> Verdicts:
-        """Return why the reported samples may differ from those of another build."""
-        if not self._can_fork:
-            return Verdicts(judge_without_forks(self._dataset, reported.checksums, self.definitions))
-        builds = Rebuild(self._make, self._build_s)
-        fetch_here = not self.is_shared
-        return Verdicts(judge(self._dataset, builds, reported.checksums, self.definitions, fetch_here=fetch_here))
 
     def run_worker(self, worker: int, channel: Channel) -> None:
         """Serve the channel as a worker. Builds the dataset first if this process has none."""
@@ -171,7 +141,7 @@ class DatasetBuilder:
         builder = BatchBuilder(
             self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker, usage=usage
         )
-        return Service(builder, reported, self.judge)
+        return Service(builder, reported)
 
     def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:
         """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
+from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.frames import Kind, Received, unpack_frame
+from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.template_messages import Exited, Fork, Forked
 from swift_loader.worker.multiprocessing_state import reset_multiprocessing
 from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
 from swift_loader.worker.stack_dumps import StackDumper
 
-__all__ = ["ForkServer", "Served"]
-
-
-class Served(Protocol):
-    """What a template has for its workers."""
-
-    def answer(self, received: Received) -> bytes:
-        """Return the answer to a message of the trainer other than FORK; empty if there is none.
-
-        Raises:
-            ProtocolError: The message makes no sense here.
-        """
-        ...
-
-    def run_worker(self, worker: int, channel: Channel) -> None:
-        """Serve the channel as a worker, in a fork. Returns when the trainer hangs up."""
-        ...
+RunWorker = Callable[[int, Channel], None]
 
 
 class ForkServer:
     """Forks workers on request, reaps them, and reports how they ended."""
 
-    def __init__(self, channel: Channel, served: Served, stack_dumper: StackDumper) -> None:
+    def __init__(self, channel: Channel, run_worker: RunWorker, stack_dumper: StackDumper) -> None:
+        """`run_worker` serves a channel as the worker with this serial number, in a fork."""
         self._channel = channel
         self._stack_dumper = stack_dumper
-        self._served = served
+        self._run_worker = run_worker
         self._children: dict[int, tuple[int, int]] = {}
         """pidfd -> (worker, pid)"""
         self._poll = select.poll()
@@ -64,16 +50,13 @@ class ForkServer:
             return False
         frame = unpack_frame(received.data)
         if frame.kind is not Kind.FORK or not received.descriptors:
-            answer = self._served.answer(received)
-            if answer:
-                self._channel.send(answer)
-            return True
+            raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
         request = Fork.unpack(frame)
         channel = Channel.from_descriptor(received.descriptors[0])
         failpoint(Failpoint.TEMPLATE_FORK_REQUESTED)
         if request.in_place:  # for datasets whose modules leave threads running, so that a fork isn't safe
             self._drop_descriptors()
-            run_and_exit(partial(_be_worker, request.worker, channel, self._served, self._stack_dumper))
+            run_and_exit(partial(_be_worker, request.worker, channel, self._run_worker, self._stack_dumper))
         stderr, traces = received.descriptors[1:]
         try:
             self._fork(request.worker, channel, stderr, traces)
@@ -93,7 +76,7 @@ class ForkServer:
             self._drop_descriptors()
             os.dup2(stderr, 2)
             os.close(stderr)
-            run_and_exit(partial(_be_worker, worker, channel, self._served, StackDumper(traces)))
+            run_and_exit(partial(_be_worker, worker, channel, self._run_worker, StackDumper(traces)))
         pidfd = os.pidfd_open(pid)
         failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
@@ -116,11 +99,11 @@ class ForkServer:
         self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
-def _be_worker(worker: int, channel: Channel, served: Served, stack_dumper: StackDumper) -> int:
+def _be_worker(worker: int, channel: Channel, run_worker: RunWorker, stack_dumper: StackDumper) -> int:
     """Be a worker until it is told to stop; return the exit code."""
     identify(worker)
     reset_multiprocessing()
     failpoint(Failpoint.WORKER_BOOT)
     stack_dumper.start()
-    served.run_worker(worker, channel)
+    run_worker(worker, channel)
     return 0

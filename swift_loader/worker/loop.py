@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, State, StreamEnded, Verdicts
+from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, State, StreamEnded
 from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.store import SegmentStore, SlotStore
 from swift_loader.transport.task import Task
@@ -26,8 +26,6 @@ from swift_loader.worker.stream import StreamEnd
 
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
-
-__all__ = ["RetiringStore", "TaskChannel", "TaskLoop", "announce", "run_worker", "serve"]
 
 
 class TaskChannel(Protocol):
@@ -54,28 +52,23 @@ class RetiringStore(SlotStore, Protocol):
         ...
 
 
-def run_worker(
-    channel: Channel, builder: BatchBuilder, report: BuildReport, judge: Callable[[BuildReport], Verdicts]
-) -> None:
+def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport) -> None:
     """Serve until the trainer closes the channel or dies.
 
     Args:
         channel: Connects to the trainer; owned by this call.
         builder: Builds the batches.
         report: Describes the dataset; sent to the trainer.
-        judge: Finds out why the samples in the report may differ from those of another build.
 
     Raises:
         SystemExit: Raised by the user's code. The worker must end, and the trainer must see that.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        announce(channel, builder, report, judge).serve()
+        announce(channel, builder, report).serve()
     failpoint(Failpoint.WORKER_STOP)
 
 
-def announce(
-    channel: Channel, builder: BatchBuilder, report: BuildReport, judge: Callable[[BuildReport], Verdicts]
-) -> TaskLoop:
+def announce(channel: Channel, builder: BatchBuilder, report: BuildReport) -> TaskLoop:
     """Tell the trainer that the worker is ready. Return what answers its tasks. The arguments are `run_worker`'s.
 
     Raises:
@@ -86,31 +79,16 @@ def announce(
         channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
     finally:
         os.close(descriptor)
-    return TaskLoop(channel, builder, SegmentStore.of_memfds(channel), lambda: judge(report))
-
-
-def serve(channel: TaskChannel, builder: BatchBuilder, store: SegmentStore, judge: Callable[[], Verdicts]) -> None:
-    """Answer tasks until the trainer closes the channel or dies.
-
-    Args:
-        channel: Connects to the trainer, which knows the worker's dataset.
-        builder: Builds the batches.
-        store: Provides the slots that batches are written to.
-        judge: Finds out why the dataset's samples may differ from those of another build.
-    """
-    TaskLoop(channel, builder, store, judge).serve()
+    return TaskLoop(channel, builder, SegmentStore.of_memfds(channel))
 
 
 class TaskLoop:
     """The tasks of one worker, and the slots it writes to."""
 
-    def __init__(
-        self, channel: TaskChannel, builder: BatchBuilder, store: RetiringStore, judge: Callable[[], Verdicts]
-    ) -> None:
+    def __init__(self, channel: TaskChannel, builder: BatchBuilder, store: RetiringStore) -> None:
         self.newest_generation = 0
         """Tasks of earlier ones are skipped, even if no later task is here. Any thread may raise it."""
         self._channel = channel
-        self._judge = judge
         self._builder = builder
         self._words = builder.counters.words
         self._store = store
@@ -164,9 +142,6 @@ class TaskLoop:
         frame = unpack_frame(received.data)
         if frame.kind is Kind.PLAN:
             self._plans.append(NewPlan.unpack(frame))
-            return
-        if frame.kind is Kind.RECHECK:
-            self._channel.send(self._judge().pack())
             return
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")

@@ -38,7 +38,7 @@ from swift_loader.transport.segments import Segment
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.dataset_builder import DatasetBuilder, Service
 from swift_loader.worker.failure import describe_failure
-from swift_loader.worker.loop import serve
+from swift_loader.worker.loop import TaskLoop
 from swift_loader.worker.process_exit import lead_group, run_and_exit
 from swift_loader.worker.usage import ProcessUsage
 
@@ -110,7 +110,7 @@ def _receive_payload(link: _Link, serial: int) -> int:
     identify(serial)
     failpoint(Failpoint.WORKER_BOOT)
     link.start()
-    builder = DatasetBuilder(partial(read_payload, layout, memory), environment, can_fork=False)
+    builder = DatasetBuilder(partial(read_payload, layout, memory), environment)
     try:
         builder.read()
     except Exception as error:
@@ -129,7 +129,7 @@ def _serve(link: _Link, service: Service) -> None:
     counters.count_in(create(link.segments.names.of(None), PAGE_NBYTES))
     link.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
     store = SegmentStore(link.send, partial(link.segments.make, link))
-    serve(link, service.builder, store, lambda: service.judge(service.report))
+    TaskLoop(link, service.builder, store).serve()
     failpoint(Failpoint.WORKER_STOP)
 
 

@@ -31,17 +31,16 @@ from typing import NoReturn
 from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
-from swift_loader.transport.frames import Kind, Received, unpack_frame
+from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload
-from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fallback_template import FallbackTemplate
 from swift_loader.worker.fork_safety import ForkHazards
-from swift_loader.worker.fork_server import ForkServer, Served
+from swift_loader.worker.fork_server import ForkServer
 from swift_loader.worker.multiprocessing_state import finish_multiprocessing
 from swift_loader.worker.process_exit import die_with_parent, lead_group, run_and_exit
 from swift_loader.worker.spec import StartMethod
@@ -131,7 +130,7 @@ def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
     dataset_builder.is_shared = True
     report = dataset_builder.report()
     channel.send(Built(report, forkable=True, reason="").pack())
-    return _serve(channel, _OneDataset(dataset_builder, report), stack_dumper)
+    return _serve(channel, dataset_builder, stack_dumper)
 
 
 def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
@@ -155,7 +154,7 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         stack_dumper.stop()  # the process must have a single thread when it is forked
         fallback = FallbackTemplate.fork()
         if fallback is None:
-            return _serve(channel, _OneDataset(dataset_builder, None), stack_dumper)
+            return _serve(channel, dataset_builder, stack_dumper)
         stack_dumper.start()
     if not _try_to_build(channel, dataset_builder):
         if fallback is not None:
@@ -180,7 +179,7 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         fallback.release()  # the dataset is shared; or it left threads, which would run on here if the fallback served
     report = dataset_builder.report_length() if reason else dataset_builder.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
-    return _serve(channel, _OneDataset(dataset_builder, report), stack_dumper)
+    return _serve(channel, dataset_builder, stack_dumper)
 
 
 def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:
@@ -190,15 +189,21 @@ def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: F
     return "start_method='spawn'" if start_method is StartMethod.SPAWN else ""
 
 
-def _serve(channel: Channel, served: Served, stack_dumper: StackDumper) -> int:
+def _serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
     """Start workers on request until the trainer closes the channel."""
     set_num_threads(1)
     gc.collect()
     gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
-        ForkServer(channel, served, stack_dumper).serve()
+        ForkServer(channel, partial(_run_worker, dataset_builder), stack_dumper).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
     return 0
+
+
+def _run_worker(dataset_builder: DatasetBuilder, worker: int, channel: Channel) -> None:
+    dataset_builder.run_worker(worker, channel)
+    if dataset_builder.spec.options.start_method is StartMethod.FORK:
+        finish_multiprocessing()  # the trainer may read from a queue of the dataset's
 
 
 def _follow(exit_code: int) -> int:
@@ -209,25 +214,3 @@ def _follow(exit_code: int) -> int:
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     return exit_code
-
-
-class _OneDataset:
-    """Answers the trainer for a template with one dataset. See `Served`."""
-
-    def __init__(self, dataset_builder: DatasetBuilder, reported: BuildReport | None) -> None:
-        self._dataset_builder = dataset_builder
-        self._reported = reported
-        """The report about the dataset that the trainer got, if this process has the dataset."""
-
-    def answer(self, received: Received) -> bytes:
-        """Return the answer to a message."""
-        frame = unpack_frame(received.data)
-        if frame.kind is not Kind.RECHECK or self._reported is None:
-            raise ProtocolError(f"a template was sent {frame.kind.name} instead of FORK")
-        return self._dataset_builder.judge(self._reported).pack()
-
-    def run_worker(self, worker: int, channel: Channel) -> None:
-        """Serve the channel as a worker."""
-        self._dataset_builder.run_worker(worker, channel)
-        if self._dataset_builder.spec.options.start_method is StartMethod.FORK:
-            finish_multiprocessing()  # the trainer may read from a queue of the dataset's

@@ -47,9 +47,9 @@ class Listed(datasets.Counting):
 
 def without_look(indices: list[int], num_samples: int) -> list[int]:
     """Return what was asked for after the look at some samples that each build begins with."""
-    looked_at = chosen_indices(num_samples)
+    looked_at = [index for index in chosen_indices(num_samples) for _ in range(2)]
     while looked_at != indices[: len(looked_at)]:
-        looked_at.pop()  # it ends when it has taken too long
+        del looked_at[-2:]  # it ends when it has taken too long
     return indices[len(looked_at) :]
 
 

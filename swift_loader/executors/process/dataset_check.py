@@ -1,16 +1,14 @@
 """Checks that all processes of a loader built the same dataset. No I/O.
 
-report ──► equal | suspect: samples differ, so the process is asked why ──► equal after all | an error with the reason
-                 | an error that names length or hash seed
+A difference in length, hash seed or in a sample is an error that names it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 
 from swift_loader.errors import DatasetMismatch
-from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.reports import BuildReport
 
 __all__ = ["DatasetCheck"]
 
@@ -23,16 +21,12 @@ _LENGTH_HINT = (
     "dataset_kwargs. If it chooses samples at random, give its generator a fixed seed"
 )
 
-_HINTS = {
-    Verdict.RANDOM: "its constructor gives another dataset each time. It uses a random source that the loader doesn't "
-    "seed, such as numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time. Give it a fixed seed, or "
-    "use random, numpy.random or torch's default generator, which the loader seeds",
-    Verdict.UNKNOWN: "either its constructor uses a random source that the loader doesn't seed, such as "
-    "numpy.random.default_rng(), random.Random(), os.urandom, uuid or the time, or a file or something else that it "
-    "reads has changed",
-    Verdict.CHANGED: "length, hash seed, working directory and environment are the same, so a file or something else "
-    "that it reads has changed. Don't change the dataset's data while the loader runs",
-}
+_SAMPLE_HINT = (
+    "Either its constructor uses a random source that the loader doesn't seed, such as numpy.random.default_rng(), "
+    "random.Random(), os.urandom, uuid or the time: give it a fixed seed, or use random, numpy.random or torch's "
+    "default generator, which the loader seeds. Or a file or something else that it reads has changed: don't change "
+    "the dataset's data while the loader runs"
+)
 
 _OFF = ". validate=False turns off this check of samples"
 
@@ -47,11 +41,11 @@ class DatasetCheck:
         self._checksums: dict[int, int] = {}
         """dataset index -> checksum of the sample, from the first process that reported it"""
 
-    def compare(self, report: BuildReport, who: str) -> list[int]:
-        """Add a report. Return the dataset indices of samples that differ from those of an earlier report.
+    def compare(self, report: BuildReport, who: str) -> None:
+        """Add a report.
 
         Raises:
-            DatasetMismatch: The length or the hash seed differs, so it is certainly another dataset.
+            DatasetMismatch: It differs from an earlier one.
         """
         with self._lock:
             first = self._first = self._first or report
@@ -65,23 +59,12 @@ class DatasetCheck:
                     f"{who} built a dataset with another hash seed than the first one, so sets of strings have another "
                     f"order. {_MUST_NOT_CHANGE}Set PYTHONHASHSEED before the trainer starts"
                 )
-            return [
-                index for index, checksum in report.checksums if self._checksums.setdefault(index, checksum) != checksum
-            ]
-
-    def settle(self, differing: Sequence[int], verdicts: Mapping[int, Verdict], who: str) -> None:
-        """Decide about samples that differ, given the verdicts of the process that built them.
-
-        Raises:
-            DatasetMismatch: At least one sample shows that the datasets differ.
-        """
-        for index in differing:
-            hint = _HINTS.get(verdicts.get(index, Verdict.UNSTABLE))
-            if hint is not None:
-                raise DatasetMismatch(
-                    f"{who} built a dataset whose sample at dataset index {index} differs from that of the first one: "
-                    f"{hint}{_OFF}"
-                )
+            for index, checksum in report.checksums:
+                if self._checksums.setdefault(index, checksum) != checksum:
+                    raise DatasetMismatch(
+                        f"{who} built a dataset whose sample at dataset index {index} differs from that of the first "
+                        f"one. {_MUST_NOT_CHANGE}{_SAMPLE_HINT}{_OFF}"
+                    )
 
     def __repr__(self) -> str:
         return f"<DatasetCheck of {'nothing' if self._first is None else f'{self._first.num_samples} samples'}>"

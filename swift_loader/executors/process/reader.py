@@ -68,7 +68,6 @@ class MessageReader:
             Kind.SEGMENT: self._read_segment,
             Kind.SEGMENT_GONE: self._read_segment_gone,
             Kind.READY: self._read_ready,
-            Kind.RECHECKED: self._read_rechecked,
             Kind.SAMPLE_FAILED: self._read_sample_failed,
             Kind.FAILURE: self._read_failure,
             Kind.SKIPPED: self._read_skipped,
@@ -148,21 +147,10 @@ class MessageReader:
     def _read_segment_gone(self, worker: AnyHandle, frame: Frame, _: list[int]) -> None:
         worker.memory.drop(SegmentGone.unpack(frame).slot)
 
-    def _read_ready(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> Event | None:
+    def _read_ready(self, worker: AnyHandle, frame: Frame, descriptors: list[int]) -> Event:
         report = worker.note_ready(frame, descriptors)
         try:
-            differing = self.datasets.compare(report, self._explainer.who(worker))
-        except DatasetMismatch as error:
-            return ExecutorFailed(error)
-        if not differing:
-            return Ready(worker.serial, worker.worker_id)
-        worker.ask_to_recheck(differing)
-        return None
-
-    def _read_rechecked(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
-        verdicts = messages.Verdicts.unpack(frame).by_index
-        try:
-            self.datasets.settle(worker.suspected, verdicts, self._explainer.who(worker))
+            self.datasets.compare(report, self._explainer.who(worker))
         except DatasetMismatch as error:
             return ExecutorFailed(error)
         return Ready(worker.serial, worker.worker_id)

@@ -21,9 +21,8 @@ from swift_loader.executors.process.worker_process import WorkerProcess, is_read
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd
 from swift_loader.transport.frames import Kind, Received, unpack_frame
-from swift_loader.transport.messages import Failure, Recheck, Verdicts
+from swift_loader.transport.messages import Failure
 from swift_loader.transport.payload import PayloadLayout
-from swift_loader.transport.reports import Verdict
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process_exit import end_group
 
@@ -46,8 +45,6 @@ class TemplateProcess:
             raise
         self.answer: Built | Failure | None = None
         """Its report on the dataset, or why it couldn't build it."""
-        self.verdicts: dict[int, Verdict] | None = None
-        """Its answer to `ask_to_recheck`: why samples differ, by dataset index. None before it answered."""
         self.reason = ""
         """Why we killed it; empty if we didn't."""
         self.is_gone = False
@@ -98,10 +95,6 @@ class TemplateProcess:
     def send_payload(self, layout: PayloadLayout, descriptor: int) -> None:
         """Send the template what to build. It gets its own copy of the descriptor."""
         self.send(layout.pack(), descriptor)
-
-    def ask_to_recheck(self) -> None:
-        """Ask it why its samples differ from those of an earlier template."""
-        self.send(Recheck().pack())
 
     def request_fork(self, serial: int, theirs: Channel, diagnostics: Diagnostics) -> None:
         """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
@@ -209,8 +202,6 @@ class TemplateProcess:
             self.answer = Built.unpack(frame)
         elif frame.kind is Kind.FAILURE:
             self.answer = Failure.unpack(frame)
-        elif frame.kind is Kind.RECHECKED:
-            self.verdicts = Verdicts.unpack(frame).by_index
         else:
             raise ProtocolError(
                 f"a template sent an unexpected message: {frame.kind.name} with {len(descriptors)} descriptors"

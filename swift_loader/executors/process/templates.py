@@ -237,16 +237,12 @@ class Templates:
             DatasetMismatch: It didn't.
         """
         who = f"another template process (pid {template.pid})"
-        differing = self.datasets.compare(built.report, who)
+        self.datasets.compare(built.report, who)
         if self.are_forkable and not built.forkable:
             raise DatasetMismatch(
                 f"{who} can't be forked, unlike the first one: {built.reason}. Each build of the dataset must open "
                 f"the same files and start the same threads. If that isn't possible, give start_method='spawn'"
             )
-        if differing:
-            template.ask_to_recheck()
-            self._thread.run_until(lambda: template.verdicts is not None or template.is_gone)
-            self.datasets.settle(differing, template.verdicts or {}, who)
 
     @property
     def are_forkable(self) -> bool:

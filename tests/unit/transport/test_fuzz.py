@@ -29,10 +29,9 @@ from swift_loader.transport.messages import (
     SegmentMade,
     State,
     StreamEnded,
-    Verdicts,
 )
 from swift_loader.transport.payload import PayloadLayout
-from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
 from swift_loader.transport.task import Task
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
@@ -52,7 +51,6 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.REFUSED: Refused(3, False, "because"),
     Kind.WARMED: Warmed(3),
     Kind.READY: Ready(4096, BuildReport(100, 7, ((3, 99),))),
-    Kind.RECHECKED: Verdicts({3: Verdict.CHANGED}),
     Kind.TASK: Task(1, 2, 3, 4, [8, -9, 8], (5, 6), (7,)),
     Kind.SEGMENT: SegmentMade(1, 4096),
     Kind.SEGMENT_GONE: SegmentGone(3),
@@ -64,7 +62,7 @@ EXAMPLES: dict[Kind, Any] = {
     Kind.STATE: State(b"snapshot"),
     Kind.STREAM_ENDED: StreamEnded(1, 2),
 }
-BARE = [Kind.SKIPPED, Kind.RECHECK]
+BARE = [Kind.SKIPPED]
 PICKLED = [kind for kind, message in EXAMPLES.items() if isinstance(message, PickledBody)]
 """Not for noise: an opcode of pickle may ask for any amount of memory."""
 PACKED = [kind for kind in EXAMPLES if kind not in PICKLED]

@@ -23,9 +23,8 @@ from swift_loader.transport.messages import (
     SegmentMade,
     State,
     StreamEnded,
-    Verdicts,
 )
-from swift_loader.transport.reports import BuildReport, Verdict
+from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.task import _TASK, LostKeys, Task
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
@@ -63,7 +62,6 @@ messages = st.one_of(
     st.builds(SampleFailed, bits_32, st.none() | bits_63, failures),
     st.builds(Built, reports, st.booleans(), st.text()),
     st.builds(Ready, bits_64, reports),
-    st.builds(Verdicts, st.dictionaries(bits_63, st.sampled_from(Verdict), max_size=6)),
     st.builds(Fork, bits_32, st.booleans()),
     st.builds(Forked, bits_32, bits_32),
     st.builds(Exited, bits_32, bits_31),
