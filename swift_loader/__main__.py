@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from swift_loader.cli.main import main
+from swift_loader.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

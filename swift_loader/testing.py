@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift_loader.batch.digests import as_array, digest_array, digest_leaf
+from swift_loader.batch.digests import as_array, digest_of
 from swift_loader.batch.tree import parts
 
 if TYPE_CHECKING:
@@ -130,19 +130,19 @@ def _through_json(state: dict[str, int]) -> dict[str, int]:
 def _marks(part: Any, path: str, position: int | None, num_samples: int) -> Iterator[_Mark]:
     """Yield the marks of all leaves. An array or list with an entry per sample gets a mark per sample."""
     array = as_array(part)
-    if array is not None and not array.dtype.hasobject:
+    if array is not None:
         if position is None and array.ndim and len(array) == num_samples:
             for number, row in enumerate(array):
-                yield _Mark(path, number, digest_array(row))
+                yield _Mark(path, number, digest_of(row))
         else:
-            yield _Mark(path, position, digest_array(array))
+            yield _Mark(path, position, digest_of(array))
         return
     inside = [] if isinstance(part, (set, frozenset)) else list(parts(part))
     by_sample = position is None and isinstance(part, list) and len(part) == num_samples
     for number, (suffix, child) in enumerate(inside):
         yield from _marks(child, path if by_sample else path + suffix, number if by_sample else position, num_samples)
     if not inside:
-        yield _Mark(path, position, digest_leaf(part))
+        yield _Mark(path, position, digest_of(part))
 
 
 def _compare(reference: list[_Seen], resumed: list[_Seen], how: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from importlib.util import find_spec
 
-from swift_loader.cli.errors import CommandError
+from swift_loader.cli import CommandError
 from swift_loader.doctor.diagnosis import Diagnosis
 from swift_loader.doctor.examination import diagnose
 from swift_loader.doctor.settings import Settings

@@ -17,7 +17,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from typing import IO, Any
 
-from swift_loader.cli.errors import CommandError
+from swift_loader.cli import CommandError
 from swift_loader.doctor.facts import Ended
 from swift_loader.doctor.probes.board import Board, Phase, Progress, Request
 from swift_loader.doctor.probes.child import DUMP_SIGNAL, Done, Unusable

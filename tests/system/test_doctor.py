@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.cli.errors import CommandError
-from swift_loader.cli.main import main
+from swift_loader.cli import CommandError, main
 from swift_loader.doctor.diagnosis import Diagnosis
 from swift_loader.doctor.examination import diagnose
 from swift_loader.doctor.findings import Finding, Severity

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
-from swift_loader.cli.errors import CommandError
+from swift_loader.cli import CommandError
 from swift_loader.doctor.probes.board import Board, Request, Role, detach_stdin
 from swift_loader.worker.process_exit import die_with_parent, end_process
 

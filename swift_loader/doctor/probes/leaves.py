@@ -8,33 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.batch.digests import as_array, digest, digest_array, digest_leaf
-from swift_loader.batch.tree import ATOMS, children, steps, type_name
+from swift_loader.batch.digests import digest_of, leaves_of
+from swift_loader.batch.tree import type_name
 from swift_loader.doctor.facts import Layout, Leaf
 
-__all__ = ["digests_of", "large_views", "layout_of", "leaves_of", "requiring_grad"]
+__all__ = ["digests_of", "large_views", "layout_of", "requiring_grad"]
 
 _TEXT = {"U": "text", "S": "bytes"}
 """Kinds of NumPy's dtypes that depend on the length of the text."""
 
-_MANY = 64
-"""Longer lists of numbers or text are one leaf."""
-
 _LARGE_NBYTES = 1 << 20
 _MANY_TIMES = 16
 """An array is large beside its view if it has so many bytes, and so many times those of the view."""
-
-
-def leaves_of(thing: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, leaf) for each leaf of a sample."""
-    values = children(thing)
-    if values is None or (
-        isinstance(thing, (list, tuple)) and len(thing) > _MANY and ATOMS.issuperset(map(type, thing))
-    ):
-        yield path, thing
-        return
-    for step, value in zip(steps(thing), values, strict=True):
-        yield from leaves_of(value, path + step)
 
 
 def layout_of(sample: Any) -> Layout:
@@ -60,16 +45,7 @@ def _tensor_type() -> type[Any]:
 
 def digests_of(sample: Any) -> dict[str, bytes]:
     """Return the digest of each leaf by its path."""
-    return {path: _digest(leaf) for path, leaf in leaves_of(sample)}
-
-
-def _digest(leaf: Any) -> bytes:
-    array = as_array(leaf)
-    if array is not None and not array.dtype.hasobject:
-        return digest_array(array)
-    if isinstance(leaf, (list, tuple)):  # of numbers or text; pickle would tell equal text from the same text
-        return digest(repr(leaf).encode())
-    return digest_leaf(leaf)
+    return {path: digest_of(leaf) for path, leaf in leaves_of(sample)}
 
 
 def large_views(sample: Any) -> Iterator[tuple[str, int, int]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from swift_loader.batch.collate import Collate, HeapMemory, collate_into
 from swift_loader.batch.torch_collate import torch_collate
-from swift_loader.cli.target import find_target
+from swift_loader.cli import find_target
 from swift_loader.doctor.facts import Batches, Failure, Layout, Sample, SlowAgain
 from swift_loader.doctor.probes.board import Board, Phase
 from swift_loader.doctor.probes.leaves import layout_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from swift_loader.cli.target import made_by
+from swift_loader.cli import made_by
 
 __all__ = ["Some", "without_loader"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swift_loader.batch.tree import type_name
-from swift_loader.cli.target import find_target, made_by
+from swift_loader.cli import find_target, made_by
 from swift_loader.doctor.facts import Construction, Failure, Line
 from swift_loader.doctor.probes.board import Board, Phase
 from swift_loader.doctor.probes.hazards import hazards_now, hazards_since

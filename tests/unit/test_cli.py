@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.cli.errors import CommandError
-from swift_loader.cli.target import find_target, made_by
+from swift_loader.cli import CommandError, find_target, made_by
 
 SOURCE = """
 class Data:
