@@ -1,4 +1,4 @@
-"""Examines a dataset: what is slow, what is random, and what would go wrong in workers."""
+"""The subcommand `swift-loader doctor`: examines a dataset and prints the diagnosis."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import sys
 from importlib.util import find_spec
 
 from swift_loader.cli import CommandError
-from swift_loader.doctor.diagnosis import Diagnosis
+from swift_loader.doctor.diagnosis import Settings
 from swift_loader.doctor.examination import diagnose
-from swift_loader.doctor.settings import Settings
-
-__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
+    """Declare the arguments of `swift-loader doctor`."""
     defaults = Settings("")
     parser.add_argument(
         "target", metavar="PACKAGE.MODULE:NAME", help="a dataset, or a function or class that makes one"
@@ -42,28 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine the dataset and print the diagnosis. Return 1 if there is a fault, else 0.
-
-    Raises:
-        CommandError: An argument is wrong, or the target can't be found.
-    """
-    settings = _settings(arguments)
-    is_plain = arguments.json or arguments.plain or not sys.stdout.isatty() or find_spec("rich") is None
-    diagnosis = diagnose(settings) if is_plain else _with_progress(settings)
-    if arguments.json:
-        sys.stdout.write(f"{diagnosis.to_json()}\n")
-    elif is_plain:
-        sys.stdout.write(f"{diagnosis}\n")
-    else:
-        from swift_loader.doctor.rich_text import print_diagnosis
-
-        print_diagnosis(diagnosis)
-    return diagnosis.exit_code
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
+    """Examine the dataset and print the diagnosis. Return 1 if there is a fault, else 0."""
     try:
-        return Settings(
+        settings = Settings(
             target=arguments.target,
             seconds=arguments.seconds,
             batch_size=arguments.batch_size,
@@ -74,10 +52,21 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         )
     except ValueError as error:
         raise CommandError(str(error)) from error
+    if not (arguments.json or arguments.plain) and sys.stdout.isatty() and find_spec("rich") is not None:
+        return _run_in_colours(settings)
+    diagnosis = diagnose(settings)
+    sys.stdout.write(f"{diagnosis.to_json() if arguments.json else diagnosis}\n")
+    return diagnosis.exit_code
 
 
-def _with_progress(settings: Settings) -> Diagnosis:
-    from swift_loader.doctor.rich_text import progress
+def _run_in_colours(settings: Settings) -> int:
+    """Show what is being done on stderr, and print the diagnosis in colours."""
+    from rich.console import Console
+    from rich.text import Text
 
-    with progress() as step:
-        return diagnose(settings, step)
+    with Console(stderr=True).status("starting") as status:
+        diagnosis = diagnose(settings, status.update)
+    console = Console(highlight=False)
+    for style, line in diagnosis.styled_lines():
+        console.print(Text(line, style), soft_wrap=True)
+    return diagnosis.exit_code

@@ -1,83 +1,192 @@
-"""The result of an examination. Pure: it follows from the settings, the evidence and the number of cores."""
+"""What to examine, what was found out, and how it reads. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
-from swift_loader.doctor.facts import Evidence, Line
-from swift_loader.doctor.findings import Finding, Severity, sorted_findings
-from swift_loader.doctor.rules.faults import judge_faults
-from swift_loader.doctor.rules.leaves import judge_leaves
-from swift_loader.doctor.rules.lines import LineShare, line_shares
-from swift_loader.doctor.rules.memory import judge_memory
-from swift_loader.doctor.rules.randomness import judge_randomness
-from swift_loader.doctor.rules.sharing import judge_sharing
-from swift_loader.doctor.rules.timing import BatchTime, Timing, batch_time, judge_time, timing
-from swift_loader.doctor.rules.workers import WorkersNeeded, workers_needed
-from swift_loader.doctor.settings import Settings
+_MAX_SHOWN = 8
+_NUM_SLOWEST = 5
 
-__all__ = ["Diagnosis"]
+_WORKERS_RESERVE = 1.1
+"""So that an uneven batch doesn't make the step wait."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """What to examine, and for how long."""
+
+    target: str
+    """`package.module:name` of a dataset, or of a function or class that returns one."""
+    seconds: float = 10.0
+    """How long samples are fetched for measurements. The other checks take some seconds more."""
+    batch_size: int = 32
+    collate: str = "default"
+    """`default` (swift_loader's), `torch` (torch's default collate), or `package.module:name` of a function."""
+    step_s: float | None = None
+    """Duration of a training step; None: unknown."""
+    num_workers: int = 8
+    """For how many workers memory is estimated."""
+    stall_s: float = 60.0
+    """A process that makes no progress for so long is taken to hang, and is killed."""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "batch_size", "num_workers", "stall_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}; give a number above 0")
+        if self.step_s is not None and not self.step_s > 0:
+            raise ValueError(f"step_s={self.step_s!r}; give a number of seconds above 0, or None")
+
+
+class Severity(str, Enum):
+    """How bad a finding is. In this order, worst first."""
+
+    FAULT = "fault"
+    """The dataset gives wrong samples, or the loader can't run it as it is. The exit code is 1."""
+    WARNING = "warning"
+    """It works, but it costs time or memory, or something may go wrong later."""
+    NOTE = "note"
+    """Worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that isn't as it should be."""
+
+    severity: Severity
+    topic: str
+    """Such as `randomness`."""
+    what: str
+    """One sentence."""
+    evidence: str
+    """What was seen."""
+    remedy: str
+    """One sentence: what to change."""
+    indices: tuple[int, ...] = ()
+    """The dataset indices that it is about, if it is about some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of code that was running."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """The share of the time that a line takes, with the calls that it makes."""
+
+    line: Line
+    share: float
+    num_hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The time of samples in one worker, in seconds."""
+
+    num_samples: int
+    p50_s: float
+    p99_s: float
+    max_s: float
+    mean_s: float
+    cpu_share: float
+    """CPU time of all samples / their time."""
+    slowest: tuple[tuple[int, float], ...]
+    """(dataset index, seconds), slowest first."""
+    nbytes: float
+    """Mean size of a sample."""
+    samples_per_s: float
+    """What one worker fetches."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """The time of a batch in one worker, in seconds."""
+
+    batch_size: int
+    """The user's, or fewer if samples take long."""
+    p50_s: float
+    mean_s: float
+    collate_s: float
+    """Median of what collating takes of it."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersNeeded:
+    """The workers for a step, on this machine."""
+
+    num_workers: int
+    """If the step can't be fed: the number beyond which more workers bring nothing."""
+    num_cores: float
+    step_s: float
+    fed_step_s: float
+    """The shortest step that so many workers keep fed, in seconds."""
+    is_fed: bool
+    """Whether the step needn't wait."""
+
+
+def workers_needed(batch_s: float, cpu_share: float, step_s: float, num_cores: float) -> WorkersNeeded:
+    """Return how many workers keep a step fed, if one worker builds a batch in `batch_s`, with this share of a core.
+
+    w workers build w / batch_s batches per second, but never more than num_cores / (batch_s * cpu_share).
+    """
+    shortest_s = batch_s * cpu_share / num_cores
+    num_workers = max(1, math.ceil(_WORKERS_RESERVE * batch_s / step_s - _ROUNDING))
+    if num_workers * shortest_s > batch_s:
+        num_workers = max(1, math.ceil(batch_s / shortest_s))
+    fed_step_s = max(batch_s / num_workers, shortest_s)
+    return WorkersNeeded(num_workers, num_cores, step_s, fed_step_s, fed_step_s <= step_s)
+
+
+@dataclass(slots=True)
 class Diagnosis:
     """What the doctor found out about a dataset. `print` shows it as text."""
 
     target: str
-    dataset: str
+    dataset: str = ""
     """Qualified name of its type; empty if it couldn't be built."""
-    num_samples: int | None
+    num_samples: int | None = None
     """Its length; None if it has none."""
-    build_s: float
-    timing: Timing | None
+    build_s: float = 0.0
+    timing: Timing | None = None
     """The time of samples; None if none could be fetched."""
-    batch: BatchTime | None
+    batch: BatchTime | None = None
     """The time of batches; None if none could be collated."""
-    workers: WorkersNeeded | None
+    workers: WorkersNeeded | None = None
     """The workers for a step; None if its duration is unknown."""
-    lines: tuple[LineShare, ...]
+    lines: tuple[LineShare, ...] = ()
     """The lines that take the time of samples, first the one that takes most."""
-    findings: tuple[Finding, ...]
+    findings: list[Finding] = field(default_factory=list)
     """Worst first."""
-    healthy: tuple[str, ...]
+    healthy: list[str] = field(default_factory=list)
     """What was looked at and is as it should be."""
+    is_complete: bool = False
+    """Whether the examination came to its end."""
 
-    @classmethod
-    def of(cls, settings: Settings, evidence: Evidence, num_cores: float) -> Diagnosis:
-        """Return what follows from the evidence."""
-        seen, batch, built = (
-            timing(evidence.samples, evidence.contention),
-            batch_time(evidence.batches),
-            evidence.construction,
-        )
-        workers = None
-        if settings.step_s is not None and seen is not None:
-            per_sample_s = batch.mean_s / batch.batch_size if batch is not None else seen.mean_s
-            batch_s = per_sample_s * settings.batch_size
-            workers = workers_needed(batch_s, seen.cpu_share, settings.step_s, num_cores)
-        verdicts = [
-            judge_faults(evidence),
-            judge_randomness(evidence),
-            judge_leaves(evidence),
-            judge_sharing(evidence),
-            judge_memory(evidence, settings.num_workers),
-            judge_time(evidence, workers),
-        ]
-        return cls(
-            target=settings.target,
-            dataset="" if built is None else built.kind,
-            num_samples=built.lengths[0] if built is not None and built.lengths else None,
-            build_s=0.0 if built is None else built.build_s,
-            timing=seen,
-            batch=batch,
-            workers=workers,
-            lines=line_shares(evidence.stacks.hits) if evidence.stacks is not None else (),
-            findings=sorted_findings(finding for verdict in verdicts for finding in verdict.findings),
-            healthy=tuple(line for verdict in verdicts for line in verdict.healthy),
-        )
+    def fault(self, topic: str, what: str, evidence: str, remedy: str, indices: Sequence[int] = ()) -> None:
+        """Add a finding that makes the exit code 1."""
+        self.findings.append(Finding(Severity.FAULT, topic, what, evidence, remedy, tuple(indices)))
+
+    def warning(self, topic: str, what: str, evidence: str, remedy: str, indices: Sequence[int] = ()) -> None:
+        """Add a finding that costs time or memory, or may do harm later."""
+        self.findings.append(Finding(Severity.WARNING, topic, what, evidence, remedy, tuple(indices)))
+
+    def note(self, topic: str, what: str, evidence: str, remedy: str) -> None:
+        """Add a finding that is worth knowing."""
+        self.findings.append(Finding(Severity.NOTE, topic, what, evidence, remedy))
 
     @property
     def exit_code(self) -> int:
@@ -86,21 +195,94 @@ class Diagnosis:
 
     def to_json(self) -> str:
         """Return all fields as JSON. Times are in seconds, sizes in bytes."""
-        fields = dataclasses.asdict(self)
-        fields["lines"] = [
-            {"line": _of_line(one.line), "share": one.share, "num_hits": one.num_hits} for one in self.lines
-        ]
-        if self.timing is not None:
-            fields["timing"]["samples_per_s"] = self.timing.samples_per_s
-        if self.workers is not None:
-            fields["workers"]["is_fed"] = self.workers.is_fed
-        return json.dumps(fields, indent=2)
+        return json.dumps(dataclasses.asdict(self), indent=2)
 
     def __str__(self) -> str:
-        from swift_loader.doctor.text import as_text
+        return "\n".join(line for _, line in self.styled_lines())
 
-        return as_text(self)
+    def styled_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the text, each with the style that rich gives it in a terminal."""
+        length = "" if self.num_samples is None else f", {count_text(self.num_samples, 'sample')}"
+        seen = "" if self.timing is None else f", {self.timing.num_samples:,} measured"
+        kind = f" is a {self.dataset}" if self.dataset else ""
+        yield "bold", f"{self.target}{kind}{length}{seen}"
+        if self.timing is not None:
+            yield from (("", ""), ("bold", "Time"), *(("", f"  {line}") for line in self._time_lines(self.timing)))
+        if self.lines:
+            yield from (("", ""), ("bold", "Lines"))
+            yield from (("", f"  {share_text(one.share):>5}  {one.line}") for one in self.lines)
+        if self.findings:
+            yield from (("", ""), ("bold", "Findings"))
+        styles = {Severity.FAULT: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+        for one in self.findings:
+            yield styles[one.severity], f"  {one.severity.value.upper()} ({one.topic}): {one.what}"
+            yield "dim", f"      seen: {one.evidence}"
+            yield "", f"      do:   {one.remedy}"
+        if self.healthy:
+            yield from (("", ""), ("bold", "Healthy"), *(("green", f"  {line}") for line in self.healthy))
+
+    def _time_lines(self, seen: Timing) -> Iterator[str]:
+        yield (
+            f"sample: p50 {time_text(seen.p50_s)}, p99 {time_text(seen.p99_s)}, max {time_text(seen.max_s)}; "
+            f"{share_text(seen.cpu_share)} CPU ({_bound(seen.cpu_share)}); {nbytes_text(seen.nbytes)}"
+        )
+        slowest = ", ".join(f"{index} ({time_text(took_s)})" for index, took_s in seen.slowest[:_NUM_SLOWEST])
+        yield f"slowest dataset indices: {slowest}"
+        yield f"one worker: {seen.samples_per_s:,.0f} samples per second"
+        if self.batch is not None:
+            yield (
+                f"batch of {self.batch.batch_size}: p50 {time_text(self.batch.p50_s)}, "
+                f"{time_text(self.batch.collate_s)} of it to collate; {nbytes_text(self.batch.nbytes)}"
+            )
+        if self.workers is not None:
+            step, cores = time_text(self.workers.step_s), f"{self.workers.num_cores:g} cores"
+            some = count_text(self.workers.num_workers, "worker")
+            if self.workers.is_fed:
+                yield f"a step of {step} is fed by {some} (this machine: {cores})"
+            else:
+                best = time_text(self.workers.fed_step_s)
+                yield f"a step of {step} can't be fed by {cores}: at best one of {best}, by {some}"
 
 
-def _of_line(line: Line) -> dict[str, Any]:
-    return {"file": line.file, "number": line.number, "function": line.function}
+def _bound(cpu_share: float) -> str:
+    """Return what a sample's time goes to, in words."""
+    if cpu_share >= 0.8:  # noqa: PLR2004
+        return "CPU-bound"
+    return "mostly waiting, for files, the network or other processes" if cpu_share <= 0.4 else "mixed"  # noqa: PLR2004
+
+
+# Numbers as text ------------------------------------------------------------------------------------------------------
+
+
+def quoted(items: Sequence[object]) -> str:
+    """Return the first items as text: `3, 17, 41 and 12 more`."""
+    shown = ", ".join(map(str, items[:_MAX_SHOWN]))
+    return f"{shown} and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else shown
+
+
+def time_text(seconds: float) -> str:
+    """Return a time with its unit: `1.20 s`, `3.40 ms`, `12.0 us`."""
+    if seconds >= 1:
+        return f"{_digits(seconds)} s"
+    return f"{_digits(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{_digits(seconds * 1e6)} us"  # noqa: PLR2004
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Return a size with its unit: `512 B`, `1.50 MiB`."""
+    power = min(4, int(math.log2(max(1, nbytes)) // 10))
+    return f"{_digits(nbytes / 1024**power)} {'KMGT'[power - 1]}iB" if power else f"{round(nbytes)} B"
+
+
+def share_text(share: float) -> str:
+    """Return a share as per cent."""
+    return f"{100 * share:.0f} %"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 sample`, `1,000 samples`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _digits(number: float) -> str:
+    """Return about three significant digits, without an exponent."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"  # noqa: PLR2004

@@ -1,158 +1,135 @@
-"""Examines a dataset in three processes, one after the other, and puts their reports together.
+"""Examines a dataset in a process of its own, in which it may crash, hang, print or end the process.
 
-    examine    builds and measures; started again without a sample that kills or hangs it
-    compare    builds the same samples in another order
-    resume     runs a loader over some of them
-
-No user code runs in the calling process.
+The two meet in a temporary folder: `request` (pickle), `diagnosis` (pickle, replaced after each part), `place` (what
+the process is doing), `unusable` (why there is no dataset to examine) and `output` (what the process printed, with the
+stack that faulthandler writes when it crashes or hangs). Files outlive the process, and unlike a pipe they can't be
+held open by what it leaves behind.
 """
 
 from __future__ import annotations
 
-import time
+import os
+import pickle
+import signal
+import subprocess
+import tempfile
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
-from swift_loader.doctor import facts
-from swift_loader.doctor.cores import available_cores
-from swift_loader.doctor.diagnosis import Diagnosis
-from swift_loader.doctor.facts import Ended, Evidence
-from swift_loader.doctor.isolated import run_isolated
-from swift_loader.doctor.probes.board import Request, Role
-from swift_loader.doctor.settings import Settings
-from swift_loader.executors.environment import import_path
-
-__all__ = ["Step", "diagnose"]
-
-Step = Callable[[str, float], None]
-"""Is told what is being done, and which share of the whole is done."""
+from swift_loader.cli import CommandError
+from swift_loader.doctor.diagnosis import Diagnosis, Finding, Settings, Severity, time_text
+from swift_loader.doctor.stacks import line_in_dump
+from swift_loader.executors.environment import environ_for_workers, import_path, interpreter_command
 
 _MAX_STARTS = 4
-"""How often the first process is started: once more for each sample that kills it."""
+"""How often the process is started: once more for each sample that ends it."""
 
-_PARTS: dict[type, str] = {
-    facts.Construction: "construction",
-    facts.FirstFailing: "first_failing",
-    facts.Batches: "batches",
-    facts.Contention: "contention",
-    facts.Stacks: "stacks",
-    facts.Habits: "habits",
-    facts.Draws: "draws",
-    facts.Digests: "digests",
-    facts.OtherBuild: "other_build",
-    facts.Resumed: "resumed",
-}
-"""Report -> field of `Evidence`. A later report replaces an earlier one."""
+_CODE = "import sys; sys.path[:] = {path!r}; from swift_loader.doctor.child import main; main({folder!r}, {parent})"
 
-_LISTS: dict[type, str] = {
-    facts.Container: "containers",
-    facts.Growth: "growths",
-    facts.Sample: "samples",
-    facts.Failure: "failures",
-    facts.SlowAgain: "slow_again",
-    facts.Ended: "ended",
-}
-"""Report -> field of `Evidence`, which has all of them."""
+_LOOK_EVERY_S = 0.2
+_MAX_OUTPUT = 1 << 14
+_MAX_LINES = 4
 
-_COMPARE_SHARE = 0.3
-_RESUME_SHARE = 0.5
-"""Of `seconds`: how long the samples of a resumed run may take in all."""
-_LEAST_RESUME_S = 3.0
-_RESUME_BUILDS = 6
-"""How often such a run builds each sample, about."""
-_MAX_RESUMED = 48
+_INDEX_WIDTH = 20
+PLACE_SIZE = 64
+"""Bytes of the file `place`."""
 
 
-def diagnose(settings: Settings, step: Step = lambda doing, share: None) -> Diagnosis:  # noqa: ARG005
+def place_text(doing: str, index: int | None) -> bytes:
+    """Return what `place` holds while the process does something with a dataset index."""
+    return f"{-1 if index is None else index:{_INDEX_WIDTH}}{doing:{PLACE_SIZE - _INDEX_WIDTH}}".encode()
+
+
+def diagnose(settings: Settings, show: Callable[[str], None] = lambda doing: None) -> Diagnosis:  # noqa: ARG005
     """Examine a dataset. Blocks for about `settings.seconds` and some seconds more.
 
     Args:
         settings: What to examine, and for how long.
-        step: Is called with what is being done. For a progress display.
+        show: Is called with what is being done, some times per second.
 
     Raises:
-        CommandError: The target, or the collate function, can't be found. `swift_loader.cli.errors` has the class.
+        CommandError: The target, or the collate function, can't be found. `swift_loader.cli` has the class.
     """
-    gathered = _Gathered()
-    step("building and measuring", 0.0)
-    _examine(settings, gathered, step)
-    indices = gathered.comparable()
-    if indices:
-        step("building the same samples in another order", 0.6)
-        seconds = max(1.0, _COMPARE_SHARE * settings.seconds)
-        gathered.run(_request(Role.COMPARE, settings, seconds, indices))
-    chosen = indices[: gathered.num_to_resume(max(_LEAST_RESUME_S, _RESUME_SHARE * settings.seconds))]
-    if len(chosen) >= facts.MIN_RESUMED:
-        step("stopping and resuming a run", 0.7)
-        gathered.run(_request(Role.RESUME, settings, settings.seconds, chosen))
-    step("done", 1.0)
-    return Diagnosis.of(settings, gathered.evidence(), available_cores())
-
-
-def _examine(settings: Settings, gathered: _Gathered, step: Step) -> None:
-    """Run the first process, and once more without each sample that killed it."""
-    began_s, avoid = time.monotonic(), set[int]()
+    ended: list[Finding] = []
+    avoid: set[int] = set()
     for start in range(_MAX_STARTS):
-        left_s = settings.seconds / 2**start
-        request = Request(Role.EXAMINE, settings, import_path(), left_s, avoid=frozenset(avoid))
-        ended = gathered.run(request, partial(_show, step, began_s, settings.seconds))
-        if ended is None or ended.index is None:
-            return
-        avoid.add(ended.index)
+        left = replace(settings, seconds=settings.seconds / 2**start)
+        diagnosis, end = _examine(left, frozenset(avoid), show)
+        if end is not None:
+            ended.append(end)
+            avoid.update(end.indices)
+        if end is None or not end.indices:
+            break
+    severities = list(Severity)
+    diagnosis.findings = sorted([*ended, *diagnosis.findings], key=lambda finding: severities.index(finding.severity))
+    return diagnosis
 
 
-def _show(step: Step, began_s: float, seconds: float) -> None:
-    step("measuring", 0.6 * min(1.0, (time.monotonic() - began_s) / seconds))
-
-
-def _request(role: Role, settings: Settings, seconds: float, indices: tuple[int, ...]) -> Request:
-    return Request(role, settings, import_path(), seconds, indices)
-
-
-class _Gathered:
-    """The reports so far."""
-
-    def __init__(self) -> None:
-        self._parts: dict[str, Any] = {}
-        self._lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}
-
-    def run(self, request: Request, step: Callable[[], None] = lambda: None) -> Ended | None:
-        """Run a process and keep its reports. Return its `Ended`, if it ended too early."""
-        if request.role is Role.EXAMINE:
-            self._forget()
-        ended = None
-        with closing(run_isolated(request)) as reports:
-            for report in reports:
-                kind = type(report)
-                if kind in _PARTS:
-                    self._parts[_PARTS[kind]] = report
+def _examine(
+    settings: Settings, avoid: frozenset[int], show: Callable[[str], None]
+) -> tuple[Diagnosis, Finding | None]:
+    """Run the process. Return what it found out, and how it ended, if it ended too early."""
+    with tempfile.TemporaryDirectory(prefix="swift_loader-doctor-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "request").write_bytes(pickle.dumps((settings, avoid)))
+        (folder / "diagnosis").write_bytes(pickle.dumps(Diagnosis(settings.target)))
+        (folder / "place").write_bytes(place_text("starting", None))
+        with (folder / "output").open("ab") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                [
+                    *interpreter_command(),
+                    "-c",
+                    _CODE.format(path=list(import_path()), folder=name, parent=os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ_for_workers(),
+                start_new_session=True,  # so that all that it starts can be killed with it
+            )
+        try:
+            while process.poll() is None:
+                show((folder / "place").read_text(encoding="utf-8")[_INDEX_WIDTH:].rstrip())
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_EVERY_S)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
                 else:
-                    self._lists[_LISTS[kind]].append(report)
-                ended = report if isinstance(report, Ended) else ended
-                step()
-        return ended
+                    process.kill()
+            process.wait()
+        with suppress(FileNotFoundError):
+            raise CommandError((folder / "unusable").read_text(encoding="utf-8"))
+        diagnosis: Diagnosis = pickle.loads((folder / "diagnosis").read_bytes())
+        return diagnosis, None if diagnosis.is_complete else _ended(folder, process.returncode, settings.stall_s)
 
-    def _forget(self) -> None:
-        """Forget what the first process reported, which is started again; not how it ended."""
-        self._parts.clear()
-        for name, reports in self._lists.items():
-            if name != "ended":
-                reports.clear()
 
-    def evidence(self) -> Evidence:
-        """Return all of it."""
-        lists: dict[str, Any] = {name: tuple(reports) for name, reports in self._lists.items()}
-        return Evidence(**self._parts, **lists)
-
-    def comparable(self) -> tuple[int, ...]:
-        """Return the samples that were built twice."""
-        digests: facts.Digests | None = self._parts.get("digests")
-        return () if digests is None else tuple(digests.first)
-
-    def num_to_resume(self, seconds: float) -> int:
-        """Return for how many samples there is time in a run that is resumed."""
-        samples: list[facts.Sample] = self._lists["samples"]
-        mean_s = sum(sample.took_s for sample in samples) / max(1, len(samples))
-        return min(_MAX_RESUMED, int(seconds / max(1e-9, mean_s * _RESUME_BUILDS)))
+def _ended(folder: Path, status: int, stall_s: float) -> Finding:
+    place = (folder / "place").read_text(encoding="utf-8")
+    doing, index = place[_INDEX_WIDTH:].rstrip(), int(place[:_INDEX_WIDTH])
+    printed = (folder / "output").read_bytes()[-_MAX_OUTPUT:].decode(errors="replace")
+    how = f"ended itself with exit code {status}"
+    if status == 1 and "Timeout (" in printed:  # faulthandler's
+        how = f"made no progress for {time_text(stall_s)}"
+    elif status < 0:
+        with suppress(ValueError):
+            how = f"was killed by {signal.Signals(-status).name}"
+    line = line_in_dump(printed)
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    said = f", at {line}" if line is not None else f"; it printed: {' | '.join(lines[-_MAX_LINES:])}" if lines else ""
+    remedy = (
+        "If it only takes long, pass a larger --stall-seconds; else run it in a script of yours to see where it stops."
+        if index < 0
+        else "Fetch that sample by itself in a script of yours; python -X faulthandler shows where it stops."
+    )
+    return Finding(
+        Severity.FAULT,
+        "faults",
+        f"The process that runs the dataset {how}{'' if index < 0 else f' at dataset index {index}'}.",
+        f"it was {doing}{said}",
+        remedy,
+        () if index < 0 else (index,),
+    )

@@ -132,6 +132,13 @@ class Crashing(Sound):
         return super().__getitem__(index)
 
 
+class Exiting(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index == FAILING:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
 class Hanging(Sound):
     def __getitem__(self, index: int) -> Any:
         if index == FAILING:
@@ -175,6 +182,15 @@ class Empty(Sound):
 class Unbuildable(Sound):
     def __init__(self) -> None:
         raise FileNotFoundError("no index file")
+
+
+class ExitingConstructor(Sound):
+    """Leaves a process behind that holds all that it inherited."""
+
+    def __init__(self) -> None:
+        if not os.fork():
+            threading.Event().wait()
+        os._exit(0)
 
 
 class SeveralFaults(OpenFile):

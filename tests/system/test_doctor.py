@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from swift_loader.cli import CommandError, main
-from swift_loader.doctor.diagnosis import Diagnosis
-from swift_loader.doctor.examination import diagnose
-from swift_loader.doctor.findings import Finding, Severity
-from swift_loader.doctor.settings import Settings
+from swift_loader.doctor import Diagnosis, Finding, Settings, Severity, diagnose
 from tests.support import doctor_datasets as planted
 from tests.support.doctor_datasets import FOLDER, write_files
 from tests.support.helpers import exhaustive, set_environ
@@ -71,7 +68,12 @@ def test_a_target_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("name", "topic", "evidence"), [("Unbuildable", "faults", "no index file"), ("Empty", "length", "is 0")]
+    ("name", "topic", "evidence"),
+    [
+        ("Unbuildable", "faults", "no index file"),
+        ("ExitingConstructor", "faults", "building the dataset"),
+        ("Empty", "length", "is 0"),
+    ],
 )
 def test_a_dataset_that_can_not_be_used_is_a_fault(name: str, topic: str, evidence: str) -> None:
     diagnosis = diagnosed(name)
@@ -111,8 +113,7 @@ def test_of_an_open_hdf5_file_only_the_sharing_is_told(files: Path) -> None:
     [
         ("Unkeyed", "dataset.rng"),
         ("UnkeyedByTheSystem", "generator made without a seed"),
-        ("RandomConstructor", "the constructor uses"),
-        ("Timed", "time.time_ns at"),
+        ("Timed", "on the time"),
         ("Counting", "no random source was seen"),
     ],
 )
@@ -125,6 +126,14 @@ def test_samples_that_differ_are_named_with_their_cause(name: str, cause: str) -
     assert found(diagnosis, "resume").severity is Severity.FAULT
     if name.startswith("Unkeyed"):
         assert "sample_rng()" in finding.remedy
+
+
+@pytest.mark.slow
+def test_a_dataset_that_each_process_builds_anew_at_random_does_not_resume() -> None:
+    finding = found(diagnosed("RandomConstructor"), "resume")
+    assert finding.severity is Severity.FAULT
+    assert "differs at dataset index" in finding.evidence
+    assert "fixed seed" in finding.remedy
 
 
 @pytest.mark.slow
@@ -171,12 +180,16 @@ def test_slow_samples_are_named_with_the_line_that_takes_their_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_sample_that_kills_the_process_is_named_and_the_others_are_examined() -> None:
-    diagnosis = diagnosed("Crashing")
+@pytest.mark.parametrize(
+    ("name", "how", "evidence"),
+    [("Crashing", "was killed by SIGSEGV", "doctor_datasets.py"), ("Exiting", "with exit code 3", "fetching a sample")],
+)
+def test_a_sample_that_ends_the_process_is_named_and_the_rest_is_examined(name: str, how: str, evidence: str) -> None:
+    diagnosis = diagnosed(name)
     finding = found(diagnosis, "faults")
-    assert "SIGSEGV" in finding.what
+    assert how in finding.what
     assert finding.indices == (planted.FAILING,)
-    assert "doctor_datasets.py" in finding.evidence
+    assert evidence in finding.evidence
     assert diagnosis.timing is not None
     assert diagnosis.timing.num_samples == planted.NUM_SAMPLES - 1
 

@@ -1,1 +1,0 @@
-"""What runs in the processes that run the user's dataset. It measures, and judges nothing."""
