@@ -22,7 +22,7 @@ from typing import Any
 import swift_loader
 
 _SUBCOMMANDS = {
-    "doctor": ("swift_loader.doctor.command", "examine a dataset: what is slow, and what could go wrong"),
+    "doctor": ("swift_loader.doctor.examination", "examine a dataset: what is slow, and what could go wrong"),
     "replay": ("swift_loader.replay", "rebuild a batch of a past run and write it to a file"),
 }
 """Each subcommand's module, and one line for the list of subcommands, which is shown without an import."""

@@ -12,10 +12,8 @@ import os
 import pickle
 import sys
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ from swift_loader.doctor.diagnosis import (
     Timing,
     count_text,
     quoted,
-    share_text,
     time_text,
     workers_needed,
 )
@@ -43,16 +40,20 @@ from swift_loader.doctor.examination import PLACE_SIZE, place_text
 from swift_loader.doctor.samples import (
     KEEP_NOTHING,
     SEED,
-    Leaf,
+    Fetch,
     Subject,
+    fetch_one,
+    first_failing,
     judge_leaves,
     judge_randomness,
     layout_of,
+    probe_order,
+    text_of,
+    timing_of,
 )
-from swift_loader.doctor.stacks import StackSampler, is_users_file, line_of
+from swift_loader.doctor.stacks import StackSampler
 from swift_loader.loader import SwiftLoader
 from swift_loader.metrics.machine import available_cores
-from swift_loader.sampling.permutation import permute
 from swift_loader.testing import assert_resume_exact
 from swift_loader.worker.process_exit import die_with_parent, end_process
 from swift_loader.worker.seeding import Rng, seed_for_construction
@@ -61,10 +62,7 @@ from swift_loader.worker.torch_settings import set_num_threads
 _SAMPLES_SHARE, _AGAIN_SHARE, _BATCHES_SHARE, _RANDOMNESS_SHARE = 0.5, 0.1, 0.15, 0.25
 """Of the seconds for measurements."""
 
-_MAX_TEXT = 300
 _MAX_PRINTED = 120
-_MAX_SAMPLES = 20_000
-"""Of very fast samples, more say nothing new."""
 _MAX_BATCHES = 20
 _ENOUGH_HITS = 200
 """Of a small dataset of fast samples, one pass shows too few stacks."""
@@ -111,21 +109,6 @@ def main(folder: str, parent: int) -> None:
     except CommandError as error:
         (Path(folder) / "unusable").write_text(str(error), encoding="utf-8")
     end_process(0)  # not sys.exit: the dataset's threads may go on for ever
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetch:
-    """The fetch of one sample."""
-
-    index: int
-    took_s: float
-    cpu_s: float
-    """CPU time of the thread that fetched it."""
-    layout: tuple[Leaf, ...]
-    error: BaseException | None
-    """What the sample raised, without its frames."""
-    line: Line | None
-    """The innermost line of the user's code in the error."""
 
 
 class _Examiner:
@@ -207,7 +190,7 @@ class _Examiner:
             self.diagnosis.fault(
                 "faults",
                 "The dataset can't be built.",
-                _text_of(error.__cause__ or error),
+                text_of(error.__cause__ or error),
                 "Make the function or class work without arguments, then examine the dataset again.",
             )
             return None
@@ -224,7 +207,7 @@ class _Examiner:
             try:
                 self.diagnosis.num_samples = length = len(dataset)
             except Exception as raised:
-                error = f"len(dataset) raised {_text_of(raised)}"
+                error = f"len(dataset) raised {text_of(raised)}"
         else:
             error = f"a {type_name(dataset)} has no __getitem__"
         if error:
@@ -245,51 +228,50 @@ class _Examiner:
 
     # Its samples
 
-    def _measure(self, subject: Subject) -> list[_Fetch]:
+    def _measure(self, subject: Subject) -> list[Fetch]:
         """Fetch samples one by one for some seconds, and find what is wrong. Return those that succeeded."""
-        samples: list[_Fetch] = []
-        failures: list[_Fetch] = []
+        samples: list[Fetch] = []
+        failures: list[Fetch] = []
         num_printed = len(self._printed())
-        sampler = StackSampler(__file__)
-        sampler.start()
+        sampler = StackSampler(fetch_one.__code__.co_filename)
         deadline_s = time.perf_counter() + _SAMPLES_SHARE * self._settings.seconds
-        for index in _probe_order(subject.num_samples):
+        for index in probe_order(subject.num_samples):
             if index in self._avoid:
                 continue
-            fetch = _fetch_one(subject, index, sampler)
+            fetch = fetch_one(subject, index, sampler)
             (samples if fetch.error is None else failures).append(fetch)
             if time.perf_counter() > deadline_s:
                 break
         for sample in cycle(samples):
             if sampler.num_hits >= _ENOUGH_HITS or time.perf_counter() > deadline_s:
                 break
-            _fetch_one(subject, sample.index, sampler)
+            fetch_one(subject, sample.index, sampler)
         sampler.stop()
         self._judge_output(subject.num_fetches, self._printed()[num_printed:])
         self._judge_failures(subject, failures, len(samples))
         if samples:
             if not failures:
                 self.diagnosis.healthy.append(f"{count_text(len(samples), 'sample')} were fetched without an error")
-            self.diagnosis.timing = timing = _timing(samples)
+            self.diagnosis.timing = timing = timing_of(samples)
             self.diagnosis.lines = sampler.shares()
             self._judge_slow(subject, samples[1:], timing, sampler)
         return samples
 
-    def _judge_failures(self, subject: Subject, failures: Sequence[_Fetch], num_good: int) -> None:
+    def _judge_failures(self, subject: Subject, failures: Sequence[Fetch], num_good: int) -> None:
         """Find samples that raise, by kind of error, and a length that is too large."""
         length, first = subject.num_samples, subject.num_samples
         of_last = [one for one in failures if one.index == length - 1 and isinstance(one.error, _BEYOND_THE_END)]
         if of_last:
-            first = _first_failing(subject) or length  # if all samples fail, the length isn't what is wrong
+            first = first_failing(subject) or length  # if all samples fail, the length isn't what is wrong
         if first < length:
             self.diagnosis.fault(
                 "length",
                 f"len(dataset) is wrong: it is {length:,}, but samples from index {first:,} on fail.",
-                f"index {first:,} to {length - 1:,} raised {_text_of(of_last[0].error)}; index {first - 1:,} is fine",
+                f"index {first:,} to {length - 1:,} raised {text_of(of_last[0].error)}; index {first - 1:,} is fine",
                 f"Let __len__ return {first:,}, or provide the missing samples.",
                 sorted({first, length - 1}),
             )
-        groups: dict[tuple[str, Line | None], list[_Fetch]] = defaultdict(list)
+        groups: dict[tuple[str, Line | None], list[Fetch]] = defaultdict(list)
         for one in failures:
             if one.index < first:
                 groups[type(one.error).__name__, one.line].append(one)
@@ -299,19 +281,19 @@ class _Examiner:
             self.diagnosis.fault(
                 "faults",
                 f"{whole} of those looked at {'raise' if num_good and len(indices) > 1 else 'raises'} {kind}.",
-                f"dataset indices {quoted(indices)}: {_text_of(group[0].error)}{'' if line is None else f' at {line}'}",
+                f"dataset indices {quoted(indices)}: {text_of(group[0].error)}{'' if line is None else f' at {line}'}",
                 "Repair or remove these samples, or pass on_error='skip' or 'replace' to leave them out.",
                 indices,
             )
 
-    def _judge_slow(self, subject: Subject, samples: Sequence[_Fetch], timing: Timing, sampler: StackSampler) -> None:
+    def _judge_slow(self, subject: Subject, samples: Sequence[Fetch], timing: Timing, sampler: StackSampler) -> None:
         """Find samples that take much longer than the others, each time."""
         limit_s = max(_TAIL * timing.p50_s, timing.p50_s + _LEAST_TAIL_S)
         slow: list[tuple[int, str]] = []
         looked_at = sorted(samples, key=lambda sample: -sample.took_s)[:_NUM_SLOW]
         deadline_s = time.perf_counter() + _AGAIN_SHARE * self._settings.seconds
         for sample in looked_at:
-            again_s = min(_fetch_one(subject, sample.index).took_s for _ in range(_NUM_AGAIN))
+            again_s = min(fetch_one(subject, sample.index).took_s for _ in range(_NUM_AGAIN))
             if min(sample.took_s, again_s) > limit_s:
                 slow.append((sample.index, f"{sample.index} ({time_text(sample.took_s)}, again {time_text(again_s)})"))
             if time.perf_counter() > deadline_s:
@@ -321,7 +303,7 @@ class _Examiner:
             self.diagnosis.healthy.append(f"no sample takes much longer than the others each time ({spread})")
             return
         lines = sampler.shares({sample.index for sample in looked_at})
-        where = f"; {share_text(lines[0].share)} of their time is in {lines[0].line}" if lines else ""
+        where = f"; {lines[0].share:.0%} of their time is in {lines[0].line}" if lines else ""
         self.diagnosis.warning(
             "time",
             "Some samples take much longer than the others, each time.",
@@ -363,7 +345,7 @@ class _Examiner:
 
     # Batches
 
-    def _measure_batches(self, subject: Subject, samples: Sequence[_Fetch], collate: Collate) -> str:
+    def _measure_batches(self, subject: Subject, samples: Sequence[Fetch], collate: Collate) -> str:
         """Build batches for some seconds, at least one, as a worker does. Return what the collate function raised."""
         seconds, mean_s = _BATCHES_SHARE * self._settings.seconds, sum(one.took_s for one in samples) / len(samples)
         batch_size = min(self._settings.batch_size, max(2, int(seconds / max(mean_s, 1e-9))))
@@ -384,7 +366,7 @@ class _Examiner:
                 fetched_s = time.perf_counter()
                 batch = collate(fetched, HeapMemory())
             except Exception as error:
-                return _text_of(error)
+                return text_of(error)
             ended_s = time.perf_counter()
             took.append(ended_s - began_s)
             collated.append(ended_s - fetched_s)
@@ -446,7 +428,7 @@ class _Examiner:
             text = " ".join(str(mismatch).split()).partition(". A sample must depend")[0]  # the remedy says it
             self.diagnosis.fault("resume", "A stopped run doesn't resume exactly.", f"{run}: {text}", KEEP_NOTHING)
         except Exception as failure:
-            text = " ".join(_text_of(failure).split())
+            text = " ".join(text_of(failure).split())
             remedy = "Follow the error's advice, then examine the dataset again."
             self.diagnosis.fault("resume", "The loader can't run this dataset.", f"{run}: {text}", remedy)
         else:
@@ -474,67 +456,6 @@ def without_loader(thing: Any) -> Any:
     return thing.dataset if is_loader else thing
 
 
-def _probe_order(num_samples: int) -> list[int]:
-    """Return dataset indices to look at: the first, the last, then others from all over the dataset."""
-    positions = np.arange(min(num_samples, _MAX_SAMPLES), dtype=np.uint64)
-    others = permute(positions, num_samples, np.array([SEED], np.uint64)).tolist()
-    return list(dict.fromkeys((0, num_samples - 1, *others)))
-
-
-def _fetch_one(subject: Subject, index: int, sampler: StackSampler | None = None) -> _Fetch:
-    raised: BaseException | None = None
-    sample = None
-    with subject.seeded(index):
-        if sampler is not None:
-            sampler.index = index
-        cpu_s, began_s = time.thread_time(), time.perf_counter()
-        try:
-            sample = subject.singles[index]
-        except (Exception, SystemExit) as error:
-            raised = error
-        took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
-        if sampler is not None:
-            sampler.index = None  # before anything else: what comes now isn't the sample's time
-    if raised is None:
-        return _Fetch(index, took_s, cpu_s, layout_of(sample), None, None)
-    frames = reversed(traceback.extract_tb(raised.__traceback__))
-    stack = [Line(frame.filename, frame.lineno or 0, frame.name) for frame in frames if is_users_file(frame.filename)]
-    return _Fetch(index, took_s, cpu_s, (), raised.with_traceback(None), line_of(stack))
-
-
-def _first_failing(subject: Subject) -> int:
-    """Return the index from which on samples fail, if the last one does."""
-    good, bad = -1, subject.num_samples - 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if _fetch_one(subject, middle).error is not None:
-            bad = middle
-        else:
-            good = middle
-    return bad
-
-
-def _timing(samples: Sequence[_Fetch]) -> Timing:
-    """Return the statistics of samples. The first one, which warms up, counts only if it is alone."""
-    counted = samples[1:] or samples
-    took = np.array([sample.took_s for sample in counted])
-    cpu_s = sum(sample.cpu_s for sample in counted)
-    p50_s, p99_s = np.percentile(took, [50, 99])
-    order = np.argsort(-took, kind="stable")[:_NUM_SLOW].tolist()
-    mean_s = float(took.mean())
-    return Timing(
-        num_samples=len(samples),
-        p50_s=float(p50_s),
-        p99_s=float(p99_s),
-        max_s=float(took.max()),
-        mean_s=mean_s,
-        cpu_share=min(1.0, cpu_s / max(float(took.sum()), 1e-12)),
-        slowest=tuple((counted[number].index, counted[number].took_s) for number in order),
-        nbytes=float(np.mean([sum(leaf.nbytes for leaf in sample.layout) for sample in samples])),
-        samples_per_s=1 / max(mean_s, 1e-9),
-    )
-
-
 def _process_settings() -> dict[str, Any]:
     """Return settings of the process that a sample had better leave alone."""
     settings: dict[str, Any] = {
@@ -550,7 +471,3 @@ def _process_settings() -> dict[str, Any]:
             "torch's grad mode": torch.is_grad_enabled(),
         }
     return settings
-
-
-def _text_of(error: BaseException | None) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT]

@@ -116,8 +116,6 @@ def _holds(thing: Any) -> str:
 
 def _is_standard(file: io.IOBase) -> bool:
     """Return whether it is one of the standard streams, which processes share in any case."""
-    if any(file is stream for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        return True
     try:
         return file.fileno() in range(3)
     except (OSError, ValueError):

@@ -210,7 +210,7 @@ class Diagnosis:
             yield from (("", ""), ("bold", "Time"), *(("", f"  {line}") for line in self._time_lines(self.timing)))
         if self.lines:
             yield from (("", ""), ("bold", "Lines"))
-            yield from (("", f"  {share_text(one.share):>5}  {one.line}") for one in self.lines)
+            yield from (("", f"  {one.share:>5.0%}  {one.line}") for one in self.lines)
         if self.findings:
             yield from (("", ""), ("bold", "Findings"))
         styles = {Severity.FAULT: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
@@ -224,7 +224,7 @@ class Diagnosis:
     def _time_lines(self, seen: Timing) -> Iterator[str]:
         yield (
             f"sample: p50 {time_text(seen.p50_s)}, p99 {time_text(seen.p99_s)}, max {time_text(seen.max_s)}; "
-            f"{share_text(seen.cpu_share)} CPU ({_bound(seen.cpu_share)}); {nbytes_text(seen.nbytes)}"
+            f"{seen.cpu_share:.0%} CPU ({_bound(seen.cpu_share)}); {nbytes_text(seen.nbytes)}"
         )
         slowest = ", ".join(f"{index} ({time_text(took_s)})" for index, took_s in seen.slowest[:_NUM_SLOWEST])
         yield f"slowest dataset indices: {slowest}"
@@ -271,11 +271,6 @@ def nbytes_text(nbytes: float) -> str:
     """Return a size with its unit: `512 B`, `1.50 MiB`."""
     power = min(4, int(math.log2(max(1, nbytes)) // 10))
     return f"{_digits(nbytes / 1024**power)} {'KMGT'[power - 1]}iB" if power else f"{round(nbytes)} B"
-
-
-def share_text(share: float) -> str:
-    """Return a share as per cent."""
-    return f"{100 * share:.0f} %"
 
 
 def count_text(count: int, noun: str) -> str:

@@ -7,9 +7,11 @@ import pickle
 import random
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,9 @@ import numpy as np
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.batch.tree import type_name
 from swift_loader.doctor.contents import generators_of
-from swift_loader.doctor.diagnosis import Diagnosis, count_text, quoted
+from swift_loader.doctor.diagnosis import Diagnosis, Line, Timing, count_text, quoted
+from swift_loader.doctor.stacks import StackSampler, is_users_file, line_of
+from swift_loader.sampling.permutation import permute
 from swift_loader.transport.by_value import Definitions
 from swift_loader.worker.fetch import Fetcher, OnError
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
@@ -25,13 +29,14 @@ from swift_loader.worker.seeding import Fetching, Rng, Seeding
 SEED = 0x0D0C
 """Seed of all that is fetched."""
 
+_MAX_TEXT = 300
+_NUM_SLOWEST = 8
+_MAX_SAMPLES = 20_000
+"""Of very fast samples, more say nothing new."""
+
 _TEXT = {"U": "text", "S": "bytes"}
 """Kinds of NumPy's dtypes that depend on the length of the text."""
 
-USE_KEYED = (
-    "Draw from swift_loader.sample_rng() in __getitem__, or from random, numpy.random or torch's default generator, "
-    "which the loader seeds for each sample."
-)
 KEEP_NOTHING = (
     "Let a sample depend on its index and on swift_loader.sample_rng() alone: keep nothing from one sample to the "
     "next, leave out the time, and give a generator in the constructor a fixed seed."
@@ -67,6 +72,88 @@ class Subject:
         finally:
             self._seeding.needs_rebuild()
             self._at("looking at the samples", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The fetch of one sample."""
+
+    index: int
+    took_s: float
+    cpu_s: float
+    """CPU time of the thread that fetched it."""
+    layout: tuple[Leaf, ...]
+    error: BaseException | None
+    """What the sample raised, without its frames."""
+    line: Line | None
+    """The innermost line of the user's code in the error."""
+
+
+def probe_order(num_samples: int) -> list[int]:
+    """Return dataset indices to look at: the first, the last, then others from all over the dataset."""
+    positions = np.arange(min(num_samples, _MAX_SAMPLES), dtype=np.uint64)
+    others = permute(positions, num_samples, np.array([SEED], np.uint64)).tolist()
+    return list(dict.fromkeys((0, num_samples - 1, *others)))
+
+
+def fetch_one(subject: Subject, index: int, sampler: StackSampler | None = None) -> Fetch:
+    """Fetch a sample and measure it. The sampler is told when the dataset's code runs."""
+    raised: BaseException | None = None
+    sample = None
+    with subject.seeded(index):
+        if sampler is not None:
+            sampler.index = index
+        cpu_s, began_s = time.thread_time(), time.perf_counter()
+        try:
+            sample = subject.singles[index]
+        except (Exception, SystemExit) as error:
+            raised = error
+        took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
+        if sampler is not None:
+            sampler.index = None  # before anything else: what comes now isn't the sample's time
+    if raised is None:
+        return Fetch(index, took_s, cpu_s, layout_of(sample), None, None)
+    frames = reversed(traceback.extract_tb(raised.__traceback__))
+    stack = [Line(frame.filename, frame.lineno or 0, frame.name) for frame in frames if is_users_file(frame.filename)]
+    return Fetch(index, took_s, cpu_s, (), raised.with_traceback(None), line_of(stack))
+
+
+def first_failing(subject: Subject) -> int:
+    """Return the index from which on samples fail, if the last one does."""
+    good, bad = -1, subject.num_samples - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if fetch_one(subject, middle).error is not None:
+            bad = middle
+        else:
+            good = middle
+    return bad
+
+
+def timing_of(samples: Sequence[Fetch]) -> Timing:
+    """Return the statistics of samples. The first one, which warms up, counts only if it is alone."""
+    counted = samples[1:] or samples
+    took = np.array([sample.took_s for sample in counted])
+    cpu_s = sum(sample.cpu_s for sample in counted)
+    p50_s, p99_s = np.percentile(took, [50, 99])
+    order = np.argsort(-took, kind="stable")[:_NUM_SLOWEST].tolist()
+    mean_s = float(took.mean())
+    return Timing(
+        num_samples=len(samples),
+        p50_s=float(p50_s),
+        p99_s=float(p99_s),
+        max_s=float(took.max()),
+        mean_s=mean_s,
+        cpu_share=min(1.0, cpu_s / max(float(took.sum()), 1e-12)),
+        slowest=tuple((counted[number].index, counted[number].took_s) for number in order),
+        nbytes=float(np.mean([sum(leaf.nbytes for leaf in sample.layout) for sample in samples])),
+        samples_per_s=1 / max(mean_s, 1e-9),
+    )
+
+
+def text_of(error: BaseException | None) -> str:
+    """Return an error's type and message."""
+    return "".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT]
 
 
 # Leaves ---------------------------------------------------------------------------------------------------------------
@@ -196,7 +283,10 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
             "Samples differ when they are fetched twice with the same seeds, so a run can't be repeated or resumed "
             "exactly.",
             f"dataset indices {quoted(sorted(differing))}, in {quoted(paths)}; {cause}",
-            USE_KEYED if guilty else KEEP_NOTHING,
+            "Draw from swift_loader.sample_rng() in __getitem__, or from random, numpy.random or torch's default "
+            "generator, which the loader seeds for each sample."
+            if guilty
+            else KEEP_NOTHING,
             sorted(differing),
         )
     else:

@@ -80,7 +80,7 @@ class StackSampler:
     """
 
     def __init__(self, caller: str) -> None:
-        """Start nothing yet. `caller` is the file whose code calls the dataset."""
+        """Start the thread. `caller` is the file whose code calls the dataset."""
         self.index: int | None = None
         """The sample that is being fetched; None: none is. The fetching thread sets it."""
         self.num_hits = 0
@@ -91,9 +91,6 @@ class StackSampler:
         self._hits: Counter[tuple[int, Line]] = Counter()
         is_users_file("")  # the first call is slow
         self._thread = threading.Thread(target=self._run, name="swift_loader-doctor", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
