@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeVar
 from weakref import WeakMethod
@@ -33,8 +31,7 @@ from swift_loader.dataloader.iterator import Epoch, LoaderCalls, LoaderIterator
 from swift_loader.dataloader.observing import Observer
 from swift_loader.dataloader.pinning import pin_device_of
 from swift_loader.dataloader.randomness import rng_of
-from swift_loader.dataloader.sharing import Sharing, check_stream_options, len_of_shard
-from swift_loader.dataloader.skipping import check_ahead, checked_steps, no_steps
+from swift_loader.dataloader.sharing import check_resumes, check_stream_options, copies_of, len_of_shard, shard_of
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.tuning import check_auto, first_number
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
@@ -187,9 +184,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
         check_auto(self)
-        self._sharing = Sharing()
-        self._to_skip: set[int] = set()
-        """Steps that the next epoch leaves out, if it begins at its start."""
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
         self._passes_end = False
@@ -317,19 +311,17 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
             epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._observer.metrics, self._shard())
-            epoch.skip(self._to_skip)
         else:
             if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                 self.check_worker_number_rationality()
             epoch = self._begin_with_workers(number, resume)
-        self._to_skip = set()
         latest: Epoch = self._evened(epoch) if self.equal_batches else epoch
         self._latest = latest
         return latest
 
     def _shard(self) -> StreamShard | None:
         """Return this rank's part of the stream. None: the loader doesn't share it out."""
-        return self._sharing.shard_of(self)
+        return shard_of(self)
 
     def _evened(self, epoch: StreamEpoch | InlineEpoch) -> Epoch:
         """Return an epoch that ends on all ranks at once."""
@@ -357,12 +349,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             seed_pipe(self.dataset, draws.pipe_seed)
             workers = self._start_of(marks)(draws.base_seed)
         if not isinstance(self.dataset, IterableDataset):
-            return IndexEpoch(self, draws, workers, self._shelf, resume, self._to_skip)
-        probe = self._sharing.probe_of(self, resume)
-        if probe is None:
-            return StreamEpoch(self, draws, workers, self._shelf, resume)
-        start = self._start_of(Marks.of(self, StreamShard()))
-        return StreamEpoch(self, draws, workers, self._shelf, resume, (probe, start))
+            return IndexEpoch(self, draws, workers, self._shelf, resume)
+        return StreamEpoch(self, draws, workers, self._shelf, resume, copies_of(self) if self._latest is None else None)
 
     def _start_of(self, marks: Marks) -> Callable[[int], LoaderWorkers]:
         """Return what starts workers with a base seed, as the loader is now."""
@@ -410,35 +398,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     # Resuming ---------------------------------------------------------------------------------------------------------
 
-    def skip(self, steps: int | Iterable[int]) -> None:
-        """Leave out steps of an epoch: their indices are drawn, but the loop doesn't get the batches.
-
-        It is about the epoch that `state_dict()` tells of, or the next one once that is over. The state has the steps
-        that are still to come. A batch that a worker has begun is dropped; others aren't built. Call it with the same
-        steps on all ranks. `len()` stays as it is.
-
-        Args:
-            steps: One step or several, counted from the epoch's first batch: what `enumerate(loader)` counts in an
-                epoch that begins at its start and skips nothing.
-
-        Raises:
-            TypeError: A step isn't an integer.
-            ValueError: The epoch has no such step, or the loop is beyond it, or the dataset is an `IterableDataset`.
-                Nothing is skipped then.
-        """
-        if isinstance(self.dataset, IterableDataset):
-            raise no_steps(checked_steps(steps))
-        asked = checked_steps(steps, operator.length_hint(self._index_sampler, -1))
-        loaded, latest = self._loaded, self._latest
-        if loaded is not None and not loaded.draws.is_over:
-            asked -= set(loaded.ahead)
-            check_ahead(asked, loaded.draws.num_drawn, ())
-            self._loaded = replace(loaded, ahead=tuple(sorted({*loaded.ahead, *asked})))
-        elif loaded is None and isinstance(latest, (InlineEpoch, IndexEpoch)) and not latest.is_over:
-            latest.skip(asked)
-        else:
-            self._to_skip |= asked
-
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, as plain types. Call it at any time.
 
@@ -452,8 +411,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._prepared = self._begin()
             assert self._latest is not None, "an epoch has begun"
             position = self._latest.position()
-        state = {**position.to_dict(), batching.NAME: batching.batching_of(self)}
-        return {**state, "to_skip": sorted(self._to_skip)} if self._to_skip else state
+        return {**position.to_dict(), batching.NAME: batching.batching_of(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
@@ -464,9 +422,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """
         loaded = None
         if state:
-            loaded = self._sharing.resumed(self, LoaderPosition.from_dict(state))
+            loaded = LoaderPosition.from_dict(state)
+            check_resumes(self, loaded)
             batching.check_batching(state.get(batching.NAME), loaded, self)
-            self._to_skip = set(state.get("to_skip", ()))
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
         self._latest = self._prepared = self._iterator = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +15,8 @@ from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
 from swift_loader.dataloader.draws import Draws, is_stateful
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import ProcessView
-from swift_loader.dataloader.skipping import check_ahead
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.worker.stream_parts import PartsIterator, parts_in
 from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 
@@ -93,9 +90,7 @@ class InlineEpoch:
             self._skipped = set(resume.ahead)
             return
         self._unused = saved
-        if (parts := parts_in(saved.iterator_state)) is not None:
-            self._stream = self._fetcher.dataset_iter = PartsIterator(self._fetcher.dataset, parts)
-        elif saved.iterator_state is not None:
+        if saved.iterator_state is not None:
             self._stream.load_state_dict(saved.iterator_state)
         if self._shard is not None:
             self._continue_shared(resume, saved, self._shard)
@@ -170,16 +165,6 @@ class InlineEpoch:
         self._num_yielded += 1
         self._sampler_state = drawn.sampler_state
         return batch
-
-    def skip(self, steps: Iterable[int]) -> None:
-        """Leave steps out.
-
-        Raises:
-            ValueError: The loop got one of them already. Nothing is skipped then.
-        """
-        asked = set(steps) - self._skipped
-        check_ahead(asked, self._draws.num_drawn, ())
-        self._skipped |= asked
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""

@@ -8,20 +8,21 @@ import torch.utils.data
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset
 
+from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_flag
-from swift_loader.dataloader.copy_probe import CopyProbe
-from swift_loader.dataloader.dealing import dealt_out
-from swift_loader.dataloader.randomness import has_init_of_user
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.errors import StateMismatch
+from swift_loader.delivery.delivery import Delivery
 from swift_loader.ranks.ranks import find_ranks
+from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.stream_state import is_huggingface
 
-__all__ = ["Sharing", "check_stream_options", "len_of_shard"]
-
 _WORKERS = "workers"
 """`shard_stream="workers"`: the dataset is this rank's part, and the loader shares it out to the workers."""
+
+
+_MIN_SAMPLES = 16
+"""How many samples of each worker are compared. Few of them may be equal by chance, like labels."""
 
 
 def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) -> None:
@@ -52,64 +53,69 @@ def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) ->
         )
 
 
-class Sharing:
-    """Who shares out a loader's stream. Copies of the loader have a copy of it."""
+def shard_of(loader: Any) -> StreamShard | None:
+    """Return this rank's part of a stream that the loader shares out. None: the dataset does that."""
+    choice = loader.shard_stream
+    if not choice:
+        return None
+    if choice is not True or _is_of_one_rank(loader.dataset):
+        return StreamShard()
+    ranks = find_ranks(None, None)
+    return StreamShard(ranks.rank, ranks.world_size, loader.equal_batches)
 
-    def __init__(self) -> None:
-        self._is_copied: bool | None = None
-        """Whether each worker gets the whole stream, where `shard_stream` doesn't say. None: not known."""
 
-    def shard_of(self, loader: Any) -> StreamShard | None:
-        """Return this rank's part of a stream that the loader shares out. None: the dataset does that."""
-        choice = loader.shard_stream
-        if not choice and not (choice is None and self._is_copied):
-            return None
-        if choice is not True or _is_of_one_rank(loader.dataset):
-            return StreamShard()
-        ranks = find_ranks(None, None)
-        return StreamShard(ranks.rank, ranks.world_size, loader.equal_batches)
+def check_resumes(loader: Any, position: LoaderPosition) -> None:
+    """Check that the loader can continue at a position.
 
-    def probe_of(self, loader: Any, resume: LoaderPosition | None) -> CopyProbe | None:
-        """Return what finds out in an epoch that begins whether each worker gets the whole stream. None: no need."""
-        if loader.shard_stream is not None or self._is_copied is not None or not _may_be_copied(loader, resume):
-            return None
-        name, num_workers = type(loader.dataset).__name__, loader.num_workers
+    Raises:
+        StateMismatch: It can't.
+    """
+    shard = shard_of(loader)
+    position.check_fits(
+        num_workers=loader.num_workers,
+        is_stream=isinstance(loader.dataset, IterableDataset),
+        num_sharing=0 if shard is None else shard.world_size,
+    )
 
-        def note(is_copied: bool) -> None:
-            self._is_copied = is_copied
-            if is_copied:
-                logger.warning(
-                    f"each of {num_workers} workers gives the same samples of the {name}, so the loader shares them "
-                    f"out to the workers. shard_stream=True says so in advance, shard_stream=False repeats the "
-                    f"samples, as torch does"
+
+class Copies:
+    """Warns if all workers give the same samples of a stream: torch repeats them, too, and few want that."""
+
+    def __init__(self, name: str, num_workers: int, batch_size: int | None) -> None:
+        """`name` is the dataset's, for the warning."""
+        self._name = name
+        self._num_batches = -(-_MIN_SAMPLES // (batch_size or 1))
+        self._digests: list[list[bytes]] | None = [[] for _ in range(num_workers)]
+        """Of the first batches, by worker. None: the verdict is known."""
+
+    def note(self, delivery: Delivery) -> None:
+        """Take in a batch, or the end."""
+        if self._digests is None:
+            return
+        work, found = delivery.work, self._digests
+        if delivery.error is None and isinstance(work, StreamWork) and len(found[work.worker_id]) < self._num_batches:
+            digests = [digest_of(leaf) for _, leaf in leaves_of(delivery.batch)]
+            found[work.worker_id].append(b"".join(digests))
+            if any(one[: len(found[0])] != found[0][: len(one)] for one in found):
+                self._digests = None
+        elif delivery.error is not None:
+            self._digests = None
+        if delivery.is_end or all(len(one) == self._num_batches for one in found):
+            if self._digests is not None and found[0] and all(one == found[0] for one in found):
+                logger.warning(  # not a Python warning: a filter that makes it an error would lose the batch
+                    f"each of {len(found)} workers gives the same samples of the {self._name}, so they come "
+                    f"{len(found)} times, as with torch. shard_stream=True shares them out; shard_stream=False says "
+                    f"that you want this"
                 )
+            self._digests = None
 
-        return CopyProbe(num_workers, loader.batch_size, note)
 
-    def resumed(self, loader: Any, position: LoaderPosition) -> LoaderPosition:
-        """Return where the loader continues.
-
-        Raises:
-            StateMismatch: It can't. Nothing has changed.
-        """
-        before = self._is_copied
-        if loader.shard_stream is None and not position.draws.is_over and position.num_yielded:
-            self._is_copied = position.num_sharing == 1
-        shard, dataset = self.shard_of(loader), loader.dataset
-        may_deal = is_huggingface(dataset) and not has_init_of_user(loader)
-        try:
-            position.check_fits(
-                num_workers=loader.num_workers,
-                is_stream=isinstance(dataset, IterableDataset),
-                num_sharing=0 if shard is None else shard.world_size,
-                can_be_dealt=may_deal,
-            )
-        except StateMismatch:
-            self._is_copied = before
-            raise
-        if position.is_in_stream and not position.num_sharing and position.num_workers != loader.num_workers:
-            return dealt_out(position, loader.num_workers, loader.batch_size)
-        return position
+def copies_of(loader: DataLoader[Any]) -> Copies | None:
+    """Return what looks whether all workers give the same. None if the user has said who shares the stream out."""
+    dataset: Any = loader.dataset
+    if getattr(loader, "shard_stream", None) is not None or loader.num_workers <= 1:
+        return None
+    return Copies(type(dataset).__name__, loader.num_workers, loader.batch_size)
 
 
 def len_of_shard(num_samples: int, shard: StreamShard) -> int:
@@ -128,19 +134,3 @@ def _is_of_one_rank(dataset: Any) -> bool:
     if is_huggingface(dataset):
         return getattr(dataset, "_distributed", None) is not None
     return hasattr(dataset, "num_processes") and hasattr(dataset, "process_index")
-
-
-def _may_be_copied(loader: DataLoader[Any], resume: LoaderPosition | None) -> bool:
-    """Return whether all workers may give the same samples when an epoch begins, so that it is worth a look.
-
-    Not so if the user's `worker_init_fn` may have given each worker its share, or where an epoch continues as it began.
-    A dataset with a state is left alone, too: the state of the loader has one for each worker, as torchdata's has.
-    """
-    dataset = loader.dataset
-    if loader.num_workers <= 1 or has_init_of_user(loader):
-        return False
-    if isinstance(dataset, torch.utils.data.IterDataPipe) or hasattr(dataset, "state_dict"):
-        return False
-    if resume is None:
-        return True
-    return not (loader.persistent_workers if resume.draws.is_over else resume.num_yielded)

@@ -98,7 +98,7 @@ class LoaderPosition:
     last_worker: int = -1
     """The worker whose shard gave the last batch; -1 before the first. Only for streams."""
     ahead: tuple[int, ...] = ()
-    """Later steps that the loop won't get: it got them before earlier ones, with `in_order=False`, or skips them."""
+    """Later steps that the loop won't get: it got them before earlier ones, with `in_order=False`."""
     workers: tuple[WorkerSnapshot, ...] = field(default=())
     """By worker id. One, with `num_workers=0`."""
     length_called: int | None = None
@@ -123,17 +123,16 @@ class LoaderPosition:
         usable = [one for one in self.workers if max_batches is None or one.num_batches <= max_batches]
         return max(usable, key=lambda one: one.num_batches, default=WorkerSnapshot())
 
-    def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int, can_be_dealt: bool) -> None:
+    def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int) -> None:
         """Check that a loader can continue here.
 
         Args:
             num_workers: Of the loader.
             is_stream: Whether its dataset is an `IterableDataset`.
             num_sharing: To how many ranks it shares out the stream; 0: it doesn't.
-            can_be_dealt: Whether what is left of the stream can be dealt out to other workers.
 
         Raises:
-            StateMismatch: It can't. The position of a sampler, or in a stream that the loader shares or deals out,
+            StateMismatch: It can't. The position of a sampler, or in a stream that the loader shares out,
                 suits any number of workers; that in another stream only the same.
         """
         if self.draws.is_over or not self.num_yielded:
@@ -150,7 +149,7 @@ class LoaderPosition:
                 f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is "
                 f"over"
             )
-        if self.next_batch is not None if num_sharing else can_be_dealt:
+        if num_sharing and self.next_batch is not None:
             return
         if is_stream and self.num_workers != num_workers:
             raise StateMismatch(

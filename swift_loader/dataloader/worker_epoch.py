@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from swift_loader.dataloader.copy_probe import CopyProbe
 from swift_loader.dataloader.draws import Drawn, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
 from swift_loader.dataloader.failures import lost_batch
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.shards import Shards, SharedShards
-from swift_loader.dataloader.skipping import check_ahead
+from swift_loader.dataloader.sharing import Copies
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
@@ -87,7 +85,6 @@ class IndexEpoch:
         workers: LoaderWorkers,
         shelf: WorkerShelf,
         resume: LoaderPosition | None,
-        skipped: Iterable[int] = (),
     ) -> None:
         """Begin to build ahead of the loop.
 
@@ -97,7 +94,6 @@ class IndexEpoch:
             workers: Which build the batches.
             shelf: Gets the workers back.
             resume: Where to continue.
-            skipped: Steps that the loop doesn't get.
         """
         self.is_whole = True
         """See `Epoch`."""
@@ -120,8 +116,6 @@ class IndexEpoch:
         """All steps before this one are behind the loop."""
         self._done_ahead: set[int] = set() if resumed is None else set(resumed.ahead)
         """Later steps that are behind the loop, too, because they came out of order."""
-        self._skipped = set(skipped)
-        """Steps that the loop doesn't get. Those that workers build already are dropped when they come."""
         self._num_yielded = 0 if resumed is None else resumed.num_yielded
         self._state_at_done = None if resumed is None else resumed.draws.sampler_state
         self._states: dict[int, tuple[Any, Any] | None] = {}
@@ -152,8 +146,6 @@ class IndexEpoch:
 
     def _put(self, drawn: Drawn) -> None:
         self._states[drawn.step] = drawn.sampler_state
-        if drawn.step in self._skipped:
-            self._done_ahead.add(drawn.step)
         if drawn.step not in self._done_ahead:
             self._queue.put(drawn.step, drawn.indices)
             self._num_in_flight += 1
@@ -176,8 +168,6 @@ class IndexEpoch:
             Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
         """
         delivery = self._take()
-        while isinstance(delivery.work, IndexWork) and delivery.work.step in self._skipped:
-            delivery = self._take()
         if delivery.error is not None:
             self.is_whole = True
             raise delivery.error
@@ -197,16 +187,6 @@ class IndexEpoch:
             self._note(delivery.work.step)
             self._shards.note(delivery)
         return delivery
-
-    def skip(self, steps: Iterable[int]) -> None:
-        """Leave steps out.
-
-        Raises:
-            ValueError: The loop got one of them already. Nothing is skipped then.
-        """
-        asked = set(steps) - self._skipped
-        check_ahead(asked, self._num_done, self._done_ahead)
-        self._skipped |= asked
 
     def _end(self) -> None:
         self.is_whole = True
@@ -249,7 +229,7 @@ class IndexEpoch:
             is_stream=False,
             num_yielded=self._num_yielded,
             draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self._is_over),
-            ahead=tuple(sorted(self._done_ahead.union(step for step in self._skipped if step >= self._num_done))),
+            ahead=tuple(sorted(self._done_ahead)),
             workers=self._shards.snapshots(),
             length_called=self._length_called,
         )
@@ -277,7 +257,7 @@ class StreamEpoch:
         workers: LoaderWorkers,
         shelf: WorkerShelf,
         resume: LoaderPosition | None,
-        probe: tuple[CopyProbe, Callable[[int], LoaderWorkers]] | None = None,
+        copies: Copies | None = None,
     ) -> None:
         """Begin to build ahead of the loop.
 
@@ -287,7 +267,7 @@ class StreamEpoch:
             workers: As for `IndexEpoch`.
             shelf: As for `IndexEpoch`.
             resume: As for `IndexEpoch`.
-            probe: Tells whether all workers give the same, and what starts workers that share the stream if they do.
+            copies: Gets the batches, and warns if all workers give the same. None: nobody need look.
         """
         self.is_whole = True
         """See `Epoch`."""
@@ -296,16 +276,12 @@ class StreamEpoch:
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
         self._shelf = shelf
-        self._probe = probe
+        self._copies = copies
         self._is_over = False
         resumed = None if resume is None or resume.draws.is_over else resume
         self._num_yielded = 0 if resumed is None else resumed.num_yielded
         self._last_worker = -1 if resumed is None else resumed.last_worker
         self._shards: Shards | SharedShards = Shards(loader, resume)
-        self._begin(workers, resume)
-
-    def _begin(self, workers: LoaderWorkers, resume: LoaderPosition | None) -> None:
-        """Let these workers begin."""
         self._in_use = _WorkersInUse(self, workers, self._shelf)
         shard, first_batches = workers.marks.shard, None
         self._num_sharing = 0 if shard is None else shard.world_size
@@ -325,8 +301,10 @@ class StreamEpoch:
         """Return the next batch. Raises as that of `IndexEpoch` does."""
         if self._is_over:
             raise StopIteration
-        delivery = self._take()
+        delivery = self._in_use.next()
         self.is_whole = delivery.is_end
+        if self._copies is not None:
+            self._copies.note(delivery)
         if delivery.is_end:
             self.end()
             raise StopIteration
@@ -338,24 +316,6 @@ class StreamEpoch:
             raise delivery.error
         self._num_yielded += 1
         return delivery.batch
-
-    def _take(self) -> Delivery:
-        """Return what the workers give next. If all give the same, begin again with workers that share the stream."""
-        if self._probe is not None:
-            self.is_whole = False
-            probe, start = self._probe
-            if (delivery := probe.next(self._take_one)) is not None:
-                return delivery
-            self._probe = None
-            self._in_use.shut_down()
-            self._begin(start(self._draws.base_seed), None)
-            self.is_whole = True
-        return self._take_one()
-
-    def _take_one(self) -> Delivery:
-        delivery = self._in_use.next()
-        self.is_whole = False
-        return delivery
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""

@@ -21,7 +21,6 @@ from swift_loader.worker.fetch import Fetched, harmless
 from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.stream_draws import StreamDraws
-from swift_loader.worker.stream_parts import PartsIterator, parts_in
 from swift_loader.worker.stream_shard import RankSamples
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_identity import TorchIdentity
@@ -61,8 +60,6 @@ class StreamSamples:
         """None: it has ended, or not begun."""
         self._wanted: Iterator[Any] = iter(())
         """This rank's samples of the iterator."""
-        self._is_dealt = False
-        """Whether what is left of the stream was dealt out to another number of workers. Its state is then exact."""
         self._process = worker if isinstance(worker, TorchWorker) else None
         """None: a thread, which shares the process's generators and `get_worker_info()` with others."""
         self._draws = StreamDraws() if mode.shard is not None and self._process is not None else None
@@ -101,7 +98,7 @@ class StreamSamples:
             raise
         except Exception as error:
             raise BuildError(FailureStage.FETCH) from harmless(error)
-        every = self._mode.snapshot_every if not self._is_dealt else 1
+        every = self._mode.snapshot_every
         distance = 1 if self._mode.shard is None else self._mode.num_workers
         if every and not (self._num_batches - 1) // distance % every:
             self.state = self._snapshot()
@@ -140,18 +137,11 @@ class StreamSamples:
     def _open(self, resume: Resume) -> int:
         """Begin to iterate. Return how many batches are to be skipped then."""
         self._num_batches = 0
-        self._is_dealt = False
         if resume.snapshot is None:
             forget_state(self._dataset)
             self._iterate(iter(self._dataset))
             return resume.num_batches_to_skip
         snapshot = Snapshot.unpack(resume.snapshot)
-        parts = parts_in(snapshot.iterator)
-        if parts is not None and not resume.begins_anew:
-            self._is_dealt = True
-            self._iterate(PartsIterator(self._dataset, parts))
-            self._num_batches = snapshot.num_batches
-            return resume.num_batches_to_skip
         if not snapshot.num_batches and is_huggingface(self._dataset):
             forget_state(self._dataset)  # the state is that of the end of the epoch before
         elif snapshot.dataset is not None:
@@ -159,7 +149,7 @@ class StreamSamples:
         if snapshot.has_ended:
             return 0
         iterator: Any = iter(self._dataset)
-        if snapshot.iterator is not None and parts is None:
+        if snapshot.iterator is not None:
             iterator.load_state_dict(snapshot.iterator)
         if resume.begins_anew:
             for _ in iterator:  # the state may be a few batches older; also, a generator takes it only now

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -160,66 +161,39 @@ def test_out_of_order_a_shared_stream_resumes_with_as_many_workers() -> None:
     assert sorted(found) == batches(make(Everything(NUM_SAMPLES), 0))
 
 
-# By itself
-
-
 class Random(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.rand(2) for _ in range(50))
 
 
-class Queued(IterableDataset[int]):
-    """All workers take from one file, whose position they share."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __iter__(self) -> Iterator[int]:
-        while taken := os.read(self.descriptor, 1):
-            yield taken[0]
-
-
-def do_nothing(worker_id: int) -> None:
-    assert worker_id >= 0
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("length", exhaustive_unless([50], [1, 15, 50]))
-def test_a_stream_that_all_workers_have_is_shared_out(length: int, persistent: bool) -> None:
-    loader = make(Everything(length), 2, shard_stream=None, persistent_workers=persistent)
-    expected = batches(make(Everything(length), 0))
-    assert [batches(loader) for _ in range(3)] == [expected] * 3
-    resumed = make(Everything(length), 0, shard_stream=None)
-    iterator = iter(loader)
-    found = [plain(next(iterator))]
-    resumed.load_state_dict(loader.state_dict())
-    assert found + batches(resumed) == expected
-
-
-@pytest.mark.parametrize("dataset", [Shards, Random])
-def test_a_stream_that_differs_between_workers_is_left_alone(dataset: Any) -> None:
-    found, again = (
-        batches(make(dataset(), 2, shard_stream=shard_stream, generator=torch.Generator().manual_seed(1)))
-        for shard_stream in (None, False)
-    )
-    assert found == again
-
-
-def test_nothing_of_a_queue_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "queue").write_bytes(bytes(range(100)))
-    with (tmp_path / "queue").open("rb", buffering=0) as queue:
-        found = batches(make(Queued(queue.fileno()), 2, shard_stream=None))
-    assert sorted(number for batch in found for number in batch) == list(range(100))
-
-
-@pytest.mark.parametrize("options", [{"worker_init_fn": do_nothing}, {"shard_stream": False}])
-def test_what_the_user_may_have_shared_out_is_left_alone(options: dict[str, Any]) -> None:
-    found = batches(make(Everything(50), 2, **{"shard_stream": None, **options}))
-    assert len(found) == 2 * 13
-
-
-def test_an_iterator_shares_out_also_without_its_loader() -> None:
-    assert batches(iter(make(Everything(50), 2, shard_stream=None))) == batches(make(Everything(50), 0))
+@pytest.mark.parametrize(
+    ("dataset", "options", "is_told"),
+    [
+        (Everything(50), {}, True),
+        (Everything(1), {}, True),
+        (Everything(50), {"shard_stream": False}, False),
+        (Shards(), {}, False),
+        (Random(), {}, False),
+    ],
+)
+def test_workers_that_give_the_same_repeat_it_as_with_torch_which_the_log_says_once(
+    dataset: Any, options: dict[str, Any], is_told: bool
+) -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, level="WARNING", format="{message}")
+    try:
+        found = [batches(make(dataset, 2, **{"shard_stream": None, **options})) for _ in range(2)]
+        loader = make(dataset, 2, **{"shard_stream": None, **options})
+        for _ in range(2):
+            batches(loader)
+    finally:
+        logger.remove(sink)
+    assert found[0] == found[1] or isinstance(dataset, Random)
+    assert len(lines) == 3 * is_told
+    assert all("workers gives the same samples" in line and "shard_stream=True" in line for line in lines)
+    if isinstance(dataset, Everything):
+        expected = batches(make(dataset, 0, shard_stream=None))
+        assert sorted(found[0]) == sorted(2 * expected)
 
 
 def test_the_generators_are_left_as_torch_leaves_them() -> None:
