@@ -73,10 +73,9 @@ if TYPE_CHECKING:
     )
     from swift_loader.loader import SwiftLoader
     from swift_loader.ray_executor import RayExecutor
-    from swift_loader.samplers.length_bucket import LengthBucketBatchSampler
+    from swift_loader.samplers.lengths import LengthBucketBatchSampler, TokenBudgetBatchSampler
     from swift_loader.samplers.sharded import distributed
     from swift_loader.samplers.shuffle import ShuffleBatchSampler, ShuffleSampler
-    from swift_loader.samplers.token_budget import TokenBudgetBatchSampler
     from swift_loader.scheduler.sample_errors import SampleFailure
     from swift_loader.worker.seeding import sample_rng
 
@@ -119,13 +118,13 @@ __version__ = "0.2.0"
 _HOMES = {
     "DataLoader": "swift_loader.dataloader.dataloader",
     "DevicePrefetcher": "swift_loader.device.prefetcher",
-    "LengthBucketBatchSampler": "swift_loader.samplers.length_bucket",
+    "LengthBucketBatchSampler": "swift_loader.samplers.lengths",
     "RayExecutor": "swift_loader.ray_executor",
     "SampleFailure": "swift_loader.scheduler.sample_errors",
     "ShuffleBatchSampler": "swift_loader.samplers.shuffle",
     "ShuffleSampler": "swift_loader.samplers.shuffle",
     "SwiftLoader": "swift_loader.loader",
-    "TokenBudgetBatchSampler": "swift_loader.samplers.token_budget",
+    "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
     "batch_key": "swift_loader.device.keys",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",

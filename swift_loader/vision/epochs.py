@@ -15,9 +15,9 @@ from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.errors import LoaderClosed, StateMismatch
 from swift_loader.samplers.passes import Pass, Passes, PassState
-from swift_loader.samplers.states import VERSION, check_same, saved_fields
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.vision.batches import ImageBatches
+from swift_loader.vision.states import VERSION, check_same, saved_fields
 from swift_loader.worker.generators import preserved_generators
 
 if TYPE_CHECKING:

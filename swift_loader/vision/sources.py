@@ -18,7 +18,7 @@ from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.executors.processes import warm_up
 from swift_loader.loader import SwiftLoader
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.samplers.ranks import ranks_of, seed_of
+from swift_loader.samplers.base import ranks_of, seed_of
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.vision.batches import ImageBatches
 from swift_loader.vision.collate import fast_collate, tensor_collate

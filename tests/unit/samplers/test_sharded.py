@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from swift_loader import ShuffleSampler, StateMismatch, distributed
-from swift_loader.samplers.draws import BLOCK_ITEMS
+from swift_loader.samplers.sharded import BLOCK_ITEMS
 from tests.support.samplers import GlobalRandom
 
 

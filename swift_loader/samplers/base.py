@@ -1,0 +1,153 @@
+"""What all samplers share: the rank that they serve, a common seed, epochs, and a position that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DistributedSampler, Sampler
+
+from swift_loader.checks import check_integer, check_optional_integer
+from swift_loader.errors import StateMismatch
+from swift_loader.integers import MAX_BITS, as_integer, shown
+from swift_loader.ranks.agreement import agree_on_seed
+from swift_loader.ranks.ranks import Ranks, find_ranks
+from swift_loader.samplers.passes import Passes
+from swift_loader.sampling.plan import MAX_EPOCH
+
+_Item = TypeVar("_Item")
+
+VERSION = 1
+"""Version of the fields of a state, and of the orders. With another version, the order would be another one."""
+
+
+class ResumableSampler(DistributedSampler[_Item]):
+    """One rank's part of each epoch. It is a `DistributedSampler`, so that frameworks don't split it again.
+
+    A subclass yields the items of a pass in `__iter__`. It begins the pass with `_passes` and advances it.
+    """
+
+    def __init__(self, ranks: Ranks, seed: int | None, *, is_seed_used: bool = True) -> None:
+        """Begin with epoch 0. With several ranks and no seed, it blocks until all ranks are here, if it is used."""
+        self.num_replicas, self.rank = ranks.world_size, ranks.rank
+        self._has_own_seed = seed is not None
+        self._seed = seed_of(seed, ranks, is_used=is_seed_used)
+        self._passes = Passes()
+        self._name = type(self).__name__
+        """Of the sampler that a state belongs to."""
+        self._facts: dict[str, int] = {}
+        """What else the order depends on. A state with others is refused."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that runs; if none does, that of the next pass."""
+        return self._passes.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_epoch(epoch)
+
+    @property
+    def sampler(self) -> ResumableSampler[_Item]:
+        """Itself: frameworks call `batch_sampler.sampler.set_epoch`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass. A pass that runs stays as it is."""
+        self._passes.choose(check_integer("epoch", epoch, 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the items drawn so far, as plain types. It is the same on every rank."""
+        this = self._passes.current
+        return {
+            "version": VERSION,
+            "sampler": self._name,
+            "seed": self._seed,
+            "epoch": this.epoch,
+            "position": this.position,
+            "finished": int(this.at_end),
+            **self._facts,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume there with the next pass. The number of ranks may be another one than when it was saved.
+
+        Raises:
+            TypeError: The state isn't a dict.
+            StateMismatch: It is of another sampler or dataset, or of other options. Nothing has changed then.
+        """
+        fields = self._saved_fields(state, ["seed", "epoch", "position", "finished", *self._facts])
+        present = {**self._facts, **({"seed": self._seed} if self._has_own_seed else {})}
+        for name, value in present.items():
+            if fields[name] != value:
+                raise StateMismatch(
+                    f"the state was saved with {name}={fields[name]}, but this sampler has {name}={value}, which "
+                    f"changes the order. Give the saved value, or start a new run without load_state_dict()"
+                )
+        self._seed = fields["seed"]
+        self._passes.restore(fields["epoch"], fields["position"], at_end=bool(fields["finished"]))
+
+    def _saved_fields(self, state: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
+        """Return integer fields of a state. Raises as `load_state_dict` does."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
+        if state.get("sampler") != self._name:
+            raise StateMismatch(
+                f"the state's sampler is {shown(state.get('sampler'))}, but it was loaded into a {self._name}; pass "
+                f"the dict that this sampler's state_dict() returned"
+            )
+        if as_integer(state.get("version")) != VERSION:
+            raise StateMismatch(
+                f"the state's version is {shown(state.get('version'))}, but this {self._name} can only resume version "
+                f"{VERSION}; resume with the release of swift_loader that saved it"
+            )
+        fields = {}
+        for name in names:
+            value = as_integer(state.get(name))
+            limit = MAX_EPOCH if name in ("epoch", "position") else 2**MAX_BITS
+            if value is None or not 0 <= value <= limit:
+                raise StateMismatch(
+                    f"the state's {name}={shown(state.get(name))} isn't an integer from 0 on, or is too large; pass "
+                    f"the dict that state_dict() returned, unchanged"
+                )
+            fields[name] = value
+        return fields
+
+
+def ranks_of(num_replicas: int | None, rank: int | None) -> Ranks:
+    """Return the rank and the number of ranks: those given, else torch.distributed's, else the launcher's, else one."""
+    if num_replicas is None and rank is None:
+        return find_ranks(None, None)
+    if num_replicas is None or rank is None:
+        raise ValueError(
+            f"num_replicas={num_replicas} and rank={rank} need each other; give both, or leave both out to take them "
+            f"from torch.distributed or the launcher"
+        )
+    world_size = check_integer("num_replicas", num_replicas, 1)
+    return Ranks(check_integer("rank", rank, 0, world_size - 1), world_size, "the arguments")
+
+
+def seed_of(seed: int | None, ranks: Ranks, *, is_used: bool = True) -> int:
+    """Return the seed given; else the seed of torch's default generator, rank 0's if there are several ranks.
+
+    Without a seed, and with several ranks, it blocks until all ranks are here; never if nothing depends on the seed.
+    """
+    chosen = check_optional_integer("seed", seed, 0)
+    if chosen is not None:
+        return chosen
+    drawn = int(torch.initial_seed())
+    return agree_on_seed(ranks, drawn) if is_used else drawn
+
+
+def refuse_sampler(name: str, value: object) -> None:
+    """Raise TypeError for a sampler where a dataset or lengths belong.
+
+    Lightning and Fabric call the class of a batch sampler with a sampler of theirs, to split it over ranks.
+    """
+    if isinstance(value, Sampler):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which doesn't belong there. If a framework passed it to replace the "
+            f"batch sampler of a DataLoader: tell it not to, as with use_distributed_sampler=False of Lightning and "
+            f"Fabric, because this sampler splits its batches over the ranks itself"
+        )
