@@ -31,7 +31,7 @@ directory, environment, import path, hash seed) and gives it to every interprete
 beside it compares what they built. A dataset that holds open files can't be shared, so each worker builds its own: see
 `worker.template`.
 
-A run can stop after any batch. `sampling.checkpoint` is the saved form, `sampling.progress` counts what the loop got,
+A run can stop after any batch. `sampling.run` is the saved form, `sampling.progress` counts what the loop got,
 `sampling.plan` continues with another batch size or number of ranks. A sample's random draws depend on the sample
 alone: see `worker.seeding`.
 

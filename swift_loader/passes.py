@@ -17,9 +17,8 @@ from swift_loader.lifecycle import Lifecycle
 from swift_loader.next_lock import NextLock
 from swift_loader.notices import warn
 from swift_loader.options import Options
-from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader
+from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, SkippedRange
 from swift_loader.sampling.run import Run
-from swift_loader.sampling.skips import SkippedRange
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
 from swift_loader.tuning.autotuner import Autotuner

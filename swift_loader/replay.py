@@ -31,10 +31,8 @@ from swift_loader.loader import SwiftLoader
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.ranks.ranks import Ranks
-from swift_loader.sampling.checkpoint import Checkpoint
-from swift_loader.sampling.plan import MAX_EPOCH, Plan, PlanSettings, Position
-from swift_loader.sampling.run import Run
-from swift_loader.sampling.skips import NO_SKIPS, Skips
+from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, PlanSettings, Position, Skips
+from swift_loader.sampling.run import Checkpoint, Run
 from swift_loader.scheduler.sample_errors import SampleFailure, delivered_batch
 from swift_loader.session import Session
 from swift_loader.worker.seeding import Rng

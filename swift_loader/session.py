@@ -37,9 +37,8 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.report.advice import SWIFT_LOADER
 from swift_loader.report.report import Report
 from swift_loader.report.telling import Teller
-from swift_loader.sampling.past_plans import PastPlans
 from swift_loader.sampling.permutation import Purpose, derive_key
-from swift_loader.sampling.plan import Plan, PlanSettings, Position
+from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings

@@ -23,8 +23,7 @@ from swift_loader.delivery.trial import try_out
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.sampling.plan import PlanSettings
-from swift_loader.sampling.skips import NO_SKIPS, Skips
+from swift_loader.sampling.plan import NO_SKIPS, PlanSettings, Skips
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedWork, WorkSource

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
 from swift_loader.samplers.passes import Pass
-from swift_loader.sampling.checkpoint import Checkpoint
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
-from swift_loader.sampling.run import Run
+from swift_loader.sampling.run import Checkpoint, Run
 from swift_loader.sampling.shuffle import OrderSettings
 
 _Item = TypeVar("_Item")

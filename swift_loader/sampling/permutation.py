@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Purpose", "derive_key", "derive_keys", "permute"]
-
 Positions = NDArray[np.uint64]
 Halves = NDArray[np.unsignedinteger[Any]]
 """Coordinates, with half the bits of a position."""

@@ -10,16 +10,18 @@ A place is the position among those samples of the epoch that aren't skipped. Wi
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.errors import StateMismatch
+from swift_loader.integers import as_integer, shown
 from swift_loader.sampling.shuffle import Order, OrderSettings
-from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips
-
-__all__ = ["MAX_EPOCH", "BatchPlan", "Plan", "PlanReader", "PlanSettings", "Position", "Shift", "Uneven"]
 
 MAX_EPOCH = 2**62 - 1
 """The largest epoch that fits into the messages to the workers."""
@@ -27,6 +29,9 @@ MAX_EPOCH = 2**62 - 1
 BLOCK_POSITIONS = 8192
 """Number of positions that a `PlanReader` permutes at once. 256 positions take 0.4 ms, 8,192 take 0.9 ms. More would
 need over 1 MB."""
+
+MAX_PLANS = 64
+"""So many are remembered. A plan changes when a state is loaded or a batch is skipped, not with each epoch."""
 
 
 class Uneven(str, Enum):
@@ -59,6 +64,132 @@ class Shift:
 
 
 NO_SHIFT = Shift(0, 0)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SkippedRange:
+    """The positions `[begin, end)` of an epoch. Not empty."""
+
+    epoch: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skips:
+    """The parts of epochs that a run leaves out, as ranges of positions.
+
+    A range counts positions of its epoch's whole order, so it means the same samples with any batch size and any number
+    of ranks. What is left of an epoch is cut into steps as if the skipped samples weren't there:
+
+        positions of the epoch     0 1 2 3 4 5 6 7 8 9        skipped: [2, 4) and [7, 8)
+        places in what is left     0 1     2 3 4   5 6
+    """
+
+    ranges: tuple[SkippedRange, ...] = ()
+    """In order. No two of them overlap or touch, so equal skips are equal values."""
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    @property
+    def last_epoch(self) -> int:
+        """The last epoch of which anything is skipped; -1 if there is none."""
+        return self.ranges[-1].epoch if self.ranges else -1
+
+    def added(self, more: Iterable[SkippedRange]) -> Skips:
+        """Return these skips and more, which may overlap."""
+        merged: list[SkippedRange] = []
+        for one in sorted([*self.ranges, *more]):
+            if merged and one.epoch == merged[-1].epoch and one.begin <= merged[-1].end:
+                merged[-1] = SkippedRange(one.epoch, merged[-1].begin, max(one.end, merged[-1].end))
+            else:
+                merged.append(one)
+        return Skips(tuple(merged))
+
+    def cover(self, asked: SkippedRange) -> bool:
+        """Return whether all positions of a range are skipped."""
+        return any(one.begin <= asked.begin and asked.end <= one.end for one in self._of(asked.epoch))
+
+    def touch(self, asked: SkippedRange) -> bool:
+        """Return whether any position of a range is skipped."""
+        return any(one.begin < asked.end and asked.begin < one.end for one in self._of(asked.epoch))
+
+    def num_samples(self, epoch: int) -> int:
+        """Return how many positions of an epoch are skipped."""
+        return sum(one.end - one.begin for one in self._of(epoch))
+
+    def place_of(self, epoch: int, position: int) -> int:
+        """Return how many positions before this one aren't skipped."""
+        return position - sum(min(one.end, position) - one.begin for one in self._of(epoch) if one.begin < position)
+
+    def position_of(self, epoch: int, place: int) -> int:
+        """Return the position at a place in what is left; at its end, the position after all skips that end there."""
+        for one in self._of(epoch):
+            if place < one.begin:
+                break
+            place += one.end - one.begin
+        return place
+
+    def positions_of(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions, `(n,) int64`, at several places in what is left."""
+        ranges = self._of(epoch)
+        if not ranges:
+            return places
+        num_skipped = np.cumsum([0] + [one.end - one.begin for one in ranges])
+        first_places = np.array([one.begin for one in ranges]) - num_skipped[:-1]
+        found: NDArray[np.int64] = places + num_skipped[np.searchsorted(first_places, places, side="right")]
+        return found
+
+    def to_list(self) -> list[list[int]]:
+        """Return the skips as plain JSON types: `[epoch, begin, end]` of each range."""
+        return [[one.epoch, one.begin, one.end] for one in self.ranges]
+
+    @classmethod
+    def from_list(cls, value: Any, num_samples: int | None) -> Skips:
+        """Return the skips of a saved state, from what `to_list` returned. `num_samples` is the state's.
+
+        A checkpoint may have converted the integers and lists.
+        """
+        return NO_SKIPS.added(_checked_range(one, num_samples) for one in _items(value))
+
+    def _of(self, epoch: int) -> tuple[SkippedRange, ...]:
+        return tuple(one for one in self.ranges if one.epoch == epoch) if self.ranges else ()
+
+
+NO_SKIPS = Skips()
+_NUM_FIELDS = 3
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)):
+        raise _not_ranges(value)
+    try:
+        return list(value)
+    except TypeError as error:
+        raise _not_ranges(value) from error
+
+
+def _checked_range(value: Any, num_samples: int | None) -> SkippedRange:
+    fields = [number for number in map(as_integer, _items(value)) if number is not None]
+    if len(fields) != _NUM_FIELDS or len(_items(value)) != _NUM_FIELDS:
+        raise _not_ranges(value)
+    found = SkippedRange(*fields)
+    if found.epoch < 0 or not 0 <= found.begin < found.end:
+        raise _not_ranges(value)
+    if num_samples is None or found.end > num_samples:
+        raise StateMismatch(
+            f"the state's skipped range {shown(value)} ends beyond its num_samples={num_samples}; pass the dict that "
+            f"state_dict() returned, unchanged"
+        )
+    return found
+
+
+def _not_ranges(value: Any) -> StateMismatch:
+    return StateMismatch(
+        f"the state's skipped={shown(value)} must be a list of ranges [epoch, begin, end] with begin < end; pass the "
+        f"dict that state_dict() returned, unchanged"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +291,13 @@ class Plan:
         return self._num_full_steps(epoch) * settings.batch_size + self._last_count(epoch, settings.rank)
 
     def batch(self, epoch: int, step: int) -> BatchPlan:
-        """Return batch `step` of `epoch`.
-
-        Raises:
-            IndexError: `step` is not in `[0, num_batches)`.
-        """
+        """Return batch `step` of `epoch`."""
         return self.batches(epoch, step, step + 1)[0]
 
     def batches(self, epoch: int, first_step: int, stop_step: int) -> list[BatchPlan]:
         """Return the batches of several steps. This is much faster than one by one.
 
-        Raises:
-            IndexError: The steps are not within `[0, num_batches)`.
+        An IndexError if the steps aren't within `[0, num_batches)`.
         """
         num_batches = self.num_batches(epoch)
         if not 0 <= first_step < stop_step <= num_batches:
@@ -212,10 +338,8 @@ class Plan:
     def range_of(self, epoch: int, step: int) -> SkippedRange:
         """Return the positions of a step, of all ranks together. The last step has all that is left.
 
-        Steps are counted from the epoch's first sample, as if nothing were skipped and the run had never stopped.
-
-        Raises:
-            IndexError: The epoch has no such step.
+        Steps are counted from the epoch's first sample, as if nothing were skipped and the run had never stopped. An
+        IndexError if the epoch has no such step.
         """
         whole = Plan(self.order, replace(self.settings, rank=0, shift=NO_SHIFT, skips=NO_SKIPS))
         num_steps, num_samples = whole.num_batches(epoch), self.order.num_samples  # rank 0 never has fewer
@@ -298,3 +422,29 @@ class PlanReader:
             self._block = self.plan.batches(epoch, first, stop)
             self._block_key = (epoch, block_index)
         return self._block[offset]
+
+
+class PastPlans:
+    """Remembers which plan a loader had when, so that a batch of the past can be named.
+
+    One thread adds plans; any thread may ask.
+    """
+
+    def __init__(self) -> None:
+        self._plans: deque[tuple[int, Plan]] = deque(maxlen=MAX_PLANS)
+        """Each with the time from which it was used."""
+
+    def note(self, now_ns: int, plan: Plan) -> None:
+        """Record that a plan is used from now on."""
+        if not self._plans or self._plans[-1][1] != plan:
+            self._plans.append((now_ns, plan))
+
+    def indices_of(self, epoch: int, step: int, delivered_ns: int) -> NDArray[np.int64]:
+        """Return the dataset indices of a batch that was delivered at this time, `(n,)`.
+
+        None if the plan of that time isn't remembered.
+        """
+        plan = next((plan for since_ns, plan in reversed(tuple(self._plans)) if since_ns <= delivered_ns), None)
+        if plan is None or step >= plan.num_batches(epoch):
+            return np.empty(0, np.int64)
+        return plan.batch(epoch, step).indices

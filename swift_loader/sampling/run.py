@@ -3,16 +3,254 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.checkpoint import Checkpoint
-from swift_loader.sampling.progress import Progress
+from swift_loader.integers import MAX_BITS, as_integer, shown
+from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, BatchPlan, Plan, Position, SkippedRange, Skips
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.sampling.skips import NO_SKIPS, SkippedRange
 
-__all__ = ["Run"]
+VERSION = 1
+"""Version of the state's fields and of the permutation. With another version, the order would be another one."""
+
+_SMALLEST = {"seed": 0, "epoch": 0, "position": 0, "shuffle": 0, "nearby_shuffle": 0, "run_length": 1}
+_OPTIONAL = {"num_samples": 0}
+_SKIPPED = "skipped"
+"""The field of the skips. A run that skips nothing doesn't have it."""
+
+_MAX_SHOWN = 5
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass through an epoch, and how far it is."""
+
+    plan: Plan
+    begin: Position
+    first_step: int
+    num_steps: int
+    """Steps of the epoch that are done, including those before the pass."""
+    is_ended: bool = False
+
+    @property
+    def position(self) -> Position:
+        """The position after the last delivered batch."""
+        epoch = self.begin.epoch
+        if self.is_ended:
+            return self.plan.end_of(epoch)
+        return self.begin if self.num_steps == self.first_step else self.plan.position_after(epoch, self.num_steps - 1)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this rank got all its batches of the epoch."""
+        return self.is_ended or self.num_steps >= self.plan.num_batches(self.begin.epoch)
+
+
+class Progress:
+    """Counts what the loop got, and decides where the next pass begins. Not thread-safe: the loop's thread.
+
+    A pass goes through one epoch. Frameworks call `set_epoch` before `iter()`, after it or in the middle, even for the
+    current epoch. So its value only takes effect when a pass begins, with the first `next`:
+
+        state restored, no set_epoch      resumes at the restored position; at an epoch's end, with the next epoch
+        state restored, its own epoch     resumes at the restored position, even if nothing is left there
+        another epoch                     that epoch, from its first batch
+        the current epoch                 no effect: the next epoch, or the same one if the loop left it unfinished
+        none of these                     the epoch after the last pass
+    """
+
+    def __init__(self) -> None:
+        self._start = Position(0, 0)
+        """Where the first pass begins, or the first pass after a restore."""
+        self._pass: _Pass | None = None
+        """The last pass since then."""
+        self._chosen: int | None = None
+        """The epoch of the last `set_epoch` since the last pass began."""
+        self._chosen_while_partly_delivered = False
+        """Whether `set_epoch` named the epoch of the pass that was running. That doesn't choose the next epoch."""
+
+    @property
+    def position(self) -> Position:
+        """Where a run that stops now has to resume."""
+        reached = self._start if self._pass is None else self._pass.position
+        chosen = self._choice
+        is_repeat = self._pass is not None and self._pass.is_complete
+        if chosen is None or (chosen == reached.epoch and not is_repeat):
+            return reached
+        return Position(chosen, 0)
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether a pass has begun and has batches left, and no other epoch was chosen since."""
+        current = self._pass
+        return current is not None and not current.is_complete and self._choice in (None, current.begin.epoch)
+
+    @property
+    def is_partly_delivered(self) -> bool:
+        """Whether a pass has delivered some but not all of its batches, and no other epoch was chosen since."""
+        current = self._pass
+        return self.is_in_pass and current is not None and current.num_steps > current.first_step
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next pass. After a restore, the epoch of the restored position."""
+        if self._choice is not None:
+            return self._choice
+        return self._start.epoch if self._pass is None else self._pass.begin.epoch + 1
+
+    def batch(self, step: int) -> BatchPlan:
+        """Return the plan of one batch of the pass."""
+        assert self._pass is not None
+        return self._pass.plan.batch(self._pass.begin.epoch, step)
+
+    def restore(self, position: Position) -> None:
+        """Resume at a saved position. Discards an epoch chosen before."""
+        self._start = position
+        self._pass = self._chosen = None
+
+    def choose_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        current = self._pass
+        self._chosen = epoch
+        self._chosen_while_partly_delivered = (
+            current is not None and not current.is_complete and epoch == current.begin.epoch
+        )
+
+    def next_begin(self, num_samples: int) -> Position:
+        """Return where the next pass begins, given the dataset's length, unless another epoch is chosen until then."""
+        if self._pass is None and self._chosen in (None, self._start.epoch):
+            at_end = 0 < num_samples <= self._start.num_samples
+            return Position(self._start.epoch + 1, 0) if at_end and self._chosen is None else self._start
+        return Position(self.next_epoch, 0)
+
+    def reached_in(self, epoch: int, num_samples: int) -> int:
+        """Return how many samples of an epoch are behind the loop. Of an epoch that is past, all are."""
+        current, begin = self._pass, self.next_begin(num_samples)
+        if current is not None and not current.is_complete and epoch == current.begin.epoch:
+            return current.position.num_samples
+        if epoch == begin.epoch:
+            return begin.num_samples
+        return num_samples if epoch < begin.epoch else 0
+
+    def begin(self, position: Position, plan: Plan, first_step: int) -> None:
+        """Record that a pass begins at this position, which is where `first_step` begins."""
+        self._pass = _Pass(plan, position, first_step, first_step)
+        self._chosen = None
+
+    @property
+    def pass_position(self) -> Position:
+        """The position in the pass, whatever epoch was chosen since it began."""
+        assert self._pass is not None
+        return self._pass.position
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with a plan whose steps up to here are the same."""
+        assert self._pass is not None
+        self._pass.plan = plan
+
+    def advance(self, num_steps: int) -> None:
+        """Record how many steps of the epoch are done."""
+        assert self._pass is not None
+        self._pass.num_steps = num_steps
+
+    def end(self) -> None:
+        """Record that the loop reached the end of the epoch, where another rank may have one more batch."""
+        assert self._pass is not None
+        self._pass.is_ended = True
+
+    @property
+    def _choice(self) -> int | None:
+        if self._chosen_while_partly_delivered and self._pass is not None and self._pass.is_complete:
+            return None
+        return self._chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The content of `state_dict()`: the position of a run, its order, and what it skips, as plain JSON types.
+
+    It is the same on every rank. It doesn't contain the number of ranks, the number of workers or the batch size,
+    because they may change when the run resumes.
+    """
+
+    order: OrderSettings
+    position: Position
+    num_samples: int | None
+    """Length of the dataset; None if it wasn't known, because the loader wasn't started."""
+    skips: Skips = NO_SKIPS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dict that `state_dict()` returns."""
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "seed": self.order.seed,
+            "epoch": self.position.epoch,
+            "position": self.position.num_samples,
+            "shuffle": int(self.order.shuffle),
+            "nearby_shuffle": self.order.window,
+            "run_length": self.order.run_length,
+        }
+        if self.num_samples is not None:
+            state["num_samples"] = self.num_samples
+        if self.skips:
+            state[_SKIPPED] = self.skips.to_list()
+        return state
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Checkpoint:
+        """Return the state from a dict made by `to_dict`."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
+        fields = _checked_fields(state)
+        num_samples, position = fields.get("num_samples"), fields["position"]
+        if num_samples is not None and position > num_samples:
+            raise StateMismatch(
+                f"the state's position={position} is greater than its num_samples={num_samples}; pass the dict that "
+                f"state_dict() returned, unchanged"
+            )
+        order = OrderSettings(fields["seed"], bool(fields["shuffle"]), fields["nearby_shuffle"], fields["run_length"])
+        skips = Skips.from_list(state.get(_SKIPPED, []), num_samples)
+        return cls(order, Position(fields["epoch"], position), num_samples, skips)
+
+
+def _checked_fields(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return the fields as Python integers. A checkpoint may have converted them to NumPy's or torch's."""
+    if "version" not in state:
+        keys = ", ".join(sorted(map(repr, state))[:_MAX_SHOWN])
+        raise StateMismatch(
+            f"the state has no version, but the keys {keys}; pass the dict that state_dict() returned, such as "
+            f"checkpoint['loader']"
+        )
+    if as_integer(state["version"]) != VERSION:
+        raise StateMismatch(
+            f"the state's version is {shown(state['version'])}, but this loader can only resume version {VERSION}. The "
+            f"state is from another release of swift_loader, or from another program; resume with the same release"
+        )
+    unknown = sorted(map(str, set(state) - {"version", *_SMALLEST, *_OPTIONAL, _SKIPPED}))
+    if unknown:
+        raise StateMismatch(
+            f"the state has the unknown fields {', '.join(unknown)}; pass the dict that state_dict() returned, "
+            f"unchanged"
+        )
+    fields = {}
+    for name, smallest in (_SMALLEST | _OPTIONAL).items():
+        if name not in state:
+            if name in _OPTIONAL:
+                continue
+            raise StateMismatch(f"the state has no field {name!r}; pass the dict that state_dict() returned, unchanged")
+        value = as_integer(state[name])
+        if value is None or value < smallest:
+            raise StateMismatch(f"the state's {name}={shown(state[name])} must be an integer of at least {smallest}")
+        if value.bit_length() > MAX_BITS:
+            raise StateMismatch(f"the state's {name}={shown(value)} is too large; it must be below 2**{MAX_BITS}")
+        fields[name] = value
+    if max(fields["epoch"], fields["position"]) > MAX_EPOCH:
+        raise StateMismatch(
+            f"the state's epoch={fields['epoch']} or position={fields['position']} is too large; both must be at most "
+            f"{MAX_EPOCH}"
+        )
+    return fields
 
 
 class Run:
@@ -21,10 +259,8 @@ class Run:
     def __init__(self, order: OrderSettings, chosen: frozenset[str]) -> None:
         """Begin a run.
 
-        Args:
-            order: The order of the samples.
-            chosen: Fields of a state that the user set explicitly. A state with another value raises `StateMismatch`.
-                Other fields take the value of the state.
+        `chosen` are the fields of a state that the user set explicitly. A state with another value raises
+        `StateMismatch`. Other fields take the value of the state.
         """
         self.order = order
         self.progress = Progress()
@@ -48,12 +284,7 @@ class Run:
         return Checkpoint(self.order, self.progress.position, num_samples, self.skips).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run of a saved state.
-
-        Raises:
-            TypeError: The state isn't a dict.
-            StateMismatch: This run can't continue it. Nothing has changed then.
-        """
+        """Continue the run of a saved state. If this run can't continue it, nothing has changed."""
         saved = Checkpoint.from_dict(state)
         before, now = saved.to_dict(), self.state_dict()
         for name in ("shuffle", "nearby_shuffle", "seed"):
@@ -72,8 +303,7 @@ class Run:
     def skip(self, asked: Iterable[SkippedRange], num_samples: int) -> None:
         """Leave ranges out from now on. What is skipped already may be asked for again.
 
-        Raises:
-            ValueError: The loop got a part of a range already. Nothing has changed then.
+        If the loop got a part of a range already, nothing has changed.
         """
         ranges = [one for one in asked if not self.skips.cover(one)]
         for one in ranges:
@@ -90,11 +320,7 @@ class Run:
         self.order = replace(self.order, seed=seed)
 
     def note_length(self, num_samples: int) -> None:
-        """Record the dataset's length.
-
-        Raises:
-            StateMismatch: The loaded state is of another dataset.
-        """
+        """Record the dataset's length. A StateMismatch if the loaded state is of another dataset."""
         if self._saved is not None:
             _check_length(self._saved, num_samples)
         self.num_samples = num_samples

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from swift_loader.sampling.permutation import Purpose, derive_key, permute
 
-__all__ = ["Order", "OrderSettings", "local_window", "run_length_for"]
-
 MIXING = 0.73
 """Minimum ratio of distinct runs in a batch to samples in it, on average. It determines the length of the runs if the
 user has chosen the window."""

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swift_loader.sampling.plan import BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.plan import NO_SKIPS, BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
 from swift_loader.sampling.shuffle import Order, OrderSettings, local_window
-from swift_loader.sampling.skips import NO_SKIPS
 
 
 def settings_of(

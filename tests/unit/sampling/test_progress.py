@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from swift_loader.sampling.plan import Plan, PlanSettings, Position, Uneven
-from swift_loader.sampling.progress import Progress
+from swift_loader.sampling.run import Progress
 from swift_loader.sampling.shuffle import OrderSettings
 
 NUM_SAMPLES = 10

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import StateMismatch
-from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Uneven
+from swift_loader.sampling.plan import NO_SKIPS, Plan, PlanReader, PlanSettings, SkippedRange, Skips, Uneven
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.sampling.skips import NO_SKIPS, SkippedRange, Skips
 from tests.unit.sampling.test_plan import plans_of_all_ranks, settings_of, whole_order
 
 ranges = st.builds(
