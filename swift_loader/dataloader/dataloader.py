@@ -315,19 +315,19 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                 self.check_worker_number_rationality()
             epoch = self._begin_with_workers(number, resume)
-        latest: Epoch = self._evened(epoch) if self.equal_batches else epoch
-        self._latest = latest
+        latest = self._latest = self._wrapped(epoch)
         return latest
 
     def _shard(self) -> StreamShard | None:
         """Return this rank's part of the stream. None: the loader doesn't share it out."""
         return shard_of(self)
 
-    def _evened(self, epoch: StreamEpoch | InlineEpoch) -> Epoch:
-        """Return an epoch that ends on all ranks at once."""
+    def _wrapped(self, epoch: Any) -> Epoch:
+        """Return an epoch as the loop gets it: with `equal_batches`, it ends on all ranks at once."""
+        whole: Epoch = epoch
         shard = self._shard()
-        if shard is not None and shard.world_size > 1:  # each rank knows by itself where all end
-            return epoch
+        if not self.equal_batches or (shard is not None and shard.world_size > 1):  # each rank knows where all end
+            return whole
         if self._votes is None:
             self._votes = Votes()
         return EvenEpoch(epoch, self._votes)

@@ -16,7 +16,7 @@ from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 
-__all__ = ["EvenEpoch", "Votes"]
+__all__ = ["EvenEpoch", "Votes", "WrappedEpoch"]
 
 
 class _Endable(Epoch, Protocol):
@@ -57,31 +57,15 @@ class Votes:
         return bool(vote.item())
 
 
-class EvenEpoch:
-    """An epoch that is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
+class WrappedEpoch:
+    """An epoch around another one."""
 
-    def __init__(self, epoch: _Endable, votes: Votes) -> None:
-        self._epoch = epoch
-        self._votes = votes
+    def __init__(self, epoch: Any) -> None:
+        self._epoch: _Endable = epoch
 
     def next(self) -> Any:
-        """Return the next batch. Raises as the epoch's own `next`. Blocks until all ranks ask for theirs."""
-        if self._epoch.is_over:
-            raise StopIteration
-        batch, error = None, None
-        has_batch = True
-        try:
-            batch = self._epoch.next()
-        except StopIteration:
-            has_batch = False
-        except Exception as raised:
-            error = raised
-        if not self._votes.all_have(has_batch):
-            self._epoch.end()
-            raise StopIteration
-        if error is not None:
-            raise error
-        return batch
+        """Return the next batch. Raises as the epoch's own `next`."""
+        return self._epoch.next()
 
     @property
     def is_whole(self) -> bool:
@@ -122,3 +106,30 @@ class EvenEpoch:
     def close(self) -> None:
         """Leave the workers to the next epoch. There are no more batches. Idempotent."""
         self._epoch.close()
+
+
+class EvenEpoch(WrappedEpoch):
+    """An epoch that is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
+
+    def __init__(self, epoch: _Endable, votes: Votes) -> None:
+        super().__init__(epoch)
+        self._votes = votes
+
+    def next(self) -> Any:
+        """Return the next batch. Raises as the epoch's own `next`. Blocks until all ranks ask for theirs."""
+        if self._epoch.is_over:
+            raise StopIteration
+        batch, error = None, None
+        has_batch = True
+        try:
+            batch = self._epoch.next()
+        except StopIteration:
+            has_batch = False
+        except Exception as raised:
+            error = raised
+        if not self._votes.all_have(has_batch):
+            self._epoch.end()
+            raise StopIteration
+        if error is not None:
+            raise error
+        return batch

@@ -1,8 +1,4 @@
-"""Collates images and targets into the memory that the batch is sent in. Runs in the worker.
-
-`fast_collate` is for images as bytes, which the device converts to floats. `tensor_collate` is for samples that need no
-further processing.
-"""
+"""What runs in the worker: builds samples by their keys, and collates them into the memory that a batch is sent in."""
 
 from __future__ import annotations
 
@@ -14,18 +10,18 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.collate import BatchMemory, HeapMemory, default_collate
 from swift_loader.device.move import to_device
+from swift_loader.worker.seeding import seeded_by
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["fast_collate", "tensor_collate"]
 
 
 def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the batch of samples `(image, target)` as two tensors. Further parts of a sample are ignored, as by timm.
 
-    With augmentation splits, a sample has several images: `((image, image, ...), target)`. Then the batch has all first
-    images, then all second ones, and so on. The targets are repeated to match.
+    It is for images as bytes, which the device converts to floats. With augmentation splits, a sample has several
+    images: `((image, image, ...), target)`. Then the batch has all first images, then all second ones, and so on. The
+    targets are repeated to match.
 
     Args:
         samples: At least one sample. Images are arrays or tensors `(C, H, W) uint8`, all of the same shape. Targets are
@@ -45,25 +41,42 @@ def fast_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> t
         raise ValueError("a batch of no samples can't be collated; pass at least one")
     memory = memory or HeapMemory()
     images, num_splits = _split_images(samples)
-    arrays = [_as_array(image, index % len(samples)) for index, image in enumerate(images)]
-    shape = arrays[0].shape
-    for index, array in enumerate(arrays):
-        if array.shape != shape:
+    arrays: list[NDArray[np.uint8]] = []
+    for index, image in enumerate(images):
+        array = image.numpy() if isinstance(image, torch.Tensor) and image.dtype == torch.uint8 else image
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
+            kind = f"{image.dtype}" if isinstance(image, (np.ndarray, torch.Tensor)) else type(image).__name__
+            raise TypeError(
+                f"sample {index % len(samples)} of the batch has an image of type {kind}; fast_collate takes arrays "
+                f"and tensors of uint8: return bytes from the dataset's transform, as timm's does with "
+                f"use_prefetcher=True, or pass collate_fn=tensor_collate"
+            )
+        if arrays and array.shape != arrays[0].shape:
             raise ValueError(
                 f"sample {index % len(samples)} of the batch has an image of shape {array.shape}, but sample 0 has one "
-                f"of {shape}; all images of a batch must have the same shape: resize or crop them in the dataset's "
-                f"transform"
+                f"of {arrays[0].shape}; all images of a batch must have the same shape: resize or crop them in the "
+                f"dataset's transform"
             )
-    batch = memory.empty_tensor((len(arrays), *shape), torch.uint8)
+        arrays.append(array)
+    batch = memory.empty_tensor((len(arrays), *arrays[0].shape), torch.uint8)
     # Images from Pillow have the channels last in memory. For those, NumPy takes half as long as torch.
     np.stack(arrays, out=batch.numpy())
-    return batch, _collate_targets([sample[1] for sample in samples], num_splits, memory)
+    targets = to_device(default_collate([sample[1] for sample in samples]), "cpu")
+    if not isinstance(targets, torch.Tensor):
+        raise TypeError(
+            f"sample 0 of the batch has a target of type {type(samples[0][1]).__name__}; all targets must be numbers, "
+            f"or arrays or tensors of the same shape: give the dataset a target_transform, or pass a collate_fn"
+        )
+    dtype = torch.int64 if targets.dim() == 1 else targets.dtype
+    repeated = memory.empty_tensor((num_splits * len(samples), *targets.shape[1:]), dtype)
+    repeated.view(num_splits, *targets.shape)[:] = targets
+    return batch, repeated
 
 
 def tensor_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> Any:
     """Return the default collate's batch, with numbers and numeric arrays as tensors, as in torch's own collate.
 
-    Unlike in torch's, containers keep their type: tuples give a tuple.
+    It is for finished samples. Unlike in torch's, containers keep their type: tuples give a tuple.
 
     Args:
         samples: At least one sample; all have the same structure.
@@ -97,34 +110,20 @@ def _split_images(samples: Sequence[Any]) -> tuple[list[Any], int]:
     return [sample[0][split] for split in range(num_splits) for sample in samples], num_splits
 
 
-def _as_array(image: Any, number: int) -> NDArray[np.uint8]:
-    """Return an image as an array, without a copy. `number` is the sample's position, for the message."""
-    import torch
+class KeyedImages:
+    """A map-style dataset whose samples are looked up with the keys of their random numbers, as `(index, key)`.
 
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8:
-        return image
-    if isinstance(image, torch.Tensor) and image.dtype == torch.uint8:
-        array: NDArray[np.uint8] = image.numpy()
-        return array
-    kind = f"{image.dtype}" if isinstance(image, (np.ndarray, torch.Tensor)) else type(image).__name__
-    raise TypeError(
-        f"sample {number} of the batch has an image of type {kind}; fast_collate takes arrays and tensors of uint8: "
-        f"return bytes from the dataset's transform, as timm's does with use_prefetcher=True, or pass "
-        f"collate_fn=tensor_collate"
-    )
+    `random`, the legacy `numpy.random`, torch's default generator and `sample_rng()` are seeded with the key before
+    each sample. The `collate_fn` draws on from the global generators, as the last sample leaves them.
+    """
 
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
 
-def _collate_targets(targets: list[Any], num_splits: int, memory: BatchMemory) -> torch.Tensor:
-    """Return the targets as a tensor, repeated `num_splits` times."""
-    import torch
+    def __len__(self) -> int:
+        return len(self.dataset)
 
-    collated = to_device(default_collate(targets), "cpu")
-    if not isinstance(collated, torch.Tensor):
-        raise TypeError(
-            f"sample 0 of the batch has a target of type {type(targets[0]).__name__}; all targets must be numbers, or "
-            f"arrays or tensors of the same shape: give the dataset a target_transform, or pass a collate_fn"
-        )
-    dtype = torch.int64 if collated.dim() == 1 else collated.dtype
-    batch = memory.empty_tensor((num_splits * len(targets), *collated.shape[1:]), dtype)
-    batch.view(num_splits, *collated.shape)[:] = collated
-    return batch
+    def __getitem__(self, place: tuple[Any, int]) -> Any:
+        index, key = place
+        with seeded_by(key):
+            return self.dataset[index]

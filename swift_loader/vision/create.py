@@ -7,6 +7,7 @@ workers always persist from epoch to epoch, and a sample's random numbers depend
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from math import inf
 from numbers import Real
 from typing import Any
@@ -14,17 +15,18 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from swift_loader.checks import check_flag, check_optional_integer, check_seconds
+from swift_loader.executors.processes import warm_up
 from swift_loader.loader import SwiftLoader
+from swift_loader.samplers.base import ranks_of
 from swift_loader.unknown_options import refuse_unknown
-from swift_loader.vision.epochs import EpochLoader
-from swift_loader.vision.prefetch import PrefetchLoader
-from swift_loader.vision.sizes import SizeChoices, count_channels, refuse_choices
-from swift_loader.vision.sources import is_native, make_native, make_sampled, make_stream, taken_by
-from swift_loader.vision.stage import IMAGENET_MEAN, IMAGENET_STD
+from swift_loader.vision.collate import KeyedImages, fast_collate, tensor_collate
+from swift_loader.vision.image_loader import ImageBatches, ImageLoader
+from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader
+from swift_loader.worker.spec import StartMethod, modules_of
 
-__all__ = ["create_loader"]
-
-_WORKER_SEEDINGS = ("all", "part")
+_NATIVE_ONLY = {"in_order": True, "on_error": "raise", "max_errors": None, "worker_restarts": 3}
+"""Options that only a SwiftLoader has, and their defaults."""
 
 
 def create_loader(  # noqa: PLR0917 - timm's, in timm's order
@@ -86,12 +88,11 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
     timeout: float | None = None,
     worker_restarts: int = 3,
     **unknown: Any,
-) -> PrefetchLoader | SwiftLoader | EpochLoader:
+) -> PrefetchLoader | SwiftLoader | ImageLoader:
     """Set timm's transform on a dataset, and return a loader of it. Starts no worker.
 
     Args:
-        dataset: A map-style dataset or an `IterableDataset` whose samples are `(image, target)`. Its attribute
-            `transform` is set.
+        dataset: Map-style or an `IterableDataset`, of `(image, target)`. Its attribute `transform` is set.
         input_size: `(C, H, W)`, `(H, W)`, or the side of a square.
         batch_size: Samples per batch and rank.
         is_training: Shuffle, augment, and drop an incomplete last batch.
@@ -123,16 +124,14 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
         crop_mode: `"center"`, `"border"` or `"squash"`.
         crop_border_pixels: Number of pixels to cut off at each side of an image first.
         collate_fn: The default is `fast_collate` with the prefetcher, `tensor_collate` without it.
-        pin_memory: Without the prefetcher: deliver batches in page-locked memory. With it, batches are always copied
-            from page-locked memory.
+        pin_memory: Without the prefetcher: deliver batches in page-locked memory. With it, they always come from there.
         fp16: The same as `img_dtype=torch.float16`.
         img_dtype: With the prefetcher: dtype of the images.
         device: With the prefetcher: where batches go. The default is the current accelerator, else the CPU.
         use_prefetcher: True: normalise and erase on the device. False: do so in the workers; batches stay on the host.
         use_multi_epochs_loader: Accepted, without effect: workers always persist.
         persistent_workers: Accepted, without effect: workers always persist.
-        worker_seeding: `"all"` or `"part"`. Both have no effect: random numbers are keyed by sample; of iterable
-            datasets, by worker.
+        worker_seeding: `"all"` or `"part"`, without effect: random numbers are keyed by sample; of streams, by worker.
         tf_preprocessing: Resize and crop with TensorFlow, which must be installed.
         input_size_choices: In training: sizes of images, in the form of `input_size`. Each batch gets one of them, the
             same on all ranks, as with timm's `ScheduledBatchSampler`.
@@ -157,53 +156,177 @@ def create_loader(  # noqa: PLR0917 - timm's, in timm's order
 
     Returns:
         A `PrefetchLoader`; without the prefetcher, the SwiftLoader itself. With `num_aug_repeats`,
-        `input_size_choices`, `num_batches` or an iterable dataset, it is an `EpochLoader` instead, which has the same
-        interface.
+        `input_size_choices`, `num_batches` or an iterable dataset, it is a `swift_loader.DataLoader` instead, which
+        also has `set_epoch` and `close`.
 
     Raises:
-        ImportError: timm isn't installed.
+        ImportError: timm isn't installed, or has no such option.
         TypeError: An option is unknown, the dataset has no `transform`, or a value has the wrong type.
         ValueError: A value isn't supported or is out of range.
     """
     given = dict(locals())
     refuse_unknown(given.pop("unknown"), "create_loader", create_loader)
-    _check_dataset(dataset)
-    _check_options(given)
+    _check(given)
+    is_complete = isinstance(input_size, (tuple, list)) and len(input_size) == 3  # noqa: PLR2004 - (C, H, W)
+    given["channels"] = input_size[0] if is_complete else len(mean)  # type: ignore[index]
     # Erasing leaves out the first half of a batch; with augmentation splits, the first split, which is the clean one.
     given["re_num_splits"] = (num_aug_splits or 2) if re_split else 0
+    given["collate_fn"] = collate_fn or (fast_collate if use_prefetcher else tensor_collate)
     loader = _make_source(given)
     if not use_prefetcher:
         return loader
     re_prob = re_prob if is_training and not no_aug else 0.0
-    channels = count_channels(input_size, mean)
-    return PrefetchLoader(loader, **taken_by(PrefetchLoader, given, channels=channels, re_prob=re_prob))
+    return PrefetchLoader(loader, **_taken_by(PrefetchLoader, given, re_prob=re_prob))
 
 
-def _make_source(given: Mapping[str, Any]) -> SwiftLoader | EpochLoader:
+def _make_source(given: Mapping[str, Any]) -> SwiftLoader | ImageLoader:
     """Set the dataset's transform, and return a loader of it. If it can't be made, the dataset is as it was."""
-    make, dataset = _import_create_transform(), given["dataset"]
-    options = taken_by(make, given, separate=given["num_aug_splits"] > 0)
-    choices = None if given["input_size_choices"] is None else SizeChoices.of(given)
-    if choices is not None:
-        transforms = [make(**{**options, "input_size": size}) for size in choices.image_sizes]
-        loader: SwiftLoader | EpochLoader = make_sampled(given, choices, transforms)
-        dataset.transform = None  # the size is chosen for each batch, so the images are transformed after the dataset
-        return loader
-    transform = make(**options)
-    if isinstance(dataset, IterableDataset):
-        loader = make_stream(given)
+    try:
+        from timm.data import create_transform
+    except ImportError as error:
+        raise ImportError(
+            f"create_loader makes timm's transforms, but {error}; pip install timm torchvision"
+        ) from error
+    dataset, is_training = given["dataset"], given["is_training"]
+    options = _taken_by(create_transform, given, separate=given["num_aug_splits"] > 0)
+    is_stream, has_sizes = isinstance(dataset, IterableDataset), given["input_size_choices"] is not None
+    transform = None if has_sizes else create_transform(**options)
+    is_repeated = is_training and given["num_aug_repeats"] > 1
+    if is_stream or has_sizes or is_repeated or given["num_batches"] is not None:
+        loader: SwiftLoader | ImageLoader = _make_image_loader(given, create_transform, options)
     else:
-        loader = make_native(given) if is_native(given) else make_sampled(given, None, [])
+        loader = SwiftLoader(
+            **_taken_by(
+                SwiftLoader,
+                given,
+                nb_consumer=None if given["distributed"] else 1,
+                worker_per_consumer=given["num_workers"],
+                shuffle=is_training,
+                drop_last=is_training,
+                pin_memory=given["pin_memory"] and not given["use_prefetcher"],
+            )
+        )
     dataset.transform = transform
     if isinstance(loader, SwiftLoader):
         loader.prepare()  # a new interpreter takes seconds to import torch and timm
     return loader
 
 
-def _check_dataset(dataset: Any) -> None:
-    """Raise if a dataset has no samples or no transform."""
+def _make_image_loader(given: Mapping[str, Any], make: Callable[..., Any], options: Mapping[str, Any]) -> ImageLoader:
+    """Return a loader of a stream, or of batches that a SwiftLoader doesn't make."""
+    for name, default in _NATIVE_ONLY.items():
+        if given[name] != default:
+            raise ValueError(
+                f"{name}={given[name]!r} isn't supported with num_aug_repeats, input_size_choices, num_batches or an "
+                f"iterable dataset; it must be {default!r}: leave it out"
+            )
+    dataset, is_training, num_workers = given["dataset"], given["is_training"], given["num_workers"]
+    ranks = ranks_of(None, None) if given["distributed"] else ranks_of(1, 0)
+    num_batches = check_optional_integer("num_batches", given["num_batches"], 1)
+    timeout = check_seconds("timeout", given["timeout"])
+    if isinstance(dataset, IterableDataset):
+        if callable(configure := getattr(dataset, "set_loader_cfg", None)):
+            configure(num_workers=num_workers)  # timm's datasets estimate their length by it
+        batching: dict[str, Any] = {
+            "batch_size": given["batch_size"],
+            "drop_last": is_training,
+            "shard_stream": False,
+        }
+    else:
+        sizes, make_sizes = given["input_size_choices"], None
+        if sizes is not None:
+            sizes = [_image_size(size, given["channels"]) for size in sizes]
+            transforms = [make(**{**options, "input_size": size}) for size in sizes]
+            dataset, make_sizes = _with_sizes(given, transforms)
+        batches = ImageBatches(
+            len(dataset),
+            given["batch_size"],
+            ranks,
+            given["seed"],
+            is_training=check_flag("is_training", is_training),
+            window=given["nearby_shuffle"],
+            num_repeats=float(given["num_aug_repeats"] or 1) if is_training else 1.0,
+            num_batches=num_batches,
+            make_sizes=make_sizes,
+        )
+        dataset, batching = KeyedImages(dataset), {"batch_sampler": batches}
+    if num_workers:  # the DataLoader may not see what is inside the dataset
+        warm_up(StartMethod.TEMPLATE, modules_of(type(given["dataset"])))
+    # A prefetcher to a GPU copies from page-locked memory.
+    device = "cuda" if given["device"] is None else given["device"]
+    to_gpu = torch.cuda.is_available() and torch.device(device).type == "cuda"
+    return ImageLoader(
+        dataset,
+        ranks,
+        given["seed"],
+        num_batches,
+        **batching,
+        num_workers=num_workers,
+        collate_fn=given["collate_fn"],
+        pin_memory=to_gpu if given["use_prefetcher"] else given["pin_memory"],
+        timeout=timeout if timeout is not None and num_workers else 0,
+        rng=None,
+    )
+
+
+def _with_sizes(given: Mapping[str, Any], transforms: Sequence[Any]) -> tuple[Any, Callable[[int], Any]]:
+    """Return the dataset with one transform for each size of images, and what makes the sampler that chooses them."""
+    try:
+        from timm.data.scheduled_sampler import ScheduledBatchSampler, ScheduledTransformDataset
+    except ImportError as error:
+        raise ImportError(f"input_size_choices needs a newer timm: pip install -U timm ({error})") from error
+    batch_sizes = given["batch_size_choices"]
+    if batch_sizes is None:
+        batch_sizes = [given["batch_size"]] * len(transforms)
+    if len(batch_sizes) != len(transforms):
+        raise ValueError(
+            f"batch_size_choices={batch_sizes!r} has {len(batch_sizes)} values, but input_size_choices has "
+            f"{len(transforms)}; give one for each"
+        )
+
+    def make_sizes(num_items: int) -> Any:
+        if given["num_batches"] is None and min(batch_sizes) > num_items:
+            raise ValueError(
+                f"batches of {batch_sizes} samples don't fit into an epoch of {num_items} samples per rank; give "
+                f"smaller ones in batch_size_choices"
+            )
+        return ScheduledBatchSampler(
+            range(num_items),  # only the sizes of its batches count
+            batch_sizes,
+            choice_weights=given["batch_choice_weights"],
+            seed=given["batch_choice_seed"],
+            num_batches=given["num_batches"],
+            choice_schedule=given["batch_choice_schedule"],
+            schedule_epochs=given["batch_schedule_epochs"],
+            schedule_spread=given["batch_schedule_spread"],
+            schedule_random_mix=given["batch_schedule_random_mix"],
+        )
+
+    return ScheduledTransformDataset(given["dataset"], transforms), make_sizes
+
+
+def _image_size(size: Any, channels: int) -> tuple[int, ...]:
+    """Return one of `input_size_choices` as `(C, H, W)`."""
+    whole = (channels, size, size) if isinstance(size, int) else (channels, *size)[-3:]
+    if len(whole) != 3 or whole[0] != channels or min(whole) < 1:  # noqa: PLR2004 - (C, H, W)
+        raise ValueError(
+            f"input_size_choices has the size {size!r}; each must be the side of a square, (H, W), or (C, H, W) with "
+            f"C={channels}, as in input_size"
+        )
+    return whole
+
+
+def _taken_by(callee: Callable[..., Any], given: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """Return those of the given options that a function has, too: they mean the same. `others` come first."""
+    names = signature(callee).parameters
+    return {**{name: value for name, value in given.items() if name in names}, **others}
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Raise for a dataset or options that can't be used, or that exclude each other."""
+    dataset, is_stream = given["dataset"], isinstance(given["dataset"], IterableDataset)
     name = type(dataset).__name__
-    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+    if not is_stream and not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"the dataset, a {name}, has no __getitem__, and isn't an IterableDataset of torch; give one of these, "
             f"such as timm's ImageDataset"
@@ -213,53 +336,35 @@ def _check_dataset(dataset: Any) -> None:
             f"the dataset, a {name}, has no attribute 'transform', which create_loader sets; add one and call it with "
             f"each image, as timm's ImageDataset does"
         )
-
-
-def _check_options(given: Mapping[str, Any]) -> None:
-    """Raise for options that are out of their range, or that exclude each other."""
-    _check_repeats(given)
-    worker_seeding = given["worker_seeding"]
-    if worker_seeding not in _WORKER_SEEDINGS:
+    repeats, sizes = given["num_aug_repeats"], given["input_size_choices"]
+    if not isinstance(repeats, Real) or (repeats and not 1 <= float(repeats) < inf):  # timm's own scripts pass floats
+        raise ValueError(f"num_aug_repeats={repeats!r} isn't a number of repeats; it must be 0, or at least 1")
+    if given["worker_seeding"] not in ("all", "part"):
         raise ValueError(
-            f"worker_seeding={worker_seeding!r} isn't supported, because random numbers are keyed by sample, not by "
-            f"worker; leave it out, and pass seed, which all random numbers depend on"
+            f"worker_seeding={given['worker_seeding']!r} isn't supported, because random numbers are keyed by sample, "
+            f"not by worker; leave it out, and pass seed, which all random numbers depend on"
         )
-    if given["input_size_choices"] is None:
-        refuse_choices(given)
-        return
+    for option in ("num_aug_repeats", "nearby_shuffle"):
+        if is_stream and given[option] not in (0, 1):
+            raise ValueError(
+                f"{option}={given[option]!r} isn't supported with an iterable dataset, whose samples have no index; "
+                f"leave it out, and do so in the dataset"
+            )
+    for option in ("batch_size_choices", "batch_choice_weights"):
+        if sizes is None and given[option] is not None:
+            raise ValueError(
+                f"{option}={given[option]!r} needs input_size_choices, because it has one value for each image size; "
+                f"give both or none"
+            )
     reasons = {
         "is_training=False": not given["is_training"],
-        "an iterable dataset": isinstance(given["dataset"], IterableDataset),
+        "an iterable dataset": is_stream,
         f"num_aug_splits={given['num_aug_splits']}": given["num_aug_splits"] > 0,
+        "no sizes in it": not sizes,
     }
     for reason, is_so in reasons.items():
-        if is_so:
+        if sizes is not None and is_so:
             raise ValueError(
-                f"input_size_choices={given['input_size_choices']!r} isn't supported with {reason}; it is for training "
-                f"on a map-style dataset without augmentation splits: leave it out"
+                f"input_size_choices={sizes!r} isn't supported with {reason}; it is for training on a map-style "
+                f"dataset without augmentation splits: leave it out"
             )
-
-
-def _check_repeats(given: Mapping[str, Any]) -> None:
-    num_repeats = given["num_aug_repeats"]
-    if isinstance(num_repeats, bool) or not isinstance(num_repeats, Real):
-        raise TypeError(
-            f"num_aug_repeats={num_repeats!r} is a {type(num_repeats).__name__}; it must be 0 or a number from 1 on"
-        )
-    if num_repeats and not 1 <= float(num_repeats) < inf:  # timm's own scripts pass floats
-        raise ValueError(f"num_aug_repeats={num_repeats} isn't a number of repeats; it must be 0, or at least 1")
-    if float(num_repeats) > 1 and isinstance(given["dataset"], IterableDataset):
-        raise ValueError(
-            f"num_aug_repeats={num_repeats} isn't supported with an iterable dataset, whose samples have no index; it "
-            f"must be 0 or 1: repeat the samples in the dataset"
-        )
-
-
-def _import_create_transform() -> Callable[..., Any]:
-    try:
-        from timm.data import create_transform
-    except ImportError as error:
-        raise ImportError(
-            f"create_loader makes timm's transforms, but {error}; pip install timm torchvision"
-        ) from error
-    return create_transform  # type: ignore[no-any-return]

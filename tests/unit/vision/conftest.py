@@ -29,7 +29,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         used.append(batch_key())
         return used[-1]
 
-    monkeypatch.setattr("swift_loader.vision.erasing.batch_key", note)
+    monkeypatch.setattr("swift_loader.vision.prefetch.batch_key", note)
     return used
 
 

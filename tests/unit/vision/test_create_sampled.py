@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swift_loader import StateMismatch
+from swift_loader.ranks.ranks import Ranks
 from swift_loader.vision import create_loader
+from swift_loader.vision.image_loader import ImageBatches
 from tests.support.numbered import Numbered, NumberedStream
 from tests.unit.vision.conftest import assert_same_batches
 
@@ -260,3 +264,114 @@ def test_a_state_of_another_order_is_refused(change: dict[str, Any], message: st
         state = loader.state_dict()
     with make(**{"num_aug_repeats": 3, **TRAINING, **change}) as loader, pytest.raises(StateMismatch, match=message):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampler": "distributed"}, "the state's sampler is 'distributed', but it was loaded into a create_loader"),
+        ({"position": -1}, "the state's position=-1"),
+        ({"num_samples": 31}, "num_samples=31"),
+    ],
+)
+def test_a_changed_state_is_refused(change: dict[str, Any], message: str) -> None:
+    with make(num_aug_repeats=2, **TRAINING) as loader:
+        state = loader.state_dict()
+        with pytest.raises(StateMismatch, match=message):
+            loader.load_state_dict({**state, **change})
+        loader.load_state_dict({})
+        assert loader.state_dict() == state
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("use_prefetcher", [False, True])
+def test_epochs_are_the_same_with_workers_that_build_ahead_of_the_loop(workers: int, use_prefetcher: bool) -> None:
+    options = {"num_aug_repeats": 2, "use_prefetcher": use_prefetcher, **TRAINING}
+    with make(**options) as loader:
+        epochs = [targets_of(loader) for _ in range(4)]
+    with make(workers=workers, **options) as loader:
+        assert loader.state_dict()["epoch"] == 0
+        loader.set_epoch(1)
+        assert targets_of(loader) == epochs[1]
+        begun, state = pieces(loader, 3)
+        assert (state["epoch"], state["position"], state["finished"]) == (2, 3, 0)
+        assert targets_of(begun) == epochs[2][:12]
+        assert targets_of(loader) == epochs[2]  # the one that was left begins again
+        assert loader.state_dict()["finished"] == 1
+        loader.load_state_dict(state)
+        loader.set_epoch(2)  # its own: the position stays
+        assert targets_of(loader) == epochs[2][12:]
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert targets_of(loader) == epochs[0]
+        pieces(loader, 2)
+        loader.set_epoch(3)
+        assert targets_of(loader) == epochs[3]
+        loader.close()
+        assert loader.state_dict()["epoch"] == 3
+
+
+def test_a_batch_that_raises_counts_in_the_state() -> None:
+    def collate(samples: Any) -> list[int]:
+        calls.append(samples)
+        if len(calls) == 2:
+            raise OSError("a broken disk")
+        return [target for _, target in samples]
+
+    calls: list[Any] = []
+    with make(num_aug_repeats=2, use_prefetcher=False, collate_fn=collate, **TRAINING) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(OSError, match="a broken disk"):
+            next(batches)
+        state = loader.state_dict()
+        rest = list(batches)
+        assert loader.state_dict()["finished"] == 1
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+def test_the_loops_random_numbers_stay_its_own() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    with make(num_aug_repeats=2, **TRAINING) as loader:
+        torch.manual_seed(5)
+        assert len(list(loader)) == len(loader)
+        assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_size_choices": []}, r"input_size_choices=\[\] isn't supported with no sizes in it"),
+        ({"input_size_choices": [(1, 8, 8)]}, r"has the size \(1, 8, 8\); each must be .* C=3"),
+        ({"input_size_choices": [8, 16], "batch_size_choices": [2]}, r"batch_size_choices=\[2\] has 1 values"),
+        (
+            {"input_size_choices": [8, 16], "batch_choice_weights": [1, -1]},
+            "choice_weights must contain .* non-negative",
+        ),
+        ({"input_size_choices": [8, 16], "batch_choice_schedule": "progressive"}, "schedule_epochs must be"),
+        ({"batch_size_choices": [2]}, r"batch_size_choices=\[2\] needs input_size_choices"),
+        ({"batch_choice_weights": [2]}, r"batch_choice_weights=\[2\] needs input_size_choices"),
+    ],
+)
+def test_sizes_that_cannot_be_chosen_from_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**TRAINING, **options)
+
+
+@given(st.integers(1, 1200), st.one_of(st.integers(2, 6).map(float), st.floats(1, 6)), st.integers(1, 5), st.data())
+def test_the_selection_is_timms(
+    timm_data: Any, num_samples: int, num_repeats: float, world_size: int, data: Any
+) -> None:
+    rank = data.draw(st.integers(0, world_size - 1))
+    theirs = timm_data.distributed_sampler.RepeatAugSampler(
+        range(num_samples), world_size, rank, shuffle=False, num_repeats=num_repeats
+    )
+    if num_repeats > 1 and len(theirs):
+        ours = ImageBatches(
+            num_samples, 8, Ranks(rank, world_size, "a test"), 3, is_training=False, num_repeats=num_repeats
+        )
+        assert [index for batch in ours for index, _ in batch] == list(theirs)
