@@ -27,9 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from advising.workloads import Samples
 from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from tuned.loads import CHANGES, LOADS, ChangingSamples, Load
+from tuned.loads import CHANGES, LOADS, ChangingSamples, Load, Samples
 from tuned.loops import Course, Dataset, rate_of, rate_with, swift_loader_of
 
 from swift_loader import SwiftLoader

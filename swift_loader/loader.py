@@ -486,7 +486,7 @@ class SwiftLoader:
     def report(self) -> Report:
         """Return what was measured so far: why the loop is slow, and what would help.
 
-        `print` it, or ask it: `report.verdict`, `report.advice`, `report.predict(num_workers=8)`. As a mapping, it has
+        `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
         counts and the times of each stage. Empty with `benchmark=False`, and before `start()`.
         """
         return self._session.report(self._passes.tuning) if self._session is not None else Report()

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from advising.workloads import Samples
+import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CHANGES", "LOADS", "ChangingSamples", "Change", "Load"]
+BATCH_SIZE = 16
+_NUM_SAMPLES = 200_000
 
 _SLEEP_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 _CPU_GRID = (1, 2, 3, 4, 6)
@@ -47,6 +48,25 @@ class Change:
 
 CHANGES = [Change(1.0, 18.0), Change(1.0, 4.0), Change(3.0, 6.0)]
 """First the model becomes faster, then the samples slower."""
+
+
+class Samples:
+    """Samples that cost what they are told to."""
+
+    def __init__(self, *, sleep_ms: float = 0.0, cpu_ms: float = 0.0, shape: tuple[int, ...] = (16,)) -> None:
+        self._sleep_s, self._cpu_s = sleep_ms / 1e3, cpu_ms / 1e3
+        self._sample = np.ones(shape, np.float32)
+
+    def __len__(self) -> int:
+        return _NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
+        end = time.thread_time() + self._cpu_s
+        while self._cpu_s and time.thread_time() < end:
+            pass
+        return self._sample
 
 
 class ChangingSamples(Samples):

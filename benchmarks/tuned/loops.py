@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from advising.workloads import BATCH_SIZE
 
 from swift_loader import SwiftLoader
+from tuned.loads import BATCH_SIZE
 
 __all__ = ["Course", "Dataset", "rate_of", "rate_with", "swift_loader_of"]
 

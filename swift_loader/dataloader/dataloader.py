@@ -369,7 +369,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def report(self) -> Report:
         """Return what was measured of all epochs so far: why the loop is slow, and what would help.
 
-        `print` it, or ask it: `report.verdict`, `report.advice`, `report.predict(num_workers=8)`. As a mapping, it has
+        `print` it, or ask it: `report.verdict`, `report.breakdown`, `report.advice`. As a mapping, it has
         counts and the times of each stage. Any thread may call it.
         """
         return self._observer.report(self)

@@ -1,4 +1,4 @@
-"""What was measured of a loader, as a value: the input of reports, predictions, plots and traces. Pure.
+"""What was measured of a loader, as a value: the input of reports, plots and traces. Pure.
 
 All clock readings are of `time.perf_counter_ns`, which all processes of a machine share.
 

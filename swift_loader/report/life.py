@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import Observations, are_of_one_pass
 
-__all__ = ["Life", "Seconds", "activity", "steady"]
+__all__ = ["Life", "Seconds", "steady"]
 
 Seconds = NDArray[np.float64]
 """`(n,)`, one of each batch."""
@@ -35,8 +35,6 @@ class Life:
     """How long the worker was ready to run, but had no core. NaN: not measured."""
     idle: Seconds
     """From the end of the worker's batch before to the beginning of this one. NaN: the worker's first one."""
-    lag: Seconds
-    """From when the worker could have begun to when it did: it had the task, and no other batch."""
     transport: Seconds
     decode: Seconds
     order: Seconds
@@ -50,8 +48,6 @@ class Life:
     """How long the loop waited in `next`."""
     step: Seconds
     """From the delivery to when the loop asked for the next one. NaN: the last one of an epoch."""
-    was_queued: NDArray[np.bool_]
-    """Whether the worker had the task before it had finished its batch before."""
 
     @property
     def service(self) -> Seconds:
@@ -72,16 +68,14 @@ class Life:
         batches = observations.batches
         fetch, collate, encode = (batches[name] * _S_PER_NS for name in ("fetch_ns", "collate_ns", "encode_ns"))
         zero = _first_time(batches)
-        began, sent, received, asked, delivered = (
-            (batches[name] - zero) * _S_PER_NS
-            for name in ("began_ns", "sent_ns", "received_ns", "asked_ns", "delivered_ns")
+        began, received, asked, delivered = (
+            (batches[name] - zero) * _S_PER_NS for name in ("began_ns", "received_ns", "asked_ns", "delivered_ns")
         )
         built = began + fetch + collate + encode
         decode, copy = batches["decode_ns"] * _S_PER_NS, batches["copy_ns"] * _S_PER_NS
         ready = np.where(batches["received_ns"] > 0, np.minimum(received + decode, delivered), delivered)
         turn = np.maximum.accumulate(ready) if observations.setup.in_order else ready
         before = _end_before(batches["worker_id"], began, built)
-        can_begin = np.fmax(before, np.where(batches["sent_ns"] > 0, sent, -np.inf))
         delay = batches["run_delay_ns"]
         return cls(
             began=began,
@@ -91,7 +85,6 @@ class Life:
             cpu=batches["cpu_ns"] * _S_PER_NS,
             run_delay=np.where(delay < 0, np.nan, delay * _S_PER_NS),
             idle=np.maximum(0, began - before),
-            lag=np.where(np.isfinite(can_begin), np.maximum(0, began - can_begin), 0),
             transport=np.where(batches["received_ns"] > 0, np.maximum(0, received - built), 0),
             decode=decode,
             order=np.maximum(0, turn - ready),
@@ -100,7 +93,6 @@ class Life:
             copy=copy,
             waited=np.maximum(0, delivered - asked),
             step=_steps(are_of_one_pass(batches), asked, delivered),
-            was_queued=np.isfinite(before) & (sent < before),
         )
 
 
@@ -113,27 +105,9 @@ def steady(observations: Observations) -> Observations:
     return replace(observations, batches=batches[num_first:])
 
 
-def activity(began: Seconds, ended: Seconds, weight: Seconds) -> Seconds:
-    """Return how many of these were active on average while each of them was, itself included.
-
-    Args:
-        began: When each began.
-        ended: When it ended.
-        weight: Its share of time in which it was active, from 0 to 1.
-    """
-    times = np.concatenate([began, ended])
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    levels = np.cumsum(np.concatenate([weight, -weight])[order])
-    areas = np.concatenate([[0.0], np.cumsum(levels[:-1] * np.diff(times))])
-    length = np.maximum(ended - began, 1e-12)
-    result: Seconds = (np.interp(ended, times, areas) - np.interp(began, times, areas)) / length
-    return np.maximum(result, weight)
-
-
 def _first_time(batches: NDArray[np.void]) -> int:
     """Return the time that all others are counted from, so that they keep their precision as floats."""
-    measured = [batches[name][batches[name] > 0] for name in ("sent_ns", "began_ns", "asked_ns")]
+    measured = [batches[name][batches[name] > 0] for name in ("began_ns", "asked_ns")]
     return min((int(times.min()) for times in measured if times.size), default=0)
 
 

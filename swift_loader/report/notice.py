@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swift_loader.metrics.observations import Observations
-from swift_loader.report.advice import SWIFT_LOADER, OptionNames, advise
+from swift_loader.report.advice import SWIFT_LOADER, advise
 from swift_loader.report.verdict import DATA_BOUND, MIN_BATCHES, Bound, Verdict
 
 __all__ = ["EpochNotices"]
 
 _MIN_ELAPSED_S = 60.0
-"""Advice takes half a second. So it is asked for after a minute, and then each time after twice the time: 1 %."""
+"""The first look is after a minute. After each line, the next look is after twice the time."""
 
 _VERDICT_EVERY_S = 1.0
 """A verdict takes a millisecond."""
@@ -23,7 +23,7 @@ _VERDICT_EVERY_S = 1.0
 class EpochNotices:
     """Says after an epoch what would help. Says nothing twice. Used by the loop's thread alone."""
 
-    names: OptionNames = SWIFT_LOADER
+    option: str = SWIFT_LOADER
     next_at_s: float = _MIN_ELAPSED_S
     """How long the loop must have run for the next look."""
     last_action: str = ""
@@ -43,15 +43,12 @@ class EpochNotices:
         if verdict.bound is not Bound.DATA or verdict.wait_share < DATA_BOUND:
             return ""
         self.next_at_s = 2 * observations.elapsed_s
-        advices = advise(of_epoch, self.names)
+        advices = advise(of_epoch, self.option)
         if not advices or advices[0].action == self.last_action:
             return ""
         self.last_action = advices[0].action
-        gain = 100 * advices[0].prediction.gain
-        return (
-            f"the loop waited {100 * verdict.wait_share:.0f} % of epoch {epoch} for data: {self.last_action} would "
-            f"bring about {gain:+.0f} %"
-        )
+        waited = f"the loop waited {100 * verdict.wait_share:.0f} % of epoch {epoch} for data"
+        return f"{waited}: {advices[0]}"
 
 
 def _last_pass(observations: Observations) -> Observations:

@@ -11,9 +11,8 @@ from os import PathLike
 from typing import Any
 
 from swift_loader.metrics.observations import Observations
-from swift_loader.report.advice import SWIFT_LOADER, Advice, OptionNames, advise
+from swift_loader.report.advice import SWIFT_LOADER, Advice, advise
 from swift_loader.report.breakdown import Breakdown
-from swift_loader.report.prediction import Change, Data, Prediction, Predictor
 from swift_loader.report.verdict import Verdict
 
 __all__ = ["Report"]
@@ -29,7 +28,8 @@ class Report(Mapping[str, Any]):
 
     observations: Observations | None = None
     counts: Mapping[str, Any] = field(default_factory=dict)
-    names: OptionNames = SWIFT_LOADER
+    option: str = SWIFT_LOADER
+    """What the loader calls its number of workers."""
     tuning: tuple[str, ...] = ()
     """What the loader did about its number of workers, and why, if it chooses that itself."""
 
@@ -62,35 +62,12 @@ class Report(Mapping[str, Any]):
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """What would make the loop faster, the first thing first. Takes up to a second. Empty if nothing would."""
-        return () if self.observations is None else advise(self.observations, self.names)
+        """What would make the loop faster: at most one thing. Empty if nothing would bring 5 %."""
+        return () if self.observations is None else advise(self.observations, self.option)
 
-    def predict(
-        self,
-        *,
-        num_workers: int | None = None,
-        batch_size: int | None = None,
-        max_in_flight: int | None = None,
-        in_order: bool | None = None,
-        data: Data = Data.AS_IS,
-    ) -> Prediction:
-        """Return the speed of the loop after a change. What isn't given stays.
-
-        Args:
-            num_workers: Workers of this rank.
-            batch_size: Samples per batch. The time of the model's step grows with it.
-            max_in_flight: Batches that may be built or wait for the loop.
-            in_order: Whether batches come in order.
-            data: What happens to the samples; its value will do, such as `"fetching costs nothing"`.
-
-        Raises:
-            ValueError: Nothing is measured, there are too few batches, or an argument is out of its range.
-        """
-        return self._predictor.predict(Change(num_workers, batch_size, max_in_flight, in_order, Data(data)))
-
-    @cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(self._measured())
+    def __getattr__(self, name: str) -> Any:
+        gone = "; Report predicts no speeds any more: report.advice has the number of workers that may help"
+        raise AttributeError(f"a Report has no attribute {name!r}{gone if name == 'predict' else ''}")
 
     def _measured(self) -> Observations:
         if self.observations is None:
@@ -112,7 +89,7 @@ class Report(Mapping[str, Any]):
             "breakdown": asdict(self.breakdown),
             "slowest": [asdict(sample) for sample in self.observations.slowest],
             "tuning": list(self.tuning),
-            "advice": [{"action": advice.action, **asdict(advice.prediction)} for advice in self.advice],
+            "advice": [asdict(advice) for advice in self.advice],
         }
 
     def to_json(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swift_loader.metrics.observations import Observations
-from swift_loader.report.advice import OptionNames
 from swift_loader.report.notice import EpochNotices
 
 __all__ = ["Teller"]
@@ -14,18 +13,18 @@ __all__ = ["Teller"]
 class Teller:
     """Looks at a loader after its epochs, and writes a line if there is something new to say. Loop's thread."""
 
-    def __init__(self, names: OptionNames, write: Callable[[str], None] | None = None) -> None:
+    def __init__(self, option: str, write: Callable[[str], None] | None = None) -> None:
         """Make one for a loader.
 
         Args:
-            names: What the loader's class calls its options.
+            option: What the loader's class calls its number of workers.
             write: Gets each line, too.
         """
-        self._notices = EpochNotices(names)
+        self._notices = EpochNotices(option)
         self._write = write
 
     def tell(self, elapsed_s: float, observe: Callable[[], Observations]) -> None:
-        """Look at the epoch that is over. Mostly this returns at once; else it may take a second. Never raises.
+        """Look at the epoch that is over. Mostly this returns at once. Never raises.
 
         Args:
             elapsed_s: How long all passes have lasted.

@@ -15,7 +15,6 @@ __all__ = ["describe", "shown_seconds"]
 
 _MAX_WORKERS = 8
 _MAX_SLOWEST = 4
-_MAX_ADVICE = 3
 _MAX_TUNING = 3
 _MIN_SHOWN_SHARE = 0.002
 _THREE_DIGITS = 999.5
@@ -118,7 +117,7 @@ def _advice(report: Report) -> list[str]:
     if observations is not None and observations.setup.loading_rank is not None:
         return [f"rank {observations.setup.loading_rank} loads for this one, too: its report says what would help"]
     if observations is not None and observations.setup.num_remote:
-        return ["what more actors would bring isn't predicted: try RayExecutor(n) with another n, or resize(n)"]
+        return ["what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"]
     if not report.advice:
-        return ["no option would bring 5 %"]
-    return ["what would help:", *(f"  {advice}" for advice in report.advice[:_MAX_ADVICE])]
+        return ["more workers wouldn't bring 5 %"]
+    return [str(advice) for advice in report.advice]

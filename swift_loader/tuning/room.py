@@ -24,14 +24,17 @@ def first_number(setup: Setup, build_s: float) -> int:
     return max(setup.num_workers, min(first_guess(build_s, _cores_of(setup)), _most_busy(setup)))
 
 
-def room_for(observations: Observations) -> Machine:
-    """Return what the workers of a rank may use. The ranks of a machine share it evenly."""
+def room_for(observations: Observations, *, keeps_limit: bool = True) -> Machine:
+    """Return what the workers of a rank may use. The ranks of a machine share it evenly.
+
+    With `keeps_limit`, a limit of batches in flight that the user gave stays: more workers than that can't be busy.
+    """
     setup, nbytes = observations.setup, observations.batches["nbytes"]
     num_cores = _cores_of(setup)
     free_nbytes = (available_memory() or sys.maxsize) // max(1, setup.world_size_here)
     batch_nbytes = int(np.median(nbytes)) if nbytes.size else 0
     most = most_workers(num_cores, free_nbytes, batch_nbytes, setup.num_workers)
-    return Machine(num_cores, min(most, _most_busy(setup)))
+    return Machine(num_cores, min(most, _most_busy(setup)) if keeps_limit else most)
 
 
 def _cores_of(setup: Setup) -> float:

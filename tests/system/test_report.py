@@ -46,7 +46,6 @@ def check_data_bound(report: Report, num_workers: int) -> None:
     assert report.observations.setup.num_workers == num_workers
     parts = {part.name: part for part in report.breakdown.parts}
     assert parts["fetch"].p50_s >= 0.016
-    assert report.predict(num_workers=4 * num_workers).gain > 0.1
     assert report.advice
     assert json.loads(report.to_json())["advice"][0]["gain"] > 0
     assert repr(report).startswith("data-bound")

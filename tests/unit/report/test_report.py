@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.metrics.observations import BATCH, SlowSample
+from swift_loader.metrics.observations import BATCH, Setup, SlowSample
 from swift_loader.report.report import Report
 from tests.support.observed import SETUP, Costs, observe, with_workers
 
@@ -29,7 +29,7 @@ def test_an_empty_report_is_false_and_equal_to_an_empty_dict() -> None:
     assert repr(Report()) == "<Report: nothing is measured>"
 
 
-@pytest.mark.parametrize("ask", [lambda: Report().verdict, lambda: Report().breakdown, lambda: Report().predict()])
+@pytest.mark.parametrize("ask", [lambda: Report().verdict, lambda: Report().breakdown])
 def test_an_empty_report_says_how_to_measure(ask: object) -> None:
     with pytest.raises(ValueError, match="give benchmark=True, and start the loader"):
         ask()  # type: ignore[operator]
@@ -50,7 +50,40 @@ def test_the_repr_says_verdict_parts_and_advice() -> None:
     assert lines[0] == "data-bound: the loop waits for data 64 % of its time"
     assert any(line.split() == ["fetch", "10", "ms", "10", "ms", "82", "%"] for line in lines)
     assert "slowest samples: 0 (100 ms), 1 (100 ms)" in text
-    assert "  worker_per_consumer=6: about +1" in text
+    assert lines[-1].startswith("worker_per_consumer=6 would bring up to +1")
+
+
+@pytest.mark.parametrize(
+    ("costs", "setup", "actions"),
+    [
+        (Costs(fetch_ms=10, step_ms=2), with_workers(2), ["worker_per_consumer=5"]),
+        (Costs(fetch_ms=10, step_ms=2), replace(with_workers(0), max_in_flight=1), ["worker_per_consumer=5"]),
+        (Costs(fetch_ms=10, step_ms=10), with_workers(2), []),  # the model is the limit
+        (Costs(fetch_ms=10, step_ms=0, cpu_share=1.0), with_workers(4), []),  # the cores are
+        (Costs(fetch_ms=10, step_ms=0, cpu_share=1.0), with_workers(2), ["worker_per_consumer=4"]),
+        (
+            Costs(fetch_ms=10, step_ms=0, cpu_share=1.0, trainer_cpu_ms=10.0),
+            replace(with_workers(2), worker_type="thread"),
+            ["worker_per_consumer=4"],
+        ),
+        (
+            Costs(fetch_ms=10, step_ms=2),
+            replace(with_workers(2), max_in_flight=3, is_in_flight_chosen=False),
+            ["worker_per_consumer=5 and data_queue_size=None"],
+        ),
+    ],
+)
+def test_the_advice_is_the_number_of_workers_that_loop_and_cores_allow(
+    costs: Costs, setup: Setup, actions: list[str]
+) -> None:
+    report = Report(observe(costs, setup), COUNTS)
+    assert [advice.action for advice in report.advice] == actions
+    assert all(advice.gain > 0.9 for advice in report.advice)
+
+
+def test_what_is_gone_says_what_there_is() -> None:
+    with pytest.raises(AttributeError, match=r"report\.advice has the number of workers"):
+        report_of().predict(num_workers=4)
 
 
 @given(seed=st.integers(0, 2**32), num_batches=st.integers(0, 60), num_workers=st.integers(0, 5))
@@ -74,7 +107,7 @@ def test_the_repr_of_a_start_says_so(num_batches: int, start: str) -> None:
 
 
 @pytest.mark.parametrize(("num_remote", "who"), [(4, "4 Ray actors on"), (3, "3 Ray actors and 1 worker process on")])
-def test_with_workers_elsewhere_it_names_them_and_predicts_nothing(num_remote: int, who: str) -> None:
+def test_with_workers_elsewhere_it_names_them_and_advises_nothing(num_remote: int, who: str) -> None:
     report = Report(observe(SLOW, replace(with_workers(4), num_remote=num_remote)), COUNTS)
     assert report.advice == ()
     assert who in repr(report)

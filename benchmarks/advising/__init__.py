@@ -1,1 +1,0 @@
-"""The workloads of `advice.py`."""
