@@ -28,7 +28,7 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from swift_loader.integrations.figures import HasReport
+    from swift_loader.dataloader.dataloader import DataLoader
     from swift_loader.loader import SwiftLoader
 
 __all__ = ["LoaderMetrics", "LoaderStateCallback"]
@@ -87,7 +87,10 @@ class LoaderMetrics(Callback):
     """Logs a loader's metrics with the Trainer's loggers, and after each epoch whether the loop waited for data."""
 
     def __init__(
-        self, loader: HasReport | None = None, every_n_steps: int | None = None, prefix: str = "swift_loader/"
+        self,
+        loader: SwiftLoader | DataLoader[Any] | None = None,
+        every_n_steps: int | None = None,
+        prefix: str = "swift_loader/",
     ) -> None:
         """Attach a loader. Starts nothing.
 

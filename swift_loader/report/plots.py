@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from swift_loader.metrics.observations import Observations
 from swift_loader.report.panels import draw_build_times, draw_life, draw_throughput, draw_waits, draw_workers
@@ -17,7 +14,7 @@ from swift_loader.report.verdict import Bound, Verdict
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "pixels", "plot"]
+__all__ = ["draw", "plot"]
 
 _INCHES = (11.0, 9.4)
 _DPI = 130
@@ -31,16 +28,6 @@ def plot(source: Report | Observations, path: str | os.PathLike[str]) -> None:
         ValueError: There is no batch to draw, or matplotlib doesn't know the format.
     """
     draw(source).savefig(path, dpi=_DPI, facecolor="white")
-
-
-def pixels(source: Report | Observations) -> NDArray[np.uint8]:
-    """Return the picture as pixels, `(height, width, 3) uint8`. Raises as `plot` does."""
-    figure = draw(source)
-    figure.set_dpi(_DPI)
-    canvas: Any = figure.canvas
-    canvas.draw()
-    picture: NDArray[np.uint8] = np.asarray(canvas.buffer_rgba())[..., :3].copy()
-    return picture
 
 
 def draw(source: Report | Observations) -> Figure:

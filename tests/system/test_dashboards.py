@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.report.flat import NAMES, flat_metrics
 from tests.support.datasets import Counting
+from tests.support.pages import ROOT, Page
 from tests.support.pictures import Pictures
 from tests.support.trace_format import check_format, named, read_trace, spans
 
@@ -156,3 +158,22 @@ def test_merged_with_torch_profilers_trace_waits_lie_within_the_calls_of_next(tm
     for call, wait in zip(calls, waits, strict=True):
         assert call["ts"] - 500 < wait["ts"]
         assert wait["ts"] + wait["dur"] < call["ts"] + call["dur"] + 500
+
+
+def test_the_recipe_of_the_docs_tells_this_machine_alone_the_metrics() -> None:
+    (recipe,) = (block for block in Page(ROOT / "docs" / "dashboards.md").blocks() if "HTTPServer" in str(block.code))
+    assert len(recipe.code) <= 25
+    with LOADERS["no worker"]() as loader:
+        for _batch in loader:
+            pass
+        names: dict[str, Any] = {"loader": loader}
+        exec("\n".join(recipe.code).replace("9464", "0"), names)  # 0: any port that is free
+        server = names["server"]
+        address, port = server.server_address
+        with urlopen(f"http://{address}:{port}/metrics") as response:
+            lines = response.read().decode().splitlines()
+        server.shutdown()
+        server.server_close()
+        expected = loader.metrics(prefix="swift_loader_")
+    assert address == "127.0.0.1"
+    assert {name: float(value) for name, value in map(str.split, lines)} == expected

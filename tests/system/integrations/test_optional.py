@@ -13,8 +13,6 @@ import pytest
         ("huggingface", ("transformers",), "pip install 'transformers"),
         ("accelerate", ("accelerate",), "pip install accelerate"),
         ("timm", ("timm",), "pip install timm"),
-        ("prometheus", ("prometheus_client.core",), "pip install prometheus-client"),
-        ("opentelemetry", ("opentelemetry.metrics",), "pip install opentelemetry-api"),
     ],
 )
 def test_a_missing_framework_is_an_import_error_that_says_what_to_install(
