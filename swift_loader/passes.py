@@ -21,8 +21,7 @@ from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, S
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
-from swift_loader.tuning.autotuner import Autotuner
-from swift_loader.tuning.room import first_number, room_for
+from swift_loader.tuning.autotuner import Autotuner, first_number, room_for
 
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator

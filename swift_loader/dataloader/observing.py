@@ -14,8 +14,7 @@ from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.report.advice import DATALOADER
 from swift_loader.report.report import Report
 from swift_loader.report.telling import Teller
-from swift_loader.tuning.autotuner import Autotuner
-from swift_loader.tuning.room import room_for
+from swift_loader.tuning.autotuner import Autotuner, room_for
 
 if TYPE_CHECKING:
     from swift_loader.dataloader.dataloader import DataLoader

@@ -7,7 +7,7 @@ from typing import Any
 
 from swift_loader.executors.base import Lease
 from swift_loader.metrics.metrics import NOT_NOTED
-from swift_loader.metrics.timeline import Arrival
+from swift_loader.metrics.observations import Arrival
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import Work
 

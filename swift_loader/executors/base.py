@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from swift_loader.metrics.timeline import Arrival
+from swift_loader.metrics.observations import Arrival
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["Group", "available_cores", "available_memory", "free_in", "groups_of", "quota_of", "ranks_here"]
-
 Read = Callable[[str], str]
 """Returns what a file says; empty if there is none."""
 
@@ -60,12 +58,9 @@ def ranks_here() -> int:
 
 
 def groups_of(controller: str, cgroups: str, mounts: str) -> list[Group]:
-    """Return the cgroups of this process that may limit something, from its own up to the highest that it sees.
+    """Return the cgroups of this process that may limit `"cpu"` or `"memory"`, from its own up to the highest it sees.
 
-    Args:
-        controller: `"cpu"` or `"memory"`.
-        cgroups: The text of /proc/self/cgroup.
-        mounts: The text of /proc/self/mountinfo.
+    `cgroups` is the text of /proc/self/cgroup, `mounts` that of /proc/self/mountinfo.
     """
     groups = []
     for line in cgroups.splitlines():

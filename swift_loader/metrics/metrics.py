@@ -13,16 +13,13 @@ import threading
 import time
 from typing import Any
 
-from swift_loader.metrics.histogram import Histogram
-from swift_loader.metrics.observations import Observations, Setup
-from swift_loader.metrics.pass_clock import PassClock
-from swift_loader.metrics.slowest import Slowest
-from swift_loader.metrics.timeline import Arrival, Timeline
+import numpy as np
+from numpy.typing import NDArray
+
+from swift_loader.metrics.observations import Arrival, Histogram, Observations, Setup, Slowest, SlowSample, Timeline
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import Send
 from swift_loader.transport.messages import Batch
-
-__all__ = ["NOT_NOTED", "Metrics"]
 
 NOT_NOTED = -1
 """Stands for the number of a batch that isn't in the timeline."""
@@ -71,17 +68,9 @@ class Metrics:
     def note_arrival(
         self, batch: Batch, task: Send | None, worker_id: int, received_ns: int, decode_ns: int
     ) -> Arrival | None:
-        """Record a batch that has arrived in the trainer. Any thread.
+        """Record a batch whose announcement was there at `received_ns`. Any thread.
 
-        Args:
-            batch: Its announcement.
-            task: What it was built for; None if that is unknown.
-            worker_id: Which of the n workers has built it.
-            received_ns: When its announcement was there.
-            decode_ns: How long it took to make views of the slot.
-
-        Returns:
-            What `note_delivery` needs; None if measuring is off.
+        Return what `note_delivery` needs; None if measuring is off, or if it is unknown what the batch was built for.
         """
         if not self._enabled or task is None:
             return None
@@ -115,16 +104,9 @@ class Metrics:
             self._passes.begin(asked_ns)
 
     def note_delivery(self, arrival: Arrival | None, asked_ns: int, delivered_ns: int, num_ready: int) -> int:
-        """Record what the loop got.
+        """Record what the loop got, and how many batches were ready when it asked. Return a number for `note_copy`.
 
-        Args:
-            arrival: What was measured of the batch; None if there is no batch.
-            asked_ns: When the loop asked.
-            delivered_ns: When it got the batch.
-            num_ready: How many batches were ready when it asked.
-
-        Returns:
-            The batch's number, for `note_copy`.
+        Without an arrival, the loop got no batch.
         """
         if not self._enabled:
             return NOT_NOTED
@@ -186,43 +168,36 @@ class Metrics:
         self._renew_lock_in_fork()
         with self._lock:
             self._count()
-            waits = self._stages["wait"]
-            return Observations(
-                setup=setup,
-                batches=self._timeline.since(0),
-                slowest=self._slowest.samples(),
-                num_delivered=waits.count,
-                num_samples=self._num_samples,
-                elapsed_s=self._passes.elapsed_s,
-                waited_s=(waits.total_ns + self._waited_in_vain_ns) / 1e9,
-                trainer_cpu_s=self._passes.cpu_s,
-                num_restarts=self._num_restarts,
-                totals=self._totals(),
-            )
-
-    @property
-    def elapsed_s(self) -> float:
-        """How long all passes have lasted. 0 if measuring is off."""
-        return self._passes.elapsed_s
+            return self._observations(setup, self._timeline.since(0), self._slowest.samples(), self._totals())
 
     def recent(self, setup: Setup, num_batches: int) -> Observations:
         """Return the same of the last batches only, without totals and slowest samples: takes some 50 µs."""
         self._renew_lock_in_fork()
         with self._lock:
-            waits, uncounted = self._stages["wait"], self._timeline.since(self._num_counted)
-            waited_ns = waits.total_ns + int((uncounted["delivered_ns"] - uncounted["asked_ns"]).sum())
-            return Observations(
-                setup=setup,
-                batches=self._timeline.since(self._timeline.num_added - num_batches),
-                slowest=(),
-                num_delivered=waits.count + len(uncounted),
-                num_samples=self._num_samples + int(uncounted["num_samples"].sum()),
-                elapsed_s=self._passes.elapsed_s,
-                waited_s=(waited_ns + self._waited_in_vain_ns) / 1e9,
-                trainer_cpu_s=self._passes.cpu_s,
-                num_restarts=self._num_restarts,
-                totals={},
-            )
+            return self._observations(setup, self._timeline.since(self._timeline.num_added - num_batches), (), {})
+
+    def _observations(
+        self, setup: Setup, batches: NDArray[np.void], slowest: tuple[SlowSample, ...], totals: dict[str, Any]
+    ) -> Observations:
+        waits, uncounted = self._stages["wait"], self._timeline.since(self._num_counted)
+        waited_ns = waits.total_ns + int((uncounted["delivered_ns"] - uncounted["asked_ns"]).sum())
+        return Observations(
+            setup=setup,
+            batches=batches,
+            slowest=slowest,
+            num_delivered=waits.count + len(uncounted),
+            num_samples=self._num_samples + int(uncounted["num_samples"].sum()),
+            elapsed_s=self._passes.elapsed_s,
+            waited_s=(waited_ns + self._waited_in_vain_ns) / 1e9,
+            trainer_cpu_s=self._passes.cpu_s,
+            num_restarts=self._num_restarts,
+            totals=totals,
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long all passes have lasted. 0 if measuring is off."""
+        return self._passes.elapsed_s
 
     def _renew_lock_in_fork(self) -> None:
         if not self._process.is_here():  # the thread that may hold the lock doesn't exist here
@@ -246,5 +221,74 @@ class Metrics:
             self._num_samples_built += sum(self._built[:num_built])
             del self._built[:num_built]
 
-    def __repr__(self) -> str:
-        return f"<Metrics {'on' if self._enabled else 'off'}, {self._timeline!r}>"
+
+_NS_PER_READING = 1_000_000
+"""CPU time is read at most so often, because that is a system call of half a microsecond."""
+
+
+class PassClock:
+    """Measures how long passes last, and the CPU time of the process in them.
+
+    A pass begins with its first `next`. It ends with its last one: the `next` that met the end, or else the last that
+    gave a batch. What the process does between two passes, such as validation, doesn't count.
+
+    The loop's thread uses it. Any thread may read.
+    """
+
+    def __init__(self) -> None:
+        self.is_running = False
+        """Whether a pass has begun and not ended."""
+        self.number = 0
+        """How many passes have begun."""
+        self._began_ns = 0
+        """When the pass began, if one is running. Set together with the next three."""
+        self._last_ns = 0
+        """The end of its last `next`."""
+        self._cpu_began_ns = 0
+        self._cpu_last_ns = 0
+        self._read_again_ns = 0
+        """When the CPU time is read next."""
+        self._elapsed_ns = 0
+        """Of the passes that have ended."""
+        self._cpu_ns = 0
+
+    def begin(self, now_ns: int) -> None:
+        """Begin a pass. There must be none."""
+        self._began_ns = self._last_ns = now_ns
+        self._cpu_began_ns = self._cpu_last_ns = time.process_time_ns()
+        self._read_again_ns = now_ns + _NS_PER_READING
+        self.is_running = True
+        self.number += 1
+
+    def note_next(self, now_ns: int) -> None:
+        """Record the end of a `next` of the pass."""
+        self._last_ns = now_ns
+        if now_ns >= self._read_again_ns:
+            self._read_cpu(now_ns)
+
+    def end(self, now_ns: int | None = None) -> None:
+        """End the pass, if there is one. None: it ended with its last `next`."""
+        if not self.is_running:
+            return
+        if now_ns is not None:
+            self._last_ns = now_ns
+            self._read_cpu(now_ns)
+        self.is_running = False
+        self._elapsed_ns += self._last_ns - self._began_ns
+        self._cpu_ns += max(0, self._cpu_last_ns - self._cpu_began_ns)  # in a fork, the clock began again
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long all passes have lasted."""
+        running_ns = self._last_ns - self._began_ns if self.is_running else 0
+        return (self._elapsed_ns + running_ns) / 1e9
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the process in them, over all threads. Up to 1 ms of each pass may be missing."""
+        running_ns = max(0, self._cpu_last_ns - self._cpu_began_ns) if self.is_running else 0
+        return (self._cpu_ns + running_ns) / 1e9
+
+    def _read_cpu(self, now_ns: int) -> None:
+        self._cpu_last_ns = time.process_time_ns()
+        self._read_again_ns = now_ns + _NS_PER_READING

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from swift_loader.metrics.observations import Observations
 from swift_loader.report.life import steady
 from swift_loader.report.verdict import Bound, Verdict
-from swift_loader.tuning.room import room_for
-from swift_loader.tuning.windows import window_of
+from swift_loader.tuning.autotuner import room_for
+from swift_loader.tuning.tuner import window_of
 
 __all__ = ["DATALOADER", "SWIFT_LOADER", "Advice", "advise"]
 

@@ -7,17 +7,18 @@ The loop's thread calls `check` between two batches. Most calls only read the cl
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from swift_loader.metrics.observations import Observations
-from swift_loader.tuning.tuner import Tuner, TunerState
-from swift_loader.tuning.window import Machine
-from swift_loader.tuning.windows import batches_since, window_of
+import numpy as np
 
-__all__ = ["Autotuner", "Resize"]
+from swift_loader.metrics.machine import available_memory
+from swift_loader.metrics.observations import Observations, Setup
+from swift_loader.tuning.tuner import Machine, Tuner, TunerState, most_workers, window_of
 
 CHECK_NS = 250_000_000
 """How often it looks."""
@@ -29,6 +30,9 @@ MIN_BATCHES = 8
 MAX_BATCHES = 4096
 BATCHES_PER_WORKER = 2
 """A window has at least so many batches: each worker has then built some."""
+
+TYPICAL_STEP_S = 0.05
+"""Of a loop, for the first number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,8 @@ class Autotuner:
     ) -> None:
         """Begin with the workers that there are.
 
-        Args:
-            num_workers: How many workers the loader starts with.
-            find_machine: Returns what the workers may use.
-            observe: Returns what was measured until now, with at most so many of the last batches.
-            resize: Changes the number of workers.
-            clock_ns: The clock of the observations.
+        `observe` returns what was measured until now, with at most so many of the last batches. `clock_ns` is the clock
+        of the observations.
         """
         self._find_machine = find_machine
         self._observe = observe
@@ -93,18 +93,15 @@ class Autotuner:
         self.history: list[Resize] = []
         """What it changed, oldest first."""
 
-    @property
-    def reason(self) -> str:
-        """Why the loader has its workers, as half a sentence."""
-        return "nothing was measured yet" if self._tuner is None else self._tuner.reason
-
     def describe(self) -> list[str]:
         """Return what it changed and what it thinks now, one line each."""
         changes = [
             f"after {change.at_s:.0f} s, {change.before} → {change.after}: {change.reason}" for change in self.history
         ]
-        is_trying = self.history and self._tuner is not None and self._tuner.state is TunerState.SEARCHING
-        return [*changes, f"now {self._wanted}: {'it is being tried' if is_trying else self.reason}"]
+        reason = "nothing was measured yet" if self._tuner is None else self._tuner.reason
+        if self.history and self._tuner is not None and self._tuner.state is TunerState.SEARCHING:
+            reason = "it is being tried"
+        return [*changes, f"now {self._wanted}: {reason}"]
 
     def check(self) -> None:
         """Change the number of workers, if enough was measured to know a better one."""
@@ -129,7 +126,8 @@ class Autotuner:
         if num_new < max(MIN_BATCHES, BATCHES_PER_WORKER * self._wanted):
             return
         trainer_cpu_s = (observations.trainer_cpu_s - self._mark.trainer_cpu_s) / num_new
-        window = window_of(batches_since(observations, self._mark.now_ns), self._wanted, trainer_cpu_s)
+        batches = observations.batches[observations.batches["asked_ns"] >= self._mark.now_ns]
+        window = window_of(batches, self._wanted, trainer_cpu_s)
         if window is None:
             return
         machine = self._find_machine(observations)
@@ -149,5 +147,25 @@ class Autotuner:
         self._phase = phase
         self._mark = _Mark(now_ns, observations.num_delivered, observations.elapsed_s, observations.trainer_cpu_s)
 
-    def __repr__(self) -> str:
-        return f"<Autotuner {self._phase.value}, {self._wanted} workers: {self.reason}>"
+
+def room_for(observations: Observations, *, keeps_limit: bool = True) -> Machine:
+    """Return what the workers of a rank may use. The ranks of a machine share it evenly.
+
+    With `keeps_limit`, a limit of batches in flight that the user gave stays: more workers than that can't be busy.
+    """
+    setup, nbytes = observations.setup, observations.batches["nbytes"]
+    free_nbytes = (available_memory() or sys.maxsize) // max(1, setup.world_size_here)
+    batch_nbytes = int(np.median(nbytes)) if nbytes.size else 0
+    most = most_workers(setup.cores_per_rank, free_nbytes, batch_nbytes, setup.num_workers)
+    return Machine(setup.cores_per_rank, min(most, _most_busy(setup)) if keeps_limit else most)
+
+
+def first_number(setup: Setup, build_s: float) -> int:
+    """Return how many workers to start with. `build_s`: how long a worker took for a batch; infinite if unknown."""
+    most = max(1, int(setup.cores_per_rank))
+    guess = most if math.isinf(build_s) else min(most, max(1, math.ceil(build_s / TYPICAL_STEP_S)))
+    return max(setup.num_workers, min(guess, _most_busy(setup)))
+
+
+def _most_busy(setup: Setup) -> int:
+    return sys.maxsize if setup.is_in_flight_chosen else setup.max_in_flight

@@ -1,4 +1,4 @@
-"""Decides how many workers a loader should have. Pure: windows come in, numbers go out.
+"""Decides how many workers a loader should have: windows come in, numbers go out. Pure. Reports advise by its formula.
 
     SEARCHING ──found──► SETTLED ──the load changed──► SEARCHING
 
@@ -17,9 +17,10 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from swift_loader.tuning.window import Machine, Window
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Tuner", "TunerState"]
+from swift_loader.metrics.observations import are_of_one_pass, build_ns
 
 LITTLE_WAIT = 0.02
 """A loop that waits for less than this share of its time needs no more workers."""
@@ -52,6 +53,121 @@ PATIENCE = 2
 """How many windows in a row must differ before a settled tuner searches again."""
 
 MAX_PATIENCE = 32
+
+NEARLY = 0.99
+"""So much of the highest rate is enough, for fewer workers."""
+
+PAUSE_S = 1.0
+PAUSE_FACTOR = 20
+"""A loop that takes at least so long between two batches, and so many times as long as usually, did something else: it
+evaluated, or saved a checkpoint."""
+
+MAX_WORKERS = 64
+MIN_LIMIT = 4
+"""A machine with one core may still have so many: they may wait for a disk or a network."""
+
+WORKERS_PER_CORE = 8
+
+MEMORY_SHARE = 0.5
+"""Of the free memory, for further workers."""
+
+WORKER_NBYTES = 64 << 20
+"""A worker's own memory. It is forked, so it shares the dataset."""
+
+BATCHES_IN_FLIGHT = 3
+"""Of each further worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the workers of this rank may use."""
+
+    num_cores: float
+    """Cores for the trainer and its workers."""
+    max_workers: int
+    """No more workers than that: memory, and the user's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The means of a window of time. Times are per batch."""
+
+    num_workers: int
+    seconds: float
+    """Length of the window, without the time between two passes."""
+    num_batches: int
+    """Batches that the loop got in it."""
+    waited_s: float
+    """How long the loop waited for a batch."""
+    step_s: float
+    """The loop's own time: from one batch to when it asks for the next."""
+    service_s: float
+    """How long a worker takes for a batch, without waiting for a core."""
+    cpu_s: float
+    """How much of that a core is busy."""
+    trainer_cpu_s: float
+    """How long the trainer keeps cores busy per batch."""
+
+    @property
+    def rate(self) -> float:
+        """Batches per second."""
+        return self.num_batches / self.seconds
+
+    @property
+    def wait_share(self) -> float:
+        """Which share of the loop's time is waiting."""
+        return self.waited_s / (self.waited_s + self.step_s)
+
+    def expected_rate(self, num_workers: int, num_cores: float) -> float:
+        """Return the most batches per second that so many workers may bring.
+
+        It is the least of three limits: the loop's, the workers', and that of the cores.
+        """
+        by_cores = num_cores / max(self.cpu_s + self.trainer_cpu_s, 1e-9)
+        return min(1 / max(self.step_s, 1e-9), num_workers / max(self.service_s, 1e-9), by_cores)
+
+    def needed_workers(self, machine: Machine) -> int:
+        """Return the fewest workers that bring nearly the highest rate that the machine allows."""
+        best = self.expected_rate(machine.max_workers, machine.num_cores)
+        return next(
+            number
+            for number in range(1, machine.max_workers + 1)
+            if self.expected_rate(number, machine.num_cores) >= NEARLY * best
+        )
+
+
+def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float) -> Window | None:
+    """Return the means over these batches, oldest first; None if there are fewer than two."""
+    if len(batches) < 2:  # noqa: PLR2004 - the loop's own time is that between two batches
+        return None
+    waits = batches["delivered_ns"] - batches["asked_ns"]
+    steps = batches["asked_ns"][1:] - batches["delivered_ns"][:-1]
+    steps = steps[are_of_one_pass(batches)]  # between two passes, the loop does something else
+    if steps.size:
+        steps = steps[steps < max(PAUSE_S * 1e9, PAUSE_FACTOR * float(np.median(steps)))]
+    waited_s = float(waits.mean()) / 1e9
+    step_s = float(steps.mean()) / 1e9 if steps.size else 0.0
+    delays = batches["run_delay_ns"]
+    was_measured = delays >= 0
+    delay_s = float(delays[was_measured].mean()) / 1e9 if was_measured.any() else 0.0
+    cpu_s, build_s = float(batches["cpu_ns"].mean()) / 1e9, float(build_ns(batches).mean()) / 1e9
+    return Window(
+        num_workers=num_workers,
+        seconds=max((waited_s + step_s) * len(batches), 1e-9),
+        num_batches=len(batches),
+        waited_s=waited_s,
+        step_s=step_s,
+        service_s=max(build_s - delay_s, min(cpu_s, build_s)),
+        cpu_s=cpu_s,
+        trainer_cpu_s=trainer_cpu_s,
+    )
+
+
+def most_workers(num_cores: float, free_nbytes: int, batch_nbytes: int, num_workers: int) -> int:
+    """Return how many workers a rank may have at most that has `num_workers` now, and so many cores and bytes free."""
+    by_cores = min(MAX_WORKERS, max(MIN_LIMIT, math.ceil(WORKERS_PER_CORE * num_cores)))
+    more_by_memory = int(free_nbytes * MEMORY_SHARE / (WORKER_NBYTES + BATCHES_IN_FLIGHT * batch_nbytes))
+    return max(1, min(by_cores, num_workers + more_by_memory))
 
 
 class TunerState(Enum):
@@ -171,24 +287,17 @@ class Tuner:
         """End the search. Return the best number that was tried."""
         is_enough = window.wait_share < LITTLE_WAIT
         best = window.num_workers if is_enough else search.best
-        self.reason = _verdict(best, search) if not is_enough else _contentment(best, window)
+        tried = ", ".join(map(str, sorted(search.rates)))
+        self.reason = (
+            f"with {best}, the loop waits {window.wait_share:.1%} of its time"
+            if is_enough
+            else f"of {tried}, {best} brought the most: {search.rates[best]:.3g} batches/s"
+        )
         found_same = best == search.first and self._settled is not None
         self._patience = min(MAX_PATIENCE, 2 * self._patience) if found_same else PATIENCE
         self._settled = search.windows[best]  # not the next window: the load may be another one by then
         self._search, self._num_differing, self.state = None, 0, TunerState.SETTLED
         return best
-
-    def __repr__(self) -> str:
-        return f"<Tuner {self.state.value}: {self.reason}>"
-
-
-def _contentment(best: int, window: Window) -> str:
-    return f"with {best}, the loop waits {window.wait_share:.1%} of its time"
-
-
-def _verdict(best: int, search: _Search) -> str:
-    tried = ", ".join(map(str, sorted(search.rates)))
-    return f"of {tried}, {best} brought the most: {search.rates[best]:.3g} batches/s"
 
 
 def _differ(before: float, now: float) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 
 from swift_loader import DataLoader
-from swift_loader.metrics.pass_clock import PassClock
+from swift_loader.metrics.metrics import PassClock
 from swift_loader.report.report import Report
 from swift_loader.report.verdict import Bound
 from tests.support import datasets

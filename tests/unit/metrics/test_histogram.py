@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.metrics.histogram import Histogram
+from swift_loader.metrics.observations import Histogram
 
 
 def histogram_of(durations_ns: list[int]) -> Histogram:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.metrics.metrics import NOT_NOTED, Metrics
-from swift_loader.metrics.observations import Setup
-from swift_loader.metrics.timeline import CAPACITY
+from swift_loader.metrics.observations import CAPACITY, Setup
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.work import PlannedWork
 from swift_loader.transport.messages import Batch

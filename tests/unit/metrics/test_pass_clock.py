@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from swift_loader.metrics.pass_clock import PassClock
+from swift_loader.metrics.metrics import PassClock
 
 MS = 1_000_000
 

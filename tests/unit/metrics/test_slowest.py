@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.metrics.slowest import NUM_KEPT, Slowest
+from swift_loader.metrics.observations import NUM_SLOWEST, Slowest
 
 notes = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10**6), st.integers(0, 3)), max_size=200)
 
@@ -18,7 +18,9 @@ def test_the_slowest_samples_are_kept_each_with_its_longest_time(noted: list[tup
             slowest.note(index, took_ns, epoch)
         longest[index] = max(took_ns, longest.get(index, 0))
     kept = slowest.samples()
-    assert [sample.seconds for sample in kept] == sorted((ns / 1e9 for ns in longest.values()), reverse=True)[:NUM_KEPT]
+    assert [sample.seconds for sample in kept] == sorted((ns / 1e9 for ns in longest.values()), reverse=True)[
+        :NUM_SLOWEST
+    ]
     assert len({sample.index for sample in kept}) == len(kept)
     assert all(sample.seconds == longest[sample.index] / 1e9 for sample in kept)
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader.metrics.observations import BATCH
-from swift_loader.metrics.timeline import CAPACITY, Timeline
+from swift_loader.metrics.observations import BATCH, CAPACITY, Timeline
 
 FULL = Timeline()
 for _number in range(CAPACITY + 100):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.tuning.limits import most_workers
+from swift_loader.tuning.tuner import most_workers
 
 GB = 1 << 30
 

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import BATCH
-from swift_loader.tuning.windows import window_of
+from swift_loader.tuning.tuner import window_of
 
 MS = 1_000_000
 
