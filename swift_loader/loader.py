@@ -17,8 +17,8 @@ from swift_loader.lifecycle import Lifecycle, LoaderState
 from swift_loader.options import Options
 from swift_loader.passes import EpochSampler, Passes
 from swift_loader.ranks.choice import RankChoice
-from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
+from swift_loader.report.stages import WINDOW, flat_metrics
 from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure

@@ -34,9 +34,8 @@ from swift_loader.metrics.observations import Observations, Setup
 from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.report.advice import SWIFT_LOADER
 from swift_loader.report.report import Report
-from swift_loader.report.telling import Teller
+from swift_loader.report.verdict import SWIFT_LOADER, Teller
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run

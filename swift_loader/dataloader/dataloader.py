@@ -38,8 +38,8 @@ from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
 from swift_loader.options import MAX_WORKERS
 from swift_loader.ray_executor import RayExecutor
-from swift_loader.report.flat import WINDOW, flat_metrics
 from swift_loader.report.report import Report
+from swift_loader.report.stages import WINDOW, flat_metrics
 from swift_loader.report.trace import write_trace
 from swift_loader.worker.stream_shard import StreamShard
 

@@ -11,9 +11,8 @@ from swift_loader.dataloader.workers import delivery_of
 from swift_loader.executors.setup import setup_of
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
-from swift_loader.report.advice import DATALOADER
 from swift_loader.report.report import Report
-from swift_loader.report.telling import Teller
+from swift_loader.report.verdict import DATALOADER, Teller
 from swift_loader.tuning.autotuner import Autotuner, room_for
 
 if TYPE_CHECKING:

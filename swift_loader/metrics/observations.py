@@ -56,6 +56,13 @@ def are_of_one_pass(batches: NDArray[np.void]) -> NDArray[np.bool_]:
     return same
 
 
+def steps_ns(batches: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return how long the loop was at a batch before it asked for the next one. The last one of a pass is left out."""
+    between = batches["asked_ns"][1:] - batches["delivered_ns"][:-1]
+    steps: NDArray[np.int64] = np.maximum(0, between[are_of_one_pass(batches)])
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class SlowSample:
     """A sample that took long to fetch."""

@@ -10,12 +10,16 @@ from importlib import import_module
 from os import PathLike
 from typing import Any
 
-from swift_loader.metrics.observations import Observations
-from swift_loader.report.advice import SWIFT_LOADER, Advice, advise
-from swift_loader.report.breakdown import Breakdown
-from swift_loader.report.verdict import Verdict
+from swift_loader.metrics.observations import Observations, Setup
+from swift_loader.report.stages import Breakdown
+from swift_loader.report.verdict import SWIFT_LOADER, Advice, Bound, Verdict, advise
 
-__all__ = ["Report"]
+_MAX_WORKERS = 8
+_MAX_SLOWEST = 4
+_MAX_TUNING = 3
+_MIN_SHOWN_SHARE = 0.002
+_THREE_DIGITS = 999.5
+"""From here on, three digits show the next unit."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,20 +48,12 @@ class Report(Mapping[str, Any]):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether the loop waits for data.
-
-        Raises:
-            ValueError: Nothing is measured.
-        """
+        """Whether the loop waits for data. A ValueError if nothing is measured."""
         return Verdict.of(self._measured())
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where a batch's time goes.
-
-        Raises:
-            ValueError: Nothing is measured.
-        """
+        """Where a batch's time goes. A ValueError if nothing is measured."""
         return Breakdown.of(self._measured())
 
     @cached_property
@@ -94,15 +90,102 @@ class Report(Mapping[str, Any]):
 
     def to_json(self) -> str:
         """Return `to_dict()` as a JSON text."""
-        return json.dumps(_plain(self.to_dict()), indent=2)
+        return json.dumps(self.to_dict(), indent=2, default=dict)
 
     def __repr__(self) -> str:
-        from swift_loader.report.text import describe
-
-        return describe(self)
+        return _described(self)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _described(report: Report) -> str:
+    """Return the report in at most 25 lines."""
+    observations = report.observations
+    if observations is None:
+        return "<Report: nothing is measured>"
+    if not len(observations.batches):
+        return "<Report: no batches yet>"
+    breakdown = report.breakdown
+    lines = [headline(report.verdict), _speed(observations), ""]
+    lines.append(f"{'a batch':<20}{'p50':>10}{'p99':>10}{'share':>8}")
+    for part in breakdown.parts:
+        if part.share >= _MIN_SHOWN_SHARE:
+            share = f"{100 * part.share:.0f} %"
+            lines.append(f"{part.name:<20}{shown(part.p50_s):>10}{shown(part.p99_s):>10}{share:>8}")
+    lines += ["", *_workers(breakdown)]
+    if observations.slowest:
+        slowest = ", ".join(
+            f"{sample.index} ({shown(sample.seconds)})" for sample in observations.slowest[:_MAX_SLOWEST]
+        )
+        lines.append(f"slowest samples: {slowest}")
+    lines += [f"workers: {line}" for line in report.tuning[-_MAX_TUNING:]]
+    lines += ["", *_advice(report, observations.setup)]
+    return "\n".join(lines)
+
+
+def shown(seconds: float) -> str:
+    """Return three digits and a unit."""
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * factor < _THREE_DIGITS:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < _THREE_DIGITS else f"{seconds:.0f} s"
+
+
+def headline(verdict: Verdict) -> str:
+    """Return the verdict and what it means, in a line."""
+    share = f"{100 * verdict.wait_share:.0f} %"
+    meaning = {
+        Bound.STARTING: "too few batches for a verdict",
+        Bound.DATA: f"the loop waits for data {share} of its time",
+        Bound.BALANCED: f"the loop waits for data {share} of its time",
+        Bound.MODEL: f"the loop waits for data only {share} of its time; faster data would bring nothing",
+    }
+    return f"{verdict.bound.value}: {meaning[verdict.bound]}"
+
+
+def _speed(observations: Observations) -> str:
+    setup, elapsed = observations.setup, observations.elapsed_s
+    rate = f", {observations.num_delivered / elapsed:.4g} batches/s" if elapsed > 0 else ""
+    noun, plural = ("thread", "threads") if setup.worker_type == "thread" else ("process", "processes")
+    num_here = setup.num_workers - setup.num_remote
+    workers = f"{num_here} worker {noun if num_here == 1 else plural}"
+    if setup.loading_rank is not None:
+        workers = f"the workers of rank {setup.loading_rank}"
+    if setup.num_remote:
+        actors = f"{setup.num_remote} Ray actor{'' if setup.num_remote == 1 else 's'}"
+        workers = f"{actors} and {workers}" if num_here else actors
+    cores = f"{setup.num_cores:g} core{'' if setup.num_cores == 1 else 's'}"
+    return (
+        f"{observations.num_delivered} batches in {shown(elapsed)}{rate}; {workers} on {cores}, "
+        f"at most {setup.max_in_flight} batches in flight"
+    )
+
+
+def _workers(breakdown: Breakdown) -> list[str]:
+    """Return what the workers do. Few of them are listed one by one."""
+    used = breakdown.workers
+    lines = []
+    if used:
+        busy = [round(100 * one.busy_share) for one in used]
+        few = 1 < len(used) <= _MAX_WORKERS
+        shares = ", ".join(f"{share} %" for share in busy) if few else f"{_range(busy)} %"
+        lines.append(f"workers are busy {shares} of the time, with {_range([one.num_batches for one in used])} batches")
+    if (cpu := breakdown.cpu) is not None:
+        lines.append(
+            f"at a batch they run {100 * cpu.running:.0f} %, wait for I/O {100 * cpu.waiting_for_io:.0f} %, wait for a "
+            f"core {100 * cpu.waiting_for_core:.0f} %"
+        )
+    return lines
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _advice(report: Report, setup: Setup) -> list[str]:
+    if report.verdict.bound in (Bound.STARTING, Bound.MODEL):
+        return []
+    if setup.loading_rank is not None:
+        return [f"rank {setup.loading_rank} loads for this one, too: its report says what would help"]
+    if setup.num_remote:
+        return ["what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"]
+    return [str(advice) for advice in report.advice] or ["more workers wouldn't bring 5 %"]

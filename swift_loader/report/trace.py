@@ -19,7 +19,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -28,15 +27,12 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import BATCH, Observations
-
-__all__ = ["Clock", "IndicesOf", "write_trace"]
+from swift_loader.metrics.observations import BATCH, Observations, build_ns
 
 Event = dict[str, Any]
 IndicesOf = Callable[[int, int, int], "Sequence[int] | NDArray[np.int64]"]
 """`(epoch, step, delivered_ns) -> dataset indices` of a batch."""
 
-_CATEGORY = "swift_loader"
 _QUARTER_NS = 7_889_238 * 1_000_000_000
 """Kineto, torch.profiler's recorder, counts from a multiple of a quarter of a year after 1970. So do we."""
 
@@ -52,26 +48,6 @@ _MAX_RECEIVER_ROWS = _FIRST_WORKER_ROW - _FIRST_RECEIVER_ROW
 _MAX_INDICES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Turns readings of `time.perf_counter_ns` into a trace's microseconds."""
-
-    unix_minus_perf_ns: int
-    base_ns: int
-    """The Unix time that is 0 in the trace."""
-
-    @classmethod
-    def now(cls, base_ns: int | None = None) -> Clock:
-        """Return the clock of this machine, as it is now. By default, with torch.profiler's base."""
-        readings = [(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()) for _ in range(5)]
-        before, unix, after = min(readings, key=lambda reading: reading[2] - reading[0])
-        return cls(unix - (before + after) // 2, unix - unix % _QUARTER_NS if base_ns is None else base_ns)
-
-    def us(self, perf_ns: int) -> float:
-        """Return a time of the trace. Exact to the nanosecond."""
-        return round((perf_ns + self.unix_minus_perf_ns - self.base_ns) / 1000, 3)
-
-
 def write_trace(
     observations: Observations,
     path: str | os.PathLike[str],
@@ -81,24 +57,25 @@ def write_trace(
 ) -> None:
     """Write the batches of the observations as a trace. Runs in the trainer, on the machine that measured them.
 
-    Args:
-        observations: What was measured.
-        path: The file. If it ends in `.gz`, it is compressed.
-        profile: A trace that `torch.profiler` exported, `.json` or `.json.gz`, of the same machine since it
-            booted. Its events and properties go into the file, too. `path` may be the same file.
-        indices_of: Gives a batch's dataset indices. Default: the trace has none.
+    The events and properties of a profile of the same machine since it booted go into the file, too. `path` may be the
+    same file. Without `indices_of`, the trace has no dataset indices.
     """
+    readings = [(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()) for _ in range(5)]
+    before, unix_ns, after = min(readings, key=lambda reading: reading[2] - reading[0])
     properties: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+    properties["baseTimeNanoseconds"] = unix_ns - unix_ns % _QUARTER_NS
     theirs: list[Event] = []
-    base_ns = None
     if profile is not None:
-        properties = _read(profile)
+        properties = {"baseTimeNanoseconds": 0, **_read(profile)}
         theirs = properties.pop("traceEvents")
-        base_ns = properties.get("baseTimeNanoseconds", 0)
-    clock = Clock.now(base_ns)
-    properties["baseTimeNanoseconds"] = clock.base_ns
+    zero_ns = properties["baseTimeNanoseconds"] - unix_ns + (before + after) // 2
     with _opened(path, "w") as file:
-        _write(file, properties, chain(theirs, _Trace(observations, clock, indices_of).events()))
+        file.write(json.dumps(properties)[:-1] + ', "traceEvents": [')
+        separator = "\n"
+        for event in chain(theirs, _Trace(observations, zero_ns, indices_of).events()):  # one by one, to save memory
+            file.write(separator + json.dumps(event, separators=(",", ":")))
+            separator = ",\n"
+        file.write("\n]}\n")
 
 
 def _opened(path: str | os.PathLike[str], mode: str) -> IO[str]:
@@ -117,32 +94,23 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return profile
 
 
-def _write(file: IO[str], properties: dict[str, Any], events: Iterator[Event]) -> None:
-    """Write event by event, so that the trace is never held as a text."""
-    file.write(json.dumps(properties)[:-1] + ', "traceEvents": [')
-    separator = "\n"
-    for event in events:
-        file.write(separator + json.dumps(event, separators=(",", ":")))
-        separator = ",\n"
-    file.write("\n]}\n")
-
-
 class _Row:
     """A row of spans that don't overlap."""
 
-    def __init__(self, tid: int, pid: int, clock: Clock) -> None:
+    def __init__(self, tid: int, pid: int, zero_ns: int) -> None:
         self.tid = tid
         self._pid = pid
-        self._clock = clock
+        self._zero_ns = zero_ns
+        """The reading of `time.perf_counter_ns` that is 0 in the trace."""
         self.begin_ns = 0
         """When its last span begins."""
         self.free_ns = 0
         """When its last span ends."""
 
     def event(self, phase: str, name: str, at_ns: int, **more: Any) -> Event:
-        """Return an event at a time."""
-        ids = {"ph": phase, "cat": _CATEGORY, "name": name, "pid": self._pid, "tid": self.tid}
-        return {**ids, "ts": self._clock.us(at_ns), **more}
+        """Return an event at a time, which is exact to the nanosecond."""
+        ids = {"ph": phase, "cat": "swift_loader", "name": name, "pid": self._pid, "tid": self.tid}
+        return {**ids, "ts": round((at_ns - self._zero_ns) / 1000, 3), **more}
 
     def span(self, name: str, begin_ns: int, end_ns: int, args: Event) -> Event:
         """Return a span. Where it would overlap with the one before, because clocks differ, it begins later."""
@@ -165,9 +133,9 @@ class _Row:
 class _Trace:
     """The events of one loader."""
 
-    def __init__(self, observations: Observations, clock: Clock, indices_of: IndicesOf | None) -> None:
+    def __init__(self, observations: Observations, zero_ns: int, indices_of: IndicesOf | None) -> None:
         self._observations = observations
-        self._clock = clock
+        self._zero_ns = zero_ns
         self._indices_of = indices_of
         self._pid = _FIRST_FREE_PID + os.getpid()
         self._loop = self._row(_LOOP_ROW)
@@ -176,7 +144,7 @@ class _Trace:
         self._workers: dict[int, _Row] = {}
 
     def _row(self, tid: int) -> _Row:
-        return _Row(tid, self._pid, self._clock)
+        return _Row(tid, self._pid, self._zero_ns)
 
     def events(self) -> Iterator[Event]:
         """Yield all events, row by row."""
@@ -189,8 +157,7 @@ class _Trace:
         for batch in sorted((batch for batch in batches if batch["received_ns"] > 0), key=itemgetter("received_ns")):
             yield from self._decode(batch)
         for batch, follower in zip_longest(batches, batches[1:]):
-            yield from self._wait(batch)
-            yield from self._step(batch, follower)
+            yield from self._wait_and_step(batch, follower)
         yield from self._names()
 
     def _build(self, batch: Event) -> Iterator[Event]:
@@ -198,7 +165,7 @@ class _Trace:
         number, at_ns = batch["worker_id"], batch["began_ns"]
         worker = self._workers.setdefault(number, self._row(_FIRST_WORKER_ROW + number))
         name = f"batch {batch['epoch']}:{batch['step']}"
-        yield worker.span(name, at_ns, at_ns + _build_ns(batch), batch["args"])
+        yield worker.span(name, at_ns, at_ns + build_ns(batch), batch["args"])
         for stage in ("fetch", "collate", "encode"):
             yield worker.inner(stage, at_ns, at_ns + batch[f"{stage}_ns"], batch["args"])
             at_ns += batch[f"{stage}_ns"]
@@ -216,12 +183,10 @@ class _Trace:
         if _is_built(batch):
             yield receiver.arrow("t", batch["arrow"])
 
-    def _wait(self, batch: Event) -> Iterator[Event]:
+    def _wait_and_step(self, batch: Event, follower: Event | None) -> Iterator[Event]:
+        """Yield how the loop got a batch, and what it did with it. How long the last step took isn't known."""
         yield self._loop.event("C", "ready", batch["asked_ns"], args={"batches": batch["num_ready"]})
         yield self._loop.span("wait", batch["asked_ns"], batch["delivered_ns"], batch["args"])
-
-    def _step(self, batch: Event, follower: Event | None) -> Iterator[Event]:
-        """Yield what the loop did with a batch. How long the last step took isn't known."""
         name, end_ns = "delivered", batch["delivered_ns"] + _US
         if follower is not None:
             is_last = any(follower[name] != batch[name] for name in ("epoch", "pass_number"))
@@ -234,12 +199,8 @@ class _Trace:
             yield self._loop.inner("copy", batch["delivered_ns"], end_ns, batch["args"])
 
     def _args(self, batch: Event) -> Event:
-        args = {
-            "epoch": batch["epoch"],
-            "step": batch["step"],
-            "samples": batch["num_samples"],
-            "nbytes": batch["nbytes"],
-        }
+        shown = {"epoch": "epoch", "step": "step", "samples": "num_samples", "nbytes": "nbytes"}
+        args = {name: batch[field] for name, field in shown.items()}
         if self._indices_of is not None:
             args["indices"] = _shortened(self._indices_of(batch["epoch"], batch["step"], batch["delivered_ns"]))
         return args
@@ -261,13 +222,9 @@ class _Trace:
         return {"ph": "M", "name": kind, "pid": self._pid, "tid": tid, "args": args}
 
 
-def _build_ns(batch: Event) -> int:
-    return int(batch["fetch_ns"] + batch["collate_ns"] + batch["encode_ns"])
-
-
 def _is_built(batch: Event) -> bool:
     """Return whether the worker's times were measured."""
-    return bool(batch["began_ns"] > 0 and _build_ns(batch) > 0)
+    return bool(batch["began_ns"] > 0 and build_ns(batch) > 0)
 
 
 def _shortened(indices: Sequence[int] | NDArray[np.int64]) -> str:

@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.metrics.observations import are_of_one_pass, build_ns
+from swift_loader.metrics.observations import build_ns, steps_ns
 
 LITTLE_WAIT = 0.02
 """A loop that waits for less than this share of its time needs no more workers."""
@@ -141,8 +141,7 @@ def window_of(batches: NDArray[np.void], num_workers: int, trainer_cpu_s: float)
     if len(batches) < 2:  # noqa: PLR2004 - the loop's own time is that between two batches
         return None
     waits = batches["delivered_ns"] - batches["asked_ns"]
-    steps = batches["asked_ns"][1:] - batches["delivered_ns"][:-1]
-    steps = steps[are_of_one_pass(batches)]  # between two passes, the loop does something else
+    steps = steps_ns(batches)
     if steps.size:
         steps = steps[steps < max(PAUSE_S * 1e9, PAUSE_FACTOR * float(np.median(steps)))]
     waited_s = float(waits.mean()) / 1e9

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swift_loader.metrics.observations import Observations
-from swift_loader.report.flat import flat_metrics
 from swift_loader.report.report import Report
+from swift_loader.report.stages import flat_metrics
 from tests.support.simulated import observed
 
 __all__ = ["MeasuredLoader"]

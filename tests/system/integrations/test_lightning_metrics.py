@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from swift_loader import DataLoader, SwiftLoader
-from swift_loader.report.flat import NAMES
+from swift_loader.report.stages import NAMES
 from tests.support.measured import MeasuredLoader
 
 pytestmark = [
