@@ -1,21 +1,18 @@
-"""Measures workers that are Ray actors beside worker processes, and computes when a remote worker pays off.
+"""Measures workers that are Ray actors beside worker processes.
 
-    python benchmarks/remote.py [--rounds 5] [--seconds 1.5] [--workers 1 2] [--only CASE ...] [--link-gbit 100]
-                                [--phases 60] [--quick] [--json FILE] [--chart FILE.svg]
+    python benchmarks/remote.py [--rounds 5] [--seconds 1.5] [--workers 1 2] [--only CASE ...]
+                                [--phases 60] [--quick] [--json FILE]
 
 Needs `pip install 'swift_loader[ray]'`. It starts a Ray cluster of two nodes on this machine, with a raylet and an
-object store each, and ends it. Four parts:
+object store each, and ends it. Three parts:
 
 - rates: batches/s of worker processes, of actors on the trainer's node, and of actors on the other node, whose batches
   go through Ray's object transfer. The loaders of a case take turns. Ratios are ratios of medians.
 - the way of a batch: from the loader's own measurements, medians in ms. "Way" is the time from when a worker has built
   a batch until the trainer can read it. CPU times are per batch, of all threads of a process.
 - Ray's part of it, from single calls of an actor without a loader: see `remoting/phases.py`.
-- the model: what one remote worker brings, on paper. See `remoting/model.py`. Its costs are the CPU times of the other
-  node's rows with the fewest workers. The link is an assumption.
 
-Both nodes share this machine's cores, so the rates of the other node are lower than with a machine of its own. The
-model counts the remote node's time apart.
+Both nodes share this machine's cores, so the rates of the other node are lower than with a machine of its own.
 """
 
 from __future__ import annotations
@@ -27,22 +24,10 @@ from collections.abc import Sequence
 
 from common.report import Result, describe_machine, format_machine, write_json
 from remoting.cases import CASES, Case
-from remoting.chart import draw_model
 from remoting.cluster import TwoNodes
 from remoting.loaders import Workers
 from remoting.phases import PHASES, measure_phases
-from remoting.rows import Row, costs_of
-from remoting.tables import (
-    SIZES,
-    cost_table,
-    format_bytes,
-    model_table,
-    phase_table,
-    rate_table,
-    total_table,
-    way_table,
-)
-from remoting.turns import OTHER_NODE, PLACES, SAME_NODE
+from remoting.tables import OTHER_NODE, PLACES, SAME_NODE, Row, format_bytes, phase_table, rate_table, way_table
 
 NUM_WARMING = 2
 """Turns at first that don't count: writing to fresh pages of an object store takes several times as long."""
@@ -60,17 +45,11 @@ def main() -> None:
             print(f"measuring {case.name}, {num_workers} workers ...", file=sys.stderr, flush=True)
             rows += measure(case, num_workers, cluster, arguments)
         phases = measure_ray(cases, cluster, arguments.phases)
-    costs = costs_of(rows, arguments.link_gbit * 1e9 / 8)
-    measured = [rate_table(rows), way_table(rows), phase_table(phases)]
-    computed = [cost_table(costs), model_table(costs), total_table(costs)]
-    print("\n\n".join([*measured, *computed]))
+    print("\n\n".join([rate_table(rows), way_table(rows), phase_table(phases)]))
     if arguments.json:
-        settings = {name: getattr(arguments, name) for name in ("rounds", "seconds", "link_gbit", "phases")}
+        settings = {name: getattr(arguments, name) for name in ("rounds", "seconds", "phases")}
         results = [result for row in rows for result in row.results()]
         write_json(arguments.json, machine, settings, [*results, *phases])
-    if arguments.chart:
-        subtitle = f"a link of {arguments.link_gbit:g} Gb/s; costs measured on {format_machine(machine)}"
-        draw_model(arguments.chart, costs, SIZES, subtitle)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -80,11 +59,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="length of a turn (default: 1.5)")
     parser.add_argument("--workers", type=int, nargs="+", metavar="N", help="numbers of workers (default: 1 2)")
     parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"some of: {', '.join(names)}")
-    parser.add_argument("--link-gbit", type=float, default=100.0, help="the model's link in Gb/s (default: 100)")
     parser.add_argument("--phases", type=int, help="calls in which Ray's part is measured (default: 60)")
     parser.add_argument("--quick", action="store_true", help="1 worker, 1 round of 0.3 s, 5 calls")
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
-    parser.add_argument("--chart", metavar="FILE.svg", help="draw the model there")
     arguments = parser.parse_args()
     defaults = (1, 0.3, [1], 5) if arguments.quick else (5, 1.5, [1, 2], 60)
     for name, default in zip(("rounds", "seconds", "workers", "phases"), defaults, strict=True):
@@ -92,8 +69,8 @@ def parse_arguments() -> argparse.Namespace:
             setattr(arguments, name, default)
     if min(arguments.rounds, arguments.phases, *arguments.workers) < 1:
         parser.error("--rounds, --workers and --phases must be at least 1")
-    if min(arguments.seconds, arguments.link_gbit) <= 0:
-        parser.error("--seconds and --link-gbit must be positive")
+    if arguments.seconds <= 0:
+        parser.error("--seconds must be positive")
     return arguments
 
 

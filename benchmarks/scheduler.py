@@ -1,105 +1,185 @@
 """Measures the scheduler with up to thousands of workers, and the plan with up to 10^12 samples. No process is started.
 
-    python benchmarks/scheduler.py [--rounds 9] [--workers 1,8,...] [--nodes 64] [--batches 500000] [--json FILE]
+    python benchmarks/scheduler.py [--rounds 9] [--workers 1,8,...] [--json FILE]
 
-Three tables. The first has the real time in the scheduler per batch: for the worker's answer, and for the loop that
-takes the batch. Build times vary; the numbers of workers take turns. The second is about a cluster in virtual time.
-Workers and whole nodes die and are replaced, and the loop checks that it gets each batch once and in order. "scheduler"
-is real time in the scheduler per virtual time. The third has the time for the indices of a batch and for a resume, the
-memory of the plan, and the size of the saved state.
+Two tables. The first has the real time in the scheduler per batch: for the worker's answer, and for the loop that takes
+the batch. The workers live in virtual time, and their build times vary; the numbers of workers take turns. The second
+has the time for the indices of a batch and for a resume, the memory of the plan, and the size of the saved state.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
+import time
+import tracemalloc
+from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
+import numpy as np
 from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from scheduling.cluster import Cluster, Outcome
-from scheduling.plans import LargeRun
-from scheduling.settings import ClusterSettings
+
+from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.run import Run
+from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.scheduler.actions import Action, Send
+from swift_loader.scheduler.events import Built, Event, Ready
+from swift_loader.scheduler.in_flight_limit import InFlightLimit
+from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.scheduler.work import PlannedSource, PlannedWork
 
 NUM_WORKERS = (1, 8, 64, 256, 1024, 2048)
-BATCH_NBYTES = (10**6, 10**7)
 RUNS = ((10**6, 1), (10**9, 64), (10**12, 4096))
 """(samples, ranks)"""
 
 _BATCHES_PER_TURN = 3000
-_WORKERS_PER_NODE = 32
-_LOST = (20, 50)
-"""Nodes, and other workers."""
+_NUM_STEPS = 10**6
+"""Of an epoch of the scheduler's."""
 
-_CLUSTER_HEADERS = [
-    "batch",
-    "nodes lost",
-    "workers lost",
-    "rebuilt",
-    "batches/s",
-    "Gb/s",
-    "loop waits",
-    "scheduler",
-    "events/s",
-]
+_BUILD_S, _BUILD_SIGMA = 0.02, 0.3
+"""How long a worker takes for a batch: the median, and the standard deviation of its logarithm. Virtual time."""
+
+_BATCH_SIZE = 256
+_EPOCH = 3
+_NUM_BATCHES = 256
+
+
+class TimedScheduler:
+    """The real scheduler, whose workers build batches in virtual time. The loop takes each batch as soon as it can."""
+
+    def __init__(self, num_workers: int, *, in_order: bool) -> None:
+        limit = InFlightLimit.of(None, num_workers, in_order=in_order)
+        limits = Limits(limit.num_batches, limit.per_worker, 64, in_order)
+        self._scheduler = Scheduler(SchedulerSettings(limits, max_restarts=100, num_workers=num_workers))
+        self._scheduler.begin(PlannedSource(0, 0, lambda _: _NUM_STEPS), keeps_meaning=True)
+        self._in_order = in_order
+        self._random = random.Random(0)
+        self._now_s = self._spent_s = 0.0
+        self._num_taken = 0
+        self._tasks: list[deque[Send]] = [deque() for _ in range(num_workers)]
+        """Of each worker, which is building the first one."""
+        self._ends: list[tuple[float, int, float]] = []
+        """A heap: when a batch is built, by which worker, and in how many seconds."""
+        for worker in range(num_workers):
+            self._handle(Ready(worker, worker))
+
+    def us_per_batch(self, num_batches: int) -> float:
+        """Let the loop take so many more batches. Return the real time in the scheduler for each."""
+        spent_s, stop = self._spent_s, self._num_taken + num_batches
+        while self._num_taken < stop:
+            self._now_s, worker, build_s = heappop(self._ends)
+            task = self._tasks[worker].popleft()
+            if self._tasks[worker]:
+                self._build(worker)
+            self._handle(Built(worker, task.generation, task.sequence, task.work, build_s))
+            while self._take():
+                pass
+        return (self._spent_s - spent_s) / num_batches * 1e6
+
+    def _handle(self, event: Event) -> None:
+        begin_s = time.perf_counter()
+        self._scheduler.handle(event, self._now_s)
+        actions = self._scheduler.decide(self._now_s)
+        self._spent_s += time.perf_counter() - begin_s
+        self._carry_out(actions)
+
+    def _take(self) -> bool:
+        begin_s = time.perf_counter()
+        delivered = self._scheduler.take()
+        actions = [] if delivered is None else self._scheduler.decide(self._now_s)
+        self._spent_s += time.perf_counter() - begin_s
+        if delivered is None:
+            return False
+        expected = PlannedWork(*divmod(self._num_taken, _NUM_STEPS))
+        if delivered.outcome != delivered.work or (self._in_order and delivered.work != expected):
+            raise RuntimeError(f"the loop got {delivered} instead of {expected}")
+        self._num_taken += 1
+        self._carry_out(actions)
+        return True
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert isinstance(action, Send), "no worker ends"
+            self._tasks[action.worker].append(action)
+            if len(self._tasks[action.worker]) == 1:
+                self._build(action.worker)
+
+    def _build(self, worker: int) -> None:
+        build_s = _BUILD_S * self._random.lognormvariate(0.0, _BUILD_SIGMA)
+        heappush(self._ends, (self._now_s + build_s, worker, build_s))
+
+
+class LargeRun:
+    """The last rank of a run, in the middle of an epoch."""
+
+    def __init__(self, num_samples: int, num_ranks: int) -> None:
+        self.num_samples, self.num_ranks = num_samples, num_ranks
+        order = OrderSettings.of(seed=1, shuffle=True, window=None, batch_size=_BATCH_SIZE)
+        self._settings = PlanSettings(order, _BATCH_SIZE, num_ranks, num_ranks - 1, Uneven.PAD, drop_last=False)
+        plan = Plan.of(num_samples, self._settings)
+        self._step = plan.num_batches(_EPOCH) // 2
+        run = Run(order, frozenset())
+        run.note_length(num_samples)
+        run.progress.restore(plan.position_after(_EPOCH, self._step - 1) if self._step else Position(_EPOCH, 0))
+        self.state = json.dumps(run.state_dict())
+        """What is saved, as text."""
+
+    def resume(self) -> tuple[PlanReader, int]:
+        """Return the plan of the saved state, and the step where it continues."""
+        state = json.loads(self.state)
+        run = Run(OrderSettings.of(seed=0, shuffle=True, window=None, batch_size=_BATCH_SIZE), frozenset())
+        run.note_length(self.num_samples)
+        run.load_state_dict(state)
+        begin = run.progress.next_begin(self.num_samples)
+        settings, step = self._settings.resumed_at(begin)
+        return PlanReader(Plan.of(self.num_samples, settings)), step
+
+    def resume_s(self) -> float:
+        """Return how long it takes from the saved text to the indices of the next batch."""
+        begin_s = time.perf_counter()
+        reader, step = self.resume()
+        batch = reader.batch(_EPOCH, step)
+        seconds = time.perf_counter() - begin_s
+        expected = Plan.of(self.num_samples, self._settings).batch(_EPOCH, self._step)
+        if step != self._step or not np.array_equal(batch.indices, expected.indices):
+            raise RuntimeError(f"resumed at step {step} instead of {self._step}")
+        return seconds
+
+    def batch_s(self) -> float:
+        """Return how long the plan of a batch takes, with consecutive batches."""
+        reader, first = self.resume()
+        num_batches = min(_NUM_BATCHES, reader.plan.num_batches(_EPOCH) - first)
+        begin_s = time.perf_counter()
+        for step in range(first, first + num_batches):
+            reader.batch(_EPOCH, step)
+        return (time.perf_counter() - begin_s) / num_batches
+
+    def peak_nbytes(self) -> int:
+        """Return the most memory that the plan takes at a time, from a resume through many batches."""
+        tracemalloc.start()
+        try:
+            self.batch_s()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
 
 
 def measure_batches(numbers: Sequence[int], rounds: int) -> list[Result]:
-    results, clusters = {}, {}
+    results, schedulers = {}, {}
     for number in numbers:
         for in_order in (True, False):
             key = (number, in_order)
             order = "in order" if in_order else "as they are ready"
             results[key] = Result(f"{number} worker{'s' * (number > 1)}", order, "us/batch")
-            clusters[key] = Cluster(ClusterSettings(1, number, build_s=0.02, in_order=in_order))
-            clusters[key].run(6 * number + 100)
+            schedulers[key] = TimedScheduler(number, in_order=in_order)
+            schedulers[key].us_per_batch(6 * number + 100)
     for turn in range(rounds):
-        for key in list(clusters)[:: 1 if turn % 2 else -1]:
-            results[key].samples.append(clusters[key].run(_BATCHES_PER_TURN).us_per_batch)
+        for key in list(schedulers)[:: 1 if turn % 2 else -1]:
+            results[key].samples.append(schedulers[key].us_per_batch(_BATCHES_PER_TURN))
     return list(results.values())
-
-
-def simulate_cluster(num_nodes: int, nbytes: int, num_batches: int, lost: tuple[int, int]) -> Outcome:
-    """Run through so many batches, with so many deaths of nodes and of other workers at even distances."""
-    settings = ClusterSettings(
-        num_nodes, _WORKERS_PER_NODE, build_s=0.2, step_s=1e-4, batch_nbytes=nbytes, latency_s=5e-5
-    )
-    cluster = Cluster(settings)
-
-    def disturb(number: int) -> None:
-        for num_lost, kill in zip(lost, (cluster.nodes.kill_a_node, cluster.nodes.kill_a_worker), strict=True):
-            if number * num_lost // num_batches > (number - 1) * num_lost // num_batches:
-                kill()
-
-    cluster.run(6 * settings.num_workers)
-    return cluster.run(num_batches, disturb)
-
-
-def measure_clusters(num_nodes: int, num_batches: int) -> tuple[list[list[str]], list[Result]]:
-    """Return the rows of the table, and the same as results."""
-    rows, results = [], []
-    for nbytes in BATCH_NBYTES:
-        for lost in ((0, 0), _LOST):
-            outcome = simulate_cluster(num_nodes, nbytes, num_batches, lost)
-            per_s, waits = outcome.num_batches / outcome.virtual_s, outcome.waited_s / outcome.virtual_s
-            size, share = f"{nbytes / 1e6:g} MB", outcome.scheduler_s / outcome.virtual_s
-            rows.append(
-                [
-                    size,
-                    *map(str, lost),
-                    f"{outcome.num_rebuilt:,}",
-                    format_number(per_s),
-                    format_number(per_s * nbytes * 8e-9),
-                    f"{100 * waits:.1f} %",
-                    f"{100 * share:.1f} %",
-                    format_number(outcome.events_per_s),
-                ]
-            )
-            case = f"{size}, {lost[0]} nodes and {lost[1]} workers lost"
-            results += [
-                Result(case, "throughput", "batches/s", [per_s]),
-                Result(case, "loop waits", "share", [waits]),
-                Result(case, "scheduler", "events/s", [outcome.events_per_s]),
-            ]
-    return rows, results
 
 
 def measure_plans(rounds: int) -> list[Result]:
@@ -121,8 +201,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="turns of each number of workers (default: 9)")
     parser.add_argument("--workers", default=",".join(map(str, NUM_WORKERS)), help="numbers of workers to measure")
-    parser.add_argument("--nodes", type=int, default=64, help="nodes of the simulated cluster (default: 64)")
-    parser.add_argument("--batches", type=int, default=500_000, help="batches of each simulation (default: 500,000)")
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
     arguments = parser.parse_args()
     machine = describe_machine()
@@ -132,15 +210,11 @@ def main() -> None:
     rows = [[*result.as_cells(), format_number(2e6 / result.median)] for result in batches]
     print(format_table(["workers", "order", "median", "min", "max", "unit", "events/s"], rows), flush=True)
 
-    rows, clusters = measure_clusters(arguments.nodes, arguments.batches)
-    print(f"\n{arguments.nodes} nodes with {_WORKERS_PER_NODE} workers each")
-    print(format_table(_CLUSTER_HEADERS, rows, num_left=1), flush=True)
-
     plans = measure_plans(arguments.rounds)
     print()
     print(format_table(["run", "what", "median", "min", "max", "unit"], [result.as_cells() for result in plans]))
     if arguments.json:
-        write_json(arguments.json, machine, vars(arguments), batches + clusters + plans)
+        write_json(arguments.json, machine, vars(arguments), batches + plans)
 
 
 if __name__ == "__main__":

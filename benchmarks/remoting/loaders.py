@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import psutil
@@ -12,23 +12,13 @@ from numpy.typing import NDArray
 
 from remoting.cases import BATCH_SIZE, Blocks, Case
 from remoting.cluster import HERE, THERE, TwoNodes
-from remoting.cpu_times import busiest_s, process_cpu_s, thread_cpu_s
-from remoting.turns import Turn
+from remoting.tables import Turn
 from swift_loader import RayExecutor, SwiftLoader
 
 __all__ = ["Workers"]
 
 _NUM_DISCARDED = 12
 """Batches at the start of a turn that don't count: more than a loader has ready after a pause."""
-
-
-class _CpuTimes(NamedTuple):
-    """A reading of clocks."""
-
-    processes_s: NDArray[np.float64]
-    """Of the workers, the trainer, its raylet and the other raylet."""
-    threads_s: list[dict[int, float]]
-    """Of the trainer and its raylet."""
 
 
 class Workers:
@@ -56,15 +46,13 @@ class Workers:
             count += 1
             now_s = time.perf_counter()
         after = self._read()
-        used_s = [*(after.processes_s - before.processes_s)]
-        used_s += [busiest_s(then, now) for then, now in zip(before.threads_s, after.threads_s, strict=True)]
-        used_ms = [one_s * 1e3 / count for one_s in used_s]
-        return Turn(count / (now_s - start_s), *self._spans_ms(count), *map(float, used_ms))
+        used_ms = ((after - before) * 1e3 / count).tolist()
+        return Turn(count / (now_s - start_s), *self._spans_ms(count), *used_ms)
 
-    def _read(self) -> _CpuTimes:
+    def _read(self) -> NDArray[np.float64]:
+        """Return the CPU times of the workers, the trainer, its raylet and the other raylet."""
         trainer, here, there = self._others
-        processes_s = [process_cpu_s(group) for group in (self._processes, [trainer], [here], [there])]
-        return _CpuTimes(np.array(processes_s), [thread_cpu_s(trainer), thread_cpu_s(here)])
+        return np.array([_cpu_s(group) for group in (self._processes, [trainer], [here], [there])])
 
     def _spans_ms(self, count: int) -> tuple[float, float, float]:
         """Return the medians of the last `count` batches: building, on the way, decoding."""
@@ -89,6 +77,18 @@ def _make(case: Case, place: str | None, num_workers: int) -> SwiftLoader:
         else {"executor": RayExecutor(num_workers=num_workers, resources={place: 1})}
     )
     return SwiftLoader(Blocks, case.dataset_kwargs, batch_size=BATCH_SIZE, shuffle=True, seed=1, **workers)
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the CPU time of processes, over all their threads. Those that have ended count 0."""
+    total_s = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total_s += times.user + times.system
+    return total_s
 
 
 def _endless(loader: Any) -> Iterator[Any]:

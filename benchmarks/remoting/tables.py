@@ -1,35 +1,65 @@
-"""The tables of the benchmark: what was measured, and what the model says."""
+"""What is measured of remote workers, and the tables of it."""
 
 from __future__ import annotations
 
-import itertools
+import statistics
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 
 from common.report import Result, format_number, format_table
 
-from remoting.model import CostsBySize, Line, Load
-from remoting.rows import Row
-from remoting.turns import LOCAL
+from remoting.cases import Case
+from remoting.cluster import HERE, THERE
 
-__all__ = [
-    "SIZES",
-    "cost_table",
-    "format_bytes",
-    "model_table",
-    "phase_table",
-    "rate_table",
-    "total_table",
-    "way_table",
-]
+LOCAL = "local"
+SAME_NODE = "ray, same node"
+OTHER_NODE = "ray, other node"
+PLACES = {LOCAL: None, SAME_NODE: HERE, OTHER_NODE: THERE}
+"""Systems, and the node of their workers. None: worker processes."""
 
-SIZES = (100_000, 1_000_000, 10_000_000, 100_000_000)
-"""Bytes of a batch, in the model's table and chart."""
 
-_TOTAL_LOADS = ((1_000_000, 0.020), (10_000_000, 0.020), (10_000_000, 0.100))
-_TOTAL_CORES = (4, 16)
-_TOTAL_REMOTE = (0, 8, 32)
-_BUILDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was measured in a turn. All but the rate is per batch, in milliseconds."""
+
+    rate: float
+    """Batches per second."""
+    build_ms: float
+    """Median: fetch, collate, encode."""
+    way_ms: float
+    """Median: from when the worker had built a batch until the trainer could read it."""
+    view_ms: float
+    """Median: decoding, in the trainer."""
+    worker_cpu_ms: float
+    """CPU time of the workers' processes, with building."""
+    trainer_cpu_ms: float
+    """CPU time of the trainer's process, over all its threads."""
+    here_cpu_ms: float
+    """CPU time of the raylet on the trainer's node."""
+    there_cpu_ms: float
+    """CPU time of the other node's raylet."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A system in a case, and its turns."""
+
+    case: Case
+    system: str
+    num_workers: int
+    turns: list[Turn] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        """Return the median of a field over the turns."""
+        return statistics.median(getattr(turn, name) for turn in self.turns)
+
+    def results(self) -> list[Result]:
+        """Return all samples: a result for each field of the turns."""
+        case = f"{self.case.name}, {self.num_workers} workers"
+        samples = {one.name: [getattr(turn, one.name) for turn in self.turns] for one in fields(Turn)}
+        return [Result(case, self.system, name, values) for name, values in samples.items()]
+
+
 _SPANS = ("build_ms", "way_ms", "view_ms")
 _CPU_TIMES = ("worker_cpu_ms", "trainer_cpu_ms", "here_cpu_ms", "there_cpu_ms")
 
@@ -66,52 +96,3 @@ def way_table(rows: Sequence[Row]) -> str:
 def phase_table(phases: Sequence[Result]) -> str:
     """Return Ray's part of the way."""
     return format_table(["Ray's part", "system", "median", "min", "max", "unit"], [one.as_cells() for one in phases])
-
-
-def cost_table(costs: CostsBySize) -> str:
-    """Return the model's costs."""
-    cells = []
-    for title, part in (("small", costs.small), ("large", costs.large)):
-        lines = {one.name.replace("_", " "): getattr(part, one.name) for one in fields(part)}
-        cells += [
-            [title, name, f"{line.fixed_s * 1e3:.3f}", f"{line.per_byte_s * 1e9:.3f}"]
-            for name, line in lines.items()
-            if isinstance(line, Line)
-        ]
-    return format_table(["batches", "core time, measured", "ms per batch", "ms per MB"], cells)
-
-
-def model_table(costs: CostsBySize) -> str:
-    """Return what a remote worker brings, for each size and build time."""
-    headers = ["computed: batch", *(f"{build_s * 1e3:g} ms" for build_s in _BUILDS_S), "less than"]
-    shares, numbers = [], []
-    for nbytes in SIZES:
-        found = costs.of(nbytes)
-        loads = [Load(nbytes, build_s) for build_s in _BUILDS_S]
-        least_ms = format_number(found.least_build_s(nbytes) * 1e3)
-        brought = [_format_share(found.net_share(load)) for load in loads]
-        shares.append([format_bytes(nbytes), *brought, f"{least_ms} ms"])
-        counts = [f"{found.num_saturating(load):,.1f}" for load in loads]
-        numbers.append([format_bytes(nbytes), *counts, found.limit(loads[0]).name])
-    first = format_table(headers, shares, num_left=1)
-    second = format_table(["", *headers[1:-1], "limit"], numbers, num_left=1)
-    return (
-        f"What one remote worker brings, a core of the trainer = 1. It doesn't pay off if building takes less than the "
-        f"last column says.\n{first}\n\nHow many remote workers saturate the link of "
-        f"{costs.large.link_bytes_per_s * 8 / 1e9:g} Gb/s, or a thread of the trainer or its raylet\n{second}"
-    )
-
-
-def total_table(costs: CostsBySize) -> str:
-    """Return the rates of a trainer that uses all its cores for local workers, and has remote ones besides."""
-    cells = []
-    for (nbytes, build_s), num_cores in itertools.product(_TOTAL_LOADS, _TOTAL_CORES):
-        rates = [costs.of(nbytes).rate(Load(nbytes, build_s), num_cores, num_remote) for num_remote in _TOTAL_REMOTE]
-        load = f"{format_bytes(nbytes)}, {build_s * 1e3:g} ms"
-        cells.append([load, str(num_cores), *(format_number(rate) for rate in rates)])
-    headers = ["computed: batches/s", "local cores", *(f"{number} remote" for number in _TOTAL_REMOTE)]
-    return format_table(headers, cells, num_left=1)
-
-
-def _format_share(share: float) -> str:
-    return f"{share:.2f}" if share > 0 else "-"

@@ -23,8 +23,8 @@ user has chosen the window."""
 
 RUN_LENGTH = 8
 """Length of the runs if the user hasn't chosen the window, in samples. With 8, small records are read six to seven
-times as fast from a disk, and twice as fast from a cold file on an SSD. With 16, records of 3 KB are slower on the SSD
-(benchmarks/locality.py)."""
+times as fast from a disk, and twice as fast from a cold file on an SSD. With 16, records of 3 KB are slower on the
+SSD."""
 
 MAX_RUN_MATES = 0.02
 """How many other samples of its run a sample meets in its batch, on average, if the user hasn't chosen the window. In

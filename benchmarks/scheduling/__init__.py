@@ -1,1 +1,0 @@
-"""What `scheduler.py` measures."""
