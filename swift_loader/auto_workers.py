@@ -6,8 +6,6 @@ from typing import Any
 
 from swift_loader.checks import check_integer
 
-__all__ = ["AUTO", "AutoWorkers", "check_num_workers"]
-
 AUTO = "auto"
 
 

@@ -19,21 +19,6 @@ from swift_loader.integers import MAX_BITS, as_integer, shown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "check_callable",
-    "check_choice",
-    "check_flag",
-    "check_integer",
-    "check_max_errors",
-    "check_optional_integer",
-    "check_path",
-    "check_rank",
-    "check_seconds",
-    "checked",
-    "option",
-    "option_or",
-]
-
 MAX_WAIT_S = 1e6
 """Eleven days. poll(2) takes less than 2**31 ms. A longer limit counts as no limit."""
 

@@ -8,26 +8,6 @@ What torch's DataLoader tells of a worker is a RuntimeError, so these are, too.
 
 from __future__ import annotations
 
-__all__ = [
-    "DatasetMismatch",
-    "EncodeError",
-    "LoaderClosed",
-    "NoDescriptorsLeft",
-    "ProtocolError",
-    "RankDied",
-    "RankMismatch",
-    "RankStalled",
-    "RemoteTraceback",
-    "SharedMemoryFull",
-    "StateMismatch",
-    "SwiftLoaderError",
-    "SwiftLoaderWarning",
-    "TooManyErrors",
-    "WorkerDied",
-    "WorkerError",
-    "WorkerStalled",
-]
-
 
 class SwiftLoaderError(Exception):
     """Base class of the loader's own errors."""

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from enum import Enum
 from random import Random
 
-__all__ = ["VARIABLE", "Action", "Failpoint", "Item", "failpoint", "identify", "parse_failpoints"]
-
 VARIABLE = "SWIFT_LOADER_FAILPOINTS"
 
 

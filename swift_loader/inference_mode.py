@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["is_inference_mode", "ordinary_tensors"]
-
 
 def is_inference_mode() -> bool:
     """Return whether this thread is in `torch.inference_mode()`. Doesn't import torch."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Any, SupportsIndex
 
-__all__ = ["MAX_BITS", "as_integer", "shown"]
-
 MAX_BITS = 4096
 """Largest integer accepted. Python refuses to print more than 4,300 digits, and a state may be saved as JSON."""
 

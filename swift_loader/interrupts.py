@@ -13,8 +13,6 @@ import weakref
 from types import CodeType
 from typing import Any
 
-__all__ = ["is_interrupt", "run_finalizer"]
-
 
 def is_interrupt(error: BaseException) -> bool:
     """Return whether a signal handler raised this error. Call it on the thread that caught the error.

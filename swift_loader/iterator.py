@@ -16,8 +16,6 @@ from swift_loader.interrupts import is_interrupt
 from swift_loader.passes import NOTHING, Passes
 from swift_loader.session import OpenEpoch
 
-__all__ = ["EpochIterator"]
-
 
 class IteratorState(Enum):
     """FRESH ─first next─► ACTIVE ─► DONE or FAILED, or SUPERSEDED by an iterator that began later."""

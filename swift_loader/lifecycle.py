@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from swift_loader.ranks.agreement import SameData
 
-__all__ = ["Lifecycle", "LoaderState"]
-
 
 class LoaderState(Enum):
     """NEW ─start─► STARTING ─► STARTED ─► CLOSED. If starting fails, the loader is NEW again. `close` works in each."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from swift_loader.ray_executor import RayExecutor
 
-__all__ = ["SwiftLoader"]
-
 
 class SwiftLoader:
     """Loads batches of a map-style dataset with worker processes, or threads.

@@ -10,8 +10,6 @@ from typing import Any
 
 from swift_loader.checks import check_flag, check_path
 
-__all__ = ["Log", "LogSettings", "check_logger"]
-
 KEYS = ("path", "stdout", "level")
 LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 
 from swift_loader.process_owner import ProcessOwner
 
-__all__ = ["NextLock"]
-
 
 class NextLock:
     """One turn after the other, each for one `next`. A turn belongs to the thread that holds `lock()`."""

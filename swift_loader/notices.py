@@ -9,8 +9,6 @@ from pathlib import Path
 
 from swift_loader.errors import SwiftLoaderWarning
 
-__all__ = ["warn"]
-
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
 

@@ -45,8 +45,6 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
 
-__all__ = ["DeliveryOptions", "Options", "ReportOptions", "SamplingOptions", "WorkerType", "default_seed"]
-
 MAX_WORKERS = 4096
 """Each worker is a process with several descriptors. No machine runs this many."""
 

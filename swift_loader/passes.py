@@ -26,8 +26,6 @@ from swift_loader.tuning.autotuner import Autotuner, first_number, room_for
 if TYPE_CHECKING:
     from swift_loader.iterator import EpochIterator
 
-__all__ = ["NOTHING", "Delivered", "EpochSampler", "Passes"]
-
 Delivered = tuple["int | None", tuple[SampleFailure, ...]]
 """A batch that the loop got: its step, or None if there is none yet, and its failed samples."""
 

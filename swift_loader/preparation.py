@@ -13,8 +13,6 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
 
-__all__ = ["Preparation"]
-
 
 class Preparation:
     """The dataset in this process and the template that builds it in another, each made when something needs it.

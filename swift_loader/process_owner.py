@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from swift_loader.errors import SwiftLoaderError
 
-__all__ = ["ProcessOwner"]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:

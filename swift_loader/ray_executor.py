@@ -10,8 +10,6 @@ from typing import Any
 
 from swift_loader.checks import check_integer, check_seconds
 
-__all__ = ["RayExecutor", "check_executor"]
-
 _STRATEGIES = ("SPREAD", "DEFAULT")
 
 _SMALLEST = 1e-4

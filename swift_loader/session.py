@@ -44,8 +44,6 @@ from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["OpenEpoch", "Session"]
-
 
 @dataclass(frozen=True, slots=True)
 class OpenEpoch:

@@ -15,8 +15,6 @@ from swift_loader.batch.tree import parts
 if TYPE_CHECKING:
     from swift_loader.loader import SwiftLoader
 
-__all__ = ["assert_resume_exact"]
-
 _ADVICE = (
     "A sample must depend on its index, the seed and the epoch alone. Draw from random, numpy.random, torch's default "
     "generator or swift_loader.sample_rng(), not from a generator that the dataset or a transform holds. Keep "

@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["INSTEAD_OF", "refuse_unknown"]
-
 _NO_SAMPLER = (
     "shuffle, nearby_shuffle and seed determine the order, and each rank gets its own part automatically. For a "
     "subset, weights or your own order, give a dataset that looks up the index in a list, such as "

@@ -22,18 +22,6 @@ from swift_loader.batch.tree import children, rebuilt, steps
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ARRAY_TYPES",
-    "BatchMemory",
-    "Collate",
-    "HeapMemory",
-    "collate_into",
-    "default_collate",
-    "join_into",
-    "takes_memory",
-    "write_rows",
-]
-
 
 class BatchMemory(Protocol):
     """Allocates the arrays and tensors of a batch."""

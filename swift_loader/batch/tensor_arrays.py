@@ -28,8 +28,6 @@ from swift_loader.batch.torch_collate import (
     write_arrays,
 )
 
-__all__ = ["SendMemory", "collate_to_send"]
-
 _dtype_of, _shape_of, _nbytes_of, _ndim_of = map(attrgetter, ("dtype", "shape", "nbytes", "ndim"))
 
 

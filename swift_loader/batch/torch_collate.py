@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = [
-    "REFUSALS",
-    "are_functions_torchs",
-    "collating_into",
-    "has_torch_dtype",
-    "keeps_scalars",
-    "registered_functions",
-    "stack_tensors",
-    "torch_collate",
-    "use_in_default_collate",
-    "write_arrays",
-]
-
 Leaves = Callable[..., Any]
 """Collates leaves of one type, as torch calls it: `function(batch, collate_fn_map=...)`."""
 

@@ -15,18 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "ATOMS",
-    "children",
-    "find_unencodable",
-    "map_children",
-    "parts",
-    "rebuilt",
-    "search",
-    "steps",
-    "type_name",
-]
-
 ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 """Types of leaves that occur in long lists. A list of only these can be skipped at once."""
 

@@ -8,8 +8,6 @@ from typing import Any
 from swift_loader.options import WorkerType
 from swift_loader.ray_executor import check_executor
 
-__all__ = ["num_of_actors"]
-
 
 def num_of_actors(executor: Any, num_workers: int, others: Mapping[str, Any], worker_type: Any) -> int:
     """Return the number of workers: that of the executor, if there is one.

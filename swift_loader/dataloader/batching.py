@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import StateMismatch
 
-__all__ = ["NAME", "batching_of", "check_batching"]
-
 NAME = "batching"
 """Of the field in a state."""
 

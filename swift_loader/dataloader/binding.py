@@ -18,8 +18,6 @@ from swift_loader.dataloader.threads import needs_copies
 from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.worker.seeding import Rng
 
-__all__ = ["fitting", "refuse_resize", "shows_its_worker"]
-
 
 def shows_its_worker(loader: DataLoader[Any]) -> bool:
     """Return whether the batches of an epoch depend on who builds which.

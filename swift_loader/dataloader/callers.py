@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["is_called_by_lightning"]
-
 _LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.", "swift_loader.integrations.lightning")
 
 

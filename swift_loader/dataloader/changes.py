@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Look", "fingerprint", "look_at"]
-
 MAX_OBJECTS = 5000
 """How many objects are looked at. It takes 1 us each."""
 

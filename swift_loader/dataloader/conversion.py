@@ -10,8 +10,6 @@ from torch.utils.data import IterableDataset
 
 from swift_loader.dataloader.dataloader import DataLoader
 
-__all__ = ["converted"]
-
 _OPTIONS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in {"self", "dataset"}]
 
 _ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}

@@ -43,8 +43,6 @@ from swift_loader.report.stages import WINDOW, flat_metrics
 from swift_loader.report.trace import write_trace
 from swift_loader.worker.stream_shard import StreamShard
 
-__all__ = ["DataLoader"]
-
 _Batch_co = TypeVar("_Batch_co", covariant=True)
 
 _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)

@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader
 # Private, but the only ones that know which ranks share a seed, and which workers of all ranks share the data.
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn, _share_dist_seed
 
-__all__ = ["draw_pipe_seed", "init_of_workers", "is_pipe", "is_seeded_pipe", "seed_pipe", "shard_pipe"]
-
 _PIPES: tuple[Any, ...] = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 
 

@@ -27,8 +27,6 @@ from swift_loader.dataloader.generators import (
 from swift_loader.dataloader.index_arrays import batched_arrays
 from swift_loader.transport.index_array import IndexArray
 
-__all__ = ["Drawn", "Draws", "DrawsState", "is_stateful"]
-
 _NOTHING = object()
 
 

@@ -20,8 +20,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-__all__ = ["num_early_draws"]
-
 _DRAW_AT_ONCE = frozenset({SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, range})
 """Exact types: a class derived from one may do anything."""
 

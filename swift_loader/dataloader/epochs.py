@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["at_epochs", "epoch_of", "epochs_of", "with_inner"]
-
 _INNER = ("sampler", "batch_sampler")
 """Under these names, samplers refer to those that they draw from: torch's, Lightning's, Accelerate's, timm's."""
 

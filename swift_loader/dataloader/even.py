@@ -16,8 +16,6 @@ from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 
-__all__ = ["EvenEpoch", "Votes", "WrappedEpoch"]
-
 
 class _Endable(Epoch, Protocol):
     """An epoch that can be ended early."""

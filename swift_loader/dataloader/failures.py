@@ -7,8 +7,6 @@ import signal
 
 from swift_loader.errors import SwiftLoaderError, WorkerDied, WorkerStalled
 
-__all__ = ["lost_batch", "with_torch_text"]
-
 _PID = re.compile(r"\bpid (\d+)")
 _SIGNAL = re.compile(r"\bwas ended by (SIG\w+)")
 

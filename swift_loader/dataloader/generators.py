@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["NO_STATES", "GlobalStates", "Substitute", "generators_of", "pack_generators", "unpack_generators"]
-
 
 @dataclass(frozen=True, slots=True)
 class GlobalStates:

@@ -16,8 +16,6 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from swift_loader.transport.index_array import IndexArray
 
-__all__ = ["batched_arrays"]
-
 _RUN = 1 << 16
 """How many consecutive indices are made at a time."""
 

@@ -20,8 +20,6 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 
-__all__ = ["InlineEpoch"]
-
 
 class InlineEpoch:
     """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""

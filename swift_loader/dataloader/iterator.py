@@ -15,8 +15,6 @@ from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.next_lock import NextLock
 
-__all__ = ["Epoch", "LoaderCalls", "LoaderIterator"]
-
 
 class Epoch(Protocol):
     """Where the batches of an epoch come from."""

@@ -18,8 +18,6 @@ from swift_loader.tuning.autotuner import Autotuner, room_for
 if TYPE_CHECKING:
     from swift_loader.dataloader.dataloader import DataLoader
 
-__all__ = ["Observer"]
-
 
 class Observer:
     """Measures one loader. It doesn't keep the loader alive, which each call gives.

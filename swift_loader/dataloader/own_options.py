@@ -16,8 +16,6 @@ from swift_loader.options import WorkerType
 from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.worker.spec import StartMethod
 
-__all__ = ["OwnOptions"]
-
 
 def _check_start_method(name: str, value: Any) -> StartMethod | None:
     return None if value is None else check_choice(name, value, StartMethod)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-__all__ = ["pin_device_of"]
-
 
 def pin_device_of(loader: DataLoader[Any]) -> str | None:
     """Return the kind of device for whose copies batches are page-locked; None: they aren't."""

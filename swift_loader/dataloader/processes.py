@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from swift_loader.executors.handle import HandledProcess
 
-__all__ = ["ProcessView"]
-
 
 class ProcessView:
     """One worker process, as a `multiprocessing.Process` shows it. The loader owns the process. Any thread."""

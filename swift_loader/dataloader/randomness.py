@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from swift_loader.checks import check_choice
 from swift_loader.worker.seeding import Rng
 
-__all__ = ["has_init_of_user", "rng_of", "wanted_rng"]
-
 _SEEDERS = ("lightning", "lightning_fabric", "pytorch_lightning", "timm", "transformers", "accelerate")
 """Packages whose `worker_init_fn` only gives each worker another seed, which keyed samples have anyway."""
 

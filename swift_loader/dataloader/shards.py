@@ -13,8 +13,6 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.torch_mode import Resume, Snapshot
 
-__all__ = ["SharedShards", "Shards"]
-
 
 def _nowhere(worker_id: int) -> int | None:  # noqa: ARG001 - in the place of `StreamRounds.end_of`
     """Say of no shard that it is over."""

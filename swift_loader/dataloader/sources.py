@@ -8,8 +8,6 @@ from typing import Any
 
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
-__all__ = ["IndexQueue", "StreamRounds"]
-
 
 class IndexQueue:
     """Work that the loop's thread has drawn. A sampler is the user's code, so no other thread may run it."""

@@ -23,8 +23,6 @@ from typing import Any
 from swift_loader.dataloader.draws import DrawsState
 from swift_loader.errors import StateMismatch
 
-__all__ = ["LoaderPosition", "WorkerSnapshot"]
-
 VERSION = 1
 
 

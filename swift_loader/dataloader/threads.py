@@ -16,8 +16,6 @@ from swift_loader.dataloader.datapipes import is_pipe
 from swift_loader.dataloader.randomness import has_init_of_user, wanted_rng
 from swift_loader.worker.seeding import Rng
 
-__all__ = ["check_threads", "copied", "needs_copies"]
-
 
 def check_threads(loader: DataLoader[Any]) -> None:
     """Check that threads can do what a loader asks of its workers.

@@ -9,8 +9,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from swift_loader.auto_workers import AUTO, AutoWorkers
 from swift_loader.dataloader.binding import shows_its_worker
 
-__all__ = ["check_auto", "first_number"]
-
 
 def first_number(num_workers: int | str) -> int:
     """Return the number of workers to begin with.

@@ -22,8 +22,6 @@ from swift_loader.errors import LoaderClosed
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
-__all__ = ["IndexEpoch", "StreamEpoch"]
-
 
 class _WorkersInUse:
     """The workers of an epoch. They go back to the shelf at its end, or when nobody refers to the epoch any more."""

@@ -46,8 +46,6 @@ from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, mod
 from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["LoaderWorkers", "Marks", "WorkerShelf", "WorkerStart", "delivery_of"]
-
 _SERIALS = count()
 
 DEFAULT_PREFETCH = 2

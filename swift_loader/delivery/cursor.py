@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from swift_loader.sampling.plan import Plan
 
-__all__ = ["Cursor"]
-
 
 class Cursor:
     """A position in a plan: an epoch, and how many of its batches are behind the loop."""

@@ -13,8 +13,6 @@ from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler
 from swift_loader.scheduler.work import PlannedSource, WorkSource
 
-__all__ = ["Deliveries"]
-
 
 class Deliveries:
     """Takes the batches that are ready, in the scheduler's order. Only the loop's thread uses it."""

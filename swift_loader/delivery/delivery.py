@@ -11,8 +11,6 @@ from swift_loader.metrics.observations import Arrival
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import Work
 
-__all__ = ["Delivery"]
-
 
 @dataclass(slots=True)
 class Delivery:

@@ -29,8 +29,6 @@ from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 from swift_loader.scheduler.work import PlannedWork, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
 
-__all__ = ["Dispatcher"]
-
 LOOP_LIMIT_S = 2.0
 """How long `close` waits for the loop's thread to leave `next_batch`."""
 

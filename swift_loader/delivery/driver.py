@@ -21,9 +21,6 @@ from swift_loader.scheduler.actions import Action, Fail, GiveUp, Kill, Send, Sta
 from swift_loader.scheduler.events import Event, ExecutorFailed
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
 
-__all__ = ["Driver"]
-
-
 _REPEATABLE = (Fail, Kill)
 """Actions that must not be lost, and do no harm if they are carried out twice."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Phase"]
-
 
 class Phase(Enum):
     """What an exception of a signal handler would interrupt on the loop's thread."""

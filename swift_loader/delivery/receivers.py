@@ -19,8 +19,6 @@ from queue import Empty, SimpleQueue
 
 from swift_loader.executors.base import Inbox
 
-__all__ = ["Receivers"]
-
 SHORT_ABSENCE_NS = 1_000_000
 """A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
 

@@ -8,8 +8,6 @@ from swift_loader.delivery.driver import Driver
 from swift_loader.executors.base import Inbox
 from swift_loader.scheduler.work import PlannedWork
 
-__all__ = ["try_out"]
-
 
 def try_out(driver: Driver, inbox: Inbox, work: PlannedWork, grace_s: float, *, keeps_trial: bool) -> None:
     """Build a batch, and wait until it is there.

@@ -13,8 +13,6 @@ from swift_loader.device.transfer import Transfer
 from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.process_owner import ProcessOwner
 
-__all__ = ["CopiesInFlight", "Issued"]
-
 MIN_STEPS_QUEUED = 2
 """The device may always have two steps left: one runs, one waits. So it doesn't idle while the loop queues the next."""
 

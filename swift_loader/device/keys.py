@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["batch_key", "keyed_by"]
-
 _current: ContextVar[Callable[[], int] | None] = ContextVar("swift_loader_batch_key", default=None)
 
 

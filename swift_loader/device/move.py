@@ -15,8 +15,6 @@ from swift_loader.device.transfer import Transfer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_tensors", "move_to", "owned", "pin", "to_device"]
-
 _TENSOR_KINDS = frozenset("biufc")
 """NumPy dtypes that torch may have; text, times and objects stay arrays."""
 

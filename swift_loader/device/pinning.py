@@ -24,8 +24,6 @@ from swift_loader.transport.segments import Segment
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaRegistry", "PageLock", "Registry", "cuda_page_lock", "relaxed_capture"]
-
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for all devices."""
 

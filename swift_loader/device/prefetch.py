@@ -19,8 +19,6 @@ from swift_loader.device.in_flight import CopiesInFlight, Issued
 from swift_loader.device.transfer import Transfer
 from swift_loader.interrupts import is_interrupt
 
-__all__ = ["HostSource", "LazyPass", "PrefetchQueue", "Source"]
-
 
 class Source(Protocol):
     """Gives an epoch's batches one by one."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["DevicePrefetcher"]
-
 
 class DevicePrefetcher:
     """Moves the batches of an iterable to a device, ahead of the loop.

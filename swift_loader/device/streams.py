@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["STREAMING", "AcceleratorStream", "CopyStream", "Event", "NoStream", "copy_stream"]
-
 STREAMING = ("cuda", "xpu")
 """Device types whose torch modules have the same Stream, Event, stream() and current_stream()."""
 

@@ -16,8 +16,6 @@ from swift_loader.notices import warn
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Move", "Target", "default_device", "device_of", "find_target", "mover"]
-
 Move = Callable[[Any, Transfer], Any]
 """Moves a host batch, and records its tensors on the device. Runs once per batch."""
 

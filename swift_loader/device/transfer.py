@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from swift_loader.device.streams import CopyStream
 
-__all__ = ["Transfer", "tensors_in"]
-
 
 class Transfer:
     """One batch's move. Belongs to the thread that moves it."""

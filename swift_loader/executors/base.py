@@ -31,8 +31,6 @@ from swift_loader.scheduler.actions import (
 from swift_loader.scheduler.events import Event
 from swift_loader.scheduler.queues import Limits
 
-__all__ = ["Executor", "Inbox", "Lease", "LeaseState", "Outcome", "ToDo"]
-
 ToDo = Send | Kill | Reap | Replace | Release | Start | Dismiss | ReplaceTemplate
 """The actions that an executor carries out."""
 

@@ -13,8 +13,6 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, decode_bytes
 from swift_loader.transport.messages import Batch
 
-__all__ = ["BatchReader"]
-
 
 class BatchReader:
     """Decodes the contents of a slot into a batch."""

@@ -10,15 +10,6 @@ from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "SET_BY_LIBRARIES",
-    "environ_for_workers",
-    "import_path",
-    "interpreter_command",
-    "is_same_environ",
-    "working_directory",
-]
-
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Many workers with many threads each compete for the cores, and a process with threads can't be forked safely."""
 

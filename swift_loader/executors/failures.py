@@ -16,8 +16,6 @@ from swift_loader.transport.codec import decode
 from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import Failure, SampleFailed
 
-__all__ = ["describe_batch", "describe_work", "keys_of", "rebuild", "rebuild_sample", "rebuild_with", "shown"]
-
 _MAX_SHOWN_INDICES = 8
 _MAX_SHOWN_CHARACTERS = 40
 """Of a key that isn't a number."""

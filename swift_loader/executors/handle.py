@@ -30,8 +30,6 @@ from swift_loader.transport.reports import BuildReport
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
 
-__all__ = ["COUNTERS", "AnyHandle", "BatchMemory", "Handle", "HandledProcess", "Hang", "SendingChannel"]
-
 COUNTERS = None
 """Stands for the page of counters, where a slot's number stands for its segment."""
 

@@ -30,8 +30,6 @@ from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.stream import StreamEnd
 from swift_loader.worker.torch_settings import limited_threads
 
-__all__ = ["InlineExecutor"]
-
 _WORKER = 0
 """The serial number and the id of the only worker: the calling thread."""
 

@@ -36,8 +36,6 @@ from swift_loader.worker.spec import WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_settings import limited_threads
 
-__all__ = ["Encoded", "LendingStore", "LocalBuilder", "Speaker", "dataset_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Speaker:

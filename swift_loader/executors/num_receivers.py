@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from swift_loader.options import DeliveryOptions
 
-__all__ = ["MAX_RECEIVERS", "num_receivers"]
-
 MAX_RECEIVERS = 16
 """With more threads, they only wait for each other's GIL."""
 

@@ -23,8 +23,6 @@ from swift_loader.worker.spec import StartMethod, WorkerSpec
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Starter", "can_fork", "make_executor", "make_starter", "warm_up"]
-
 PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""
 

@@ -18,8 +18,6 @@ from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.transport.segments import Segment
 
-__all__ = ["RunningWorkers"]
-
 AHandle = TypeVar("AHandle", bound=AnyHandle)
 
 

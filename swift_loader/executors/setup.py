@@ -6,8 +6,6 @@ from swift_loader.metrics.machine import available_cores, ranks_here
 from swift_loader.metrics.observations import Setup
 from swift_loader.options import DeliveryOptions
 
-__all__ = ["setup_of"]
-
 
 def setup_of(delivery: DeliveryOptions, *, num_workers: int, batch_size: int, has_device: bool) -> Setup:
     """Return what there is now.

@@ -8,8 +8,6 @@ from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.work import IndexWork, StreamWork
 from swift_loader.transport.task import Task
 
-__all__ = ["task_of"]
-
 
 def task_of(send: Send, released: Sequence[int] = (), retired: Sequence[int] = ()) -> Task:
     """Return the task that asks a worker for what the scheduler sends it."""

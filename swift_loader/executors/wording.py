@@ -11,8 +11,6 @@ from swift_loader.scheduler.work import Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure
 
-__all__ = ["LOADER_TERMS", "LOADER_WORDING", "LoaderWording", "Terms", "Wording"]
-
 
 @dataclass(frozen=True, slots=True)
 class Terms:

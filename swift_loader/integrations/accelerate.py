@@ -25,8 +25,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from swift_loader.dataloader.conversion import converted
 from swift_loader.dataloader.dataloader import DataLoader
 
-__all__ = ["keep_class", "load_with_swift"]
-
 
 def keep_class() -> None:
     """Let Accelerate load with `swift_loader.DataLoader` where it prepares one, and leave other loaders alone."""
@@ -42,7 +40,8 @@ def keep_class() -> None:
             return prepare(dataloader, *arguments, use_stateful_dataloader=use_stateful_dataloader, **options)
         # torchdata's loader would draw from the generator.
         prepared = load_with_swift(prepare(dataloader, *arguments, **options), like=dataloader)
-        if use_stateful_dataloader and not (_is_dispatcher(prepared) and PartialState().process_index):
+        waits_for_rank_0 = isinstance(prepared, DataLoaderDispatcher) and PartialState().process_index
+        if use_stateful_dataloader and not waits_for_rank_0:
             prepared.use_stateful_dataloader = True  # `save_state` saves its position
         return prepared
 
@@ -60,14 +59,9 @@ def load_with_swift(prepared: Any, like: Any = None) -> Any:
     if isinstance(inner, TorchDataLoader) and not isinstance(inner, DataLoader):
         prepared.base_dataloader = converted(inner, like)
         prepared.dl_state_dict = {}  # what the prepared loader says before its first batch: nothing to resume
-        if _is_dispatcher(prepared) and not prepared.split_batches:
+        if isinstance(prepared, DataLoaderDispatcher) and not prepared.split_batches:  # rank 0 loads for all ranks
             prepared.adjust_state_dict_for_prefetch = _WholeSteps(prepared, PartialState().num_processes)
     return prepared
-
-
-def _is_dispatcher(prepared: Any) -> bool:
-    """Return whether rank 0 loads for all ranks, which never ask the loaders of their own for a batch."""
-    return isinstance(prepared, DataLoaderDispatcher)
 
 
 class _WholeSteps:

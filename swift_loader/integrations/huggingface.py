@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["LoaderStateCallback", "SwiftLoading", "Trainer"]
-
 _ATTRIBUTE = "loader_state"
 """The key of the state among the `attributes` that the Trainer saves for a callback."""
 

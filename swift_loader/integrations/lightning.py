@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from swift_loader.dataloader.dataloader import DataLoader
     from swift_loader.loader import SwiftLoader
 
-__all__ = ["LoaderMetrics", "LoaderStateCallback"]
-
 
 class LoaderStateCallback(Callback):
     """Saves a loader's position with each checkpoint, and restores it when `fit` resumes from one."""

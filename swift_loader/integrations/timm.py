@@ -16,8 +16,6 @@ except ModuleNotFoundError as error:
 
 from swift_loader.dataloader.conversion import converted
 
-__all__ = ["create_loader"]
-
 
 def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **options: Any) -> Any:
     """Return what `timm.data.create_loader` returns.

@@ -92,8 +92,6 @@ class Setup:
     world_size_here: int
     """Ranks on this machine, which share the cores. 1 if unknown."""
     has_device: bool
-    loading_rank: int | None = None
-    """The rank that loads for this one, by its workers. None: this one does."""
     num_remote: int = 0
     """How many of the workers are Ray actors, whose cores aren't this machine's."""
 

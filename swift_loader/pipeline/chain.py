@@ -13,8 +13,6 @@ from swift_loader.pipeline.origins import Origin
 from swift_loader.pipeline.run import Run
 from swift_loader.sampling.permutation import derive_key
 
-__all__ = ["Chain"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["close_together"]
-
 
 class _Closing:
     """One part that is being closed."""

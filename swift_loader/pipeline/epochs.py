@@ -18,8 +18,6 @@ from swift_loader.pipeline.state import PipelineState
 from swift_loader.pipeline.stats import Tally
 from swift_loader.process_owner import ProcessOwner
 
-__all__ = ["Epochs"]
-
 
 class Epochs:
     """Begins the epochs of a chain, and knows the state. The loop's thread uses it; any thread may close it."""

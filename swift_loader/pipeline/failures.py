@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from swift_loader.errors import RemoteTraceback, TooManyErrors
 
-__all__ = ["MAX_KEPT", "FailurePolicy", "ItemFailure", "explained", "place_of"]
-
 MAX_KEPT = 100
 """How many failures of a stage are kept for the report."""
 

@@ -15,8 +15,6 @@ from swift_loader.pipeline.relay import Relay
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
-__all__ = ["Feed", "ItemWork"]
-
 _MAX_STEP = 2**31 - 1
 """`KeyedSamples` makes 64 bits of it."""
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.stats import StageStats, Wait
 
-__all__ = ["Filler"]
-
 
 class Filler:
     """Pulls until upstream ends, fails, or nobody wants the items any more.

@@ -13,8 +13,6 @@ from swift_loader.pipeline.failures import explained, place_of
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.sampling.permutation import derive_key
 
-__all__ = ["batched", "beginning", "cached", "filtered", "in_turn", "mixed", "of_rank", "shuffled", "unbatched"]
-
 _END = Marker.EPOCH_END
 
 _SHUFFLE, _MIX = 0x5F, 0x31

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-__all__ = ["Kind", "as_function", "kind_of", "name_of"]
-
 
 class Kind(Enum):
     """How a function gives its results."""

@@ -16,8 +16,6 @@ from swift_loader.sampling.permutation import derive_key
 if TYPE_CHECKING:
     from swift_loader.pipeline.chain import Chain
 
-__all__ = ["AsReady", "Drawn", "Gathered", "InTurn", "Join"]
-
 _BRANCH = 0xB
 """What a key is for."""
 

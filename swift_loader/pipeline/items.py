@@ -17,8 +17,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-__all__ = ["Item", "Marker", "Place"]
-
 Place = tuple[Any, ...]
 """See above."""
 

@@ -17,8 +17,6 @@ from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.sources import SourceBegin, SourceStates
 from swift_loader.pipeline.state import PipelineState
 
-__all__ = ["Begin", "OpenRun", "PipelineIterator", "Position"]
-
 
 @dataclass(slots=True)
 class OpenRun:

@@ -28,8 +28,6 @@ from swift_loader.scheduler.work import IndexWork
 from swift_loader.worker.keyed_samples import POSITION_BITS
 from swift_loader.worker.seeding import Fetching, key_this_thread
 
-__all__ = ["AwaitPour", "InThread", "OnLoop", "Pour", "Rest", "awaited", "awaited_step", "called", "stepped"]
-
 MAX_POURED = 2
 """How many results of one generator may wait for the loop, in order."""
 

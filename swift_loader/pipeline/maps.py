@@ -25,8 +25,6 @@ from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import SchedulerSettings
 
-__all__ = ["Map", "OutputOrder", "Where"]
-
 MAX_CONCURRENCY = 1024
 """Of one stage."""
 

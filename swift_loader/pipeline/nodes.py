@@ -14,8 +14,6 @@ from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.run import Run
 from swift_loader.sampling.permutation import derive_key
 
-__all__ = ["Batch", "Cache", "DropNone", "Filter", "Node", "Opening", "Prefetch", "Shard", "Shuffle", "Unbatch"]
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:

@@ -12,8 +12,6 @@ from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.sources import SourceStart, has_state, length_of, source_items
 
-__all__ = ["Origin", "Plain"]
-
 
 class Origin(Protocol):
     """Gives the items that go through the nodes."""

@@ -27,8 +27,6 @@ from swift_loader.pipeline.origins import Plain
 from swift_loader.pipeline.sources import check_source
 from swift_loader.ranks.ranks import find_ranks
 
-__all__ = ["Pipeline"]
-
 
 class Pipeline:
     """Items from a source, through stages that work at the same time.

@@ -22,8 +22,6 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["MAX_RESTARTS", "process_executor"]
-
 MAX_RESTARTS = 3
 """How many workers in a row with one id are replaced before one of them gives a result."""
 

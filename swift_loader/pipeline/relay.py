@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Generic, TypeVar
 
-__all__ = ["Relay"]
-
 Thing = TypeVar("Thing")
 
 

@@ -23,8 +23,6 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import SchedulerSettings
 
-__all__ = ["CLOSE_LIMIT_S", "Run"]
-
 CLOSE_LIMIT_S = 4.0
 """How long `close` waits for threads in all. One that hangs in the user's code is left alone."""
 

@@ -14,18 +14,6 @@ from swift_loader.executors.calls.event_loop import call_soon
 from swift_loader.pipeline.items import Item, Marker
 from swift_loader.pipeline.relay import Relay
 
-__all__ = [
-    "SourceBegin",
-    "SourceStart",
-    "SourceStates",
-    "check_source",
-    "has_state",
-    "is_indexed",
-    "length_of",
-    "source_items",
-    "takes_states",
-]
-
 _NOTHING = object()
 
 UseLoop = Callable[[], asyncio.AbstractEventLoop]

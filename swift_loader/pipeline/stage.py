@@ -28,8 +28,6 @@ from swift_loader.pipeline.wording import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 
-__all__ = ["Stage"]
-
 
 class Stage:
     """One function, at work on several items."""

@@ -12,8 +12,6 @@ from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.maps import OutputOrder
 from swift_loader.pipeline.pipeline import Pipeline
 
-__all__ = ["StageLoader"]
-
 
 class StageLoader:
     """Batches from any source, through functions that run at the same time.

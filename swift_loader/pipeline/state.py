@@ -9,8 +9,6 @@ from typing import Any
 from swift_loader.errors import StateMismatch
 from swift_loader.pipeline.items import Place
 
-__all__ = ["PipelineState"]
-
 VERSION = 1
 
 _PAIR = 2

@@ -9,8 +9,6 @@ from typing import Any
 
 from swift_loader.pipeline.failures import FailurePolicy
 
-__all__ = ["StageStats", "Tally", "Wait"]
-
 
 class Wait(Enum):
     """What the thread of a stage waits for."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from swift_loader.transport.by_value import Definitions
     from swift_loader.transport.messages import Failure
 
-__all__ = ["StageWording", "in_stage_words", "item_of"]
-
 _TERMS = Terms(
     worker="process",
     workers="processes",

@@ -14,8 +14,6 @@ from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run
 
-__all__ = ["agree_on_length", "agree_on_run", "agree_on_seed", "report_failure"]
-
 _CLOCK = "seed from the clock"
 _INDEX = "consumer_index"
 _PROCESS = "rank"

@@ -8,8 +8,6 @@ from typing import Any
 
 from swift_loader.ranks.ranks import Ranks, find_ranks, ranks_of_job, ranks_of_mesh
 
-__all__ = ["RankChoice"]
-
 
 @dataclass(frozen=True, slots=True)
 class RankChoice:

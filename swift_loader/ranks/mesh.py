@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DATA_DIMS", "MODEL_DIMS", "MeshPlace", "place_in"]
-
 DATA_DIMS = frozenset(
     {
         "batch",

@@ -13,8 +13,6 @@ from typing import Any
 
 from swift_loader.ranks.mesh import place_in
 
-__all__ = ["Ranks", "expected_ranks", "file_number", "find_ranks", "ranks_of_job", "ranks_of_mesh", "torch_distributed"]
-
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

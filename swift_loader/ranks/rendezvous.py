@@ -26,8 +26,6 @@ from typing import Any
 
 from swift_loader.notices import warn
 
-__all__ = ["ONLY_SOME", "Facts", "Rendezvous"]
-
 Facts = dict[str, int | str | bool]
 """What a rank reports about itself, as plain JSON types."""
 

@@ -147,8 +147,6 @@ def _speed(observations: Observations) -> str:
     noun, plural = ("thread", "threads") if setup.worker_type == "thread" else ("process", "processes")
     num_here = setup.num_workers - setup.num_remote
     workers = f"{num_here} worker {noun if num_here == 1 else plural}"
-    if setup.loading_rank is not None:
-        workers = f"the workers of rank {setup.loading_rank}"
     if setup.num_remote:
         actors = f"{setup.num_remote} Ray actor{'' if setup.num_remote == 1 else 's'}"
         workers = f"{actors} and {workers}" if num_here else actors
@@ -184,8 +182,6 @@ def _range(numbers: list[int]) -> str:
 def _advice(report: Report, setup: Setup) -> list[str]:
     if report.verdict.bound in (Bound.STARTING, Bound.MODEL):
         return []
-    if setup.loading_rank is not None:
-        return [f"rank {setup.loading_rank} loads for this one, too: its report says what would help"]
     if setup.num_remote:
         return ["what more actors would bring isn't known: try RayExecutor(n) with another n, or resize(n)"]
     return [str(advice) for advice in report.advice] or ["more workers wouldn't bring 5 %"]

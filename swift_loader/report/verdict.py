@@ -88,7 +88,7 @@ def advise(observations: Observations, option: str = SWIFT_LOADER) -> tuple[Advi
     setup = observations.setup
     if Verdict.of(observations).bound not in (Bound.DATA, Bound.BALANCED):
         return ()
-    if setup.loading_rank is not None or setup.num_remote:  # the cores that build aren't those of this rank
+    if setup.num_remote:  # the cores that build aren't those of this machine
         return ()
     batches = steady(observations).batches
     trainer_cpu_s = observations.trainer_cpu_s / max(1, observations.num_delivered)

@@ -9,24 +9,6 @@ from swift_loader.scheduler.events import Death
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.work import Work
 
-__all__ = [
-    "Action",
-    "Dismiss",
-    "Fail",
-    "GiveUp",
-    "Kill",
-    "Reap",
-    "Release",
-    "Replace",
-    "ReplaceTemplate",
-    "Send",
-    "Stall",
-    "Start",
-    "TemplateLost",
-    "Warn",
-    "WorkerLost",
-]
-
 
 @dataclass(slots=True)
 class Stall:

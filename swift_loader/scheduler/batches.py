@@ -17,8 +17,6 @@ from typing import Generic, TypeVar
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.work import Work
 
-__all__ = ["BATCH_STATES", "Batch", "BatchMove", "BatchState"]
-
 Answer = TypeVar("Answer")
 
 

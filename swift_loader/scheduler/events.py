@@ -13,21 +13,6 @@ from typing import Any
 
 from swift_loader.errors import WorkerDied
 
-__all__ = [
-    "Built",
-    "Death",
-    "Disconnected",
-    "Ended",
-    "Event",
-    "ExecutorFailed",
-    "Failed",
-    "Ready",
-    "SampleFailed",
-    "Skipped",
-    "StreamEnded",
-    "TemplateEnded",
-]
-
 
 @dataclass(slots=True)
 class Death:

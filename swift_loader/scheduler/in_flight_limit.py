@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["InFlightLimit"]
-
 MIN_IN_FLIGHT = 10
 """For few workers, so that a loop that pauses now and then finds batches ready."""
 

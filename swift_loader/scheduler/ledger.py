@@ -23,8 +23,6 @@ from swift_loader.scheduler.lost import LostBatches
 from swift_loader.scheduler.queues import Limits, Queues
 from swift_loader.scheduler.work import IndexWork, StreamWork, Work, WorkSource
 
-__all__ = ["Ledger"]
-
 Answer = TypeVar("Answer")
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from swift_loader.scheduler.batches import Batch
 from swift_loader.scheduler.work import PlannedWork, Work
 
-__all__ = ["LostBatches"]
-
 
 class LostBatches:
     """Knows which of them comes next."""

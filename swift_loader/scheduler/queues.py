@@ -13,8 +13,6 @@ from swift_loader.scheduler.room import Room
 from swift_loader.scheduler.work import PlannedWork, Work
 from swift_loader.scheduler.worker_queue import MAX_TASKS, Queue, Task
 
-__all__ = ["Limits", "Queues"]
-
 QUEUED_S = 0.001
 """Work that should wait in a worker's pipe, so that the worker isn't idle while the trainer's thread wakes up."""
 

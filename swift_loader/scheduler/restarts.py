@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from enum import Enum
 
-__all__ = ["TEMPLATE", "Decision", "Restarts"]
-
 TEMPLATE = -1
 """Stands for the template. A batch from any worker counts as its success."""
 

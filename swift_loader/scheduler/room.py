@@ -15,8 +15,6 @@ from heapq import heappop, heappush, heapreplace
 
 from swift_loader.scheduler.worker_queue import MAX_TASKS, Load, Queue
 
-__all__ = ["Room"]
-
 MAX_HELD = 2 * MAX_TASKS
 """Tasks that a worker may have, with those of earlier generations."""
 

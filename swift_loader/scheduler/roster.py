@@ -9,8 +9,6 @@ from __future__ import annotations
 from swift_loader.scheduler.events import Disconnected, Ready
 from swift_loader.scheduler.workers import Worker
 
-__all__ = ["Roster"]
-
 
 class Roster:
     """The workers of one scheduler. Not thread-safe."""

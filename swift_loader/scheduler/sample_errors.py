@@ -14,8 +14,6 @@ import numpy as np
 from swift_loader.errors import TooManyErrors
 from swift_loader.sampling.plan import BatchPlan
 
-__all__ = ["MAX_KEPT_FAILURES", "SampleErrors", "SampleFailure", "delivered_batch"]
-
 MAX_KEPT_FAILURES = 1000
 """Per loader. The oldest are dropped first."""
 

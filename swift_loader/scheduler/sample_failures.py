@@ -6,8 +6,6 @@ from typing import Any
 
 from swift_loader.scheduler.events import Built, Failed, SampleFailed
 
-__all__ = ["SampleFailures"]
-
 
 class SampleFailures:
     """The failed samples of batches that aren't delivered."""

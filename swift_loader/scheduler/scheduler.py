@@ -59,8 +59,6 @@ from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.work import Work, WorkSource
 from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
 
-__all__ = ["Delivered", "Scheduler", "SchedulerSettings", "SchedulerState"]
-
 _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-__all__ = ["MIN_STOPPED_S", "Judgement", "Watchdog"]
-
 MIN_STOPPED_S = 0.2
 """A loop that wakes up later than this was stopped: by SIGSTOP, a debugger or a suspended machine."""
 

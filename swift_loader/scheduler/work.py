@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["IndexSource", "IndexWork", "PlannedSource", "PlannedWork", "StreamWork", "Work", "WorkSource"]
-
 
 class PlannedWork(NamedTuple):
     """A batch that follows from the plan."""

@@ -6,8 +6,6 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["MAX_TASKS", "Load", "Queue", "Task"]
-
 Task = tuple[int, int]
 """(generation, sequence)."""
 

@@ -20,8 +20,6 @@ from enum import Enum
 from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.work import Work
 
-__all__ = ["WORKER_STATES", "Worker", "WorkerMove", "WorkerState"]
-
 
 class WorkerState(str, Enum):
     """Where a worker is in its life."""

@@ -20,8 +20,6 @@ from swift_loader.failpoints import Failpoint, failpoint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALIGNMENT", "MIN_FIRST_BYTES", "Arena", "Block", "numpy_dtype"]
-
 ALIGNMENT = 64
 """Bytes: a cache line. Vector instructions and the GPU's copy engines work best with this alignment."""
 

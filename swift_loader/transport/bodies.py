@@ -14,8 +14,6 @@ from typing import Any, ClassVar, TypeVar
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 
-__all__ = ["FixedBody", "PickledBody", "malformed"]
-
 _Fixed = TypeVar("_Fixed", bound="FixedBody")
 _Pickled = TypeVar("_Pickled", bound="PickledBody")
 

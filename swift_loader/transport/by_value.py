@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-__all__ = ["MAIN_MODULES", "Definitions", "NewDefinitions", "can_be_found", "is_importable", "travels_by_value"]
-
 _MP_MAIN = "__mp_main__"
 """The name under which `multiprocessing` imports the script in a process that it spawned."""
 

@@ -24,8 +24,6 @@ from swift_loader.transport.descriptors import (
 )
 from swift_loader.transport.frames import Received
 
-__all__ = ["MAX_FILE_BYTES", "MAX_MESSAGE_BYTES", "Channel", "Received"]
-
 MAX_MESSAGE_BYTES = 64 * 1024
 """Far below the kernel's default limit of 208 KiB, so that several messages fit into the socket's buffer. A longer
 message travels in a file."""

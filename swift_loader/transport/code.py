@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Hashable
 from enum import EnumMeta
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,6 @@ from swift_loader.transport.fills import REMEDY, Call, Fill, Fills
 from swift_loader.transport.names import Submodules, names_in_hints, used_globals
 from swift_loader.transport.reducers import reducers
 from swift_loader.transport.spaces import Space, Spaces, is_made, names_of, variables_beside
-
-__all__ = ["CodeEncoder"]
 
 _MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__orig_bases__"})
 _NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})
@@ -133,7 +132,7 @@ class CodeEncoder(Encoder):
             return rebuild.new_module, (name,)
         elif hasattr(module, "__path__"):
             self.submodules.add_package(name, list(sys.modules))
-        return rebuild.import_module, (name,)
+        return import_module, (name,)
 
     # Functions --------------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,6 @@ from swift_loader.transport.encoder import CodeNeeded
 from swift_loader.transport.fills import REMEDY, Call, Fill, FillState
 from swift_loader.transport.spaces import Space
 
-__all__ = ["CodeWriter"]
-
 _EMPTY: dict[type, Callable[[Any], object]] = {
     **{kind: lambda full: type(full)() for kind in (dict, list, set, OrderedDict)},
     weakref.WeakValueDictionary: lambda _: weakref.WeakValueDictionary(),

@@ -28,17 +28,6 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.encoder import DEFINITION, ROW, CodeNeeded, Encoded, Encoder, NumberOf
 from swift_loader.transport.rebuild import Finished
 
-__all__ = [
-    "Encoded",
-    "decode",
-    "decode_bytes",
-    "decode_with_code",
-    "encode",
-    "encode_bytes",
-    "encode_with_code",
-    "try_out",
-]
-
 _CODE_MARK = b"\0"
 """First byte of a sequence of pickles that contains code. A single pickle starts with another byte."""
 

@@ -20,8 +20,6 @@ from typing import Any
 
 from swift_loader.transport.segments import Segment
 
-__all__ = ["NUM_BEGUN", "UNKNOWN_ADDRESS", "CounterReader", "CounterWriter", "read_word"]
-
 NUM_BEGUN = 0
 """Index of the word that counts the tasks that the worker has started."""
 

@@ -19,19 +19,6 @@ from contextlib import contextmanager
 
 from swift_loader.errors import NoDescriptorsLeft, SwiftLoaderError
 
-__all__ = [
-    "avoid_std_streams",
-    "duplicate",
-    "explaining_limits",
-    "new_epoll",
-    "new_eventfd",
-    "new_memfd",
-    "new_pipe",
-    "new_socketpair",
-    "open_pidfd",
-    "out_of_descriptors_error",
-]
-
 _FIRST = 3
 """The first descriptor that isn't a standard stream."""
 

@@ -18,8 +18,6 @@ from swift_loader.transport.by_value import travels_by_value
 from swift_loader.transport.encoder import NumberOf, can_reduce_tensor
 from swift_loader.transport.reducers import reduce_ctype, reduce_local, reduce_member, reduce_memmap, reducers
 
-__all__ = ["DryRunPickler", "reduce_special"]
-
 _NAMES_OF_TYPES = {id(kind): name for name, kind in vars(types).items() if type(kind) is type}
 """id -> name in `types`, for types such as the one of functions: their `__module__` doesn't contain them."""
 

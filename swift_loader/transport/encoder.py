@@ -25,8 +25,6 @@ from swift_loader.transport.rebuild import update_attributes
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFINITION", "ROW", "CodeNeeded", "Encoded", "Encoder", "NumberOf", "can_reduce_tensor"]
-
 ROW = struct.Struct("<QQ")
 """One entry of the table of buffers: (offset, nbytes) for bulk data, (number, DEFINITION) for a definition."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["REMEDY", "Call", "Fill", "FillState", "Fills"]
-
 REMEDY = (
     "Create it where it is used, so that each process has its own, or move the code into a module that can be "
     "imported. SwiftLoader's dataset_class= creates it in its own processes, in the dataset's constructor"

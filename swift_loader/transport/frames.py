@@ -12,8 +12,6 @@ from zlib import crc32
 
 from swift_loader.errors import ProtocolError
 
-__all__ = ["Frame", "Kind", "Received", "pack_frame", "unpack_frame"]
-
 _HEAD = struct.Struct("<4sBxxxIII")
 _MAGIC = b"SwL1"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["IndexArray"]
-
 
 class IndexArray:
     """Stands for a list of integers, on its way to a worker.

@@ -20,22 +20,6 @@ from swift_loader.transport.reports import BuildReport
 if TYPE_CHECKING:
     from swift_loader.sampling.plan import PlanSettings
 
-__all__ = [
-    "MAX_INLINE_BYTES",
-    "NO_SLOT",
-    "Batch",
-    "Failure",
-    "Identity",
-    "NewPlan",
-    "Ready",
-    "SampleFailed",
-    "SegmentGone",
-    "SegmentMade",
-    "FailureStage",
-    "State",
-    "StreamEnded",
-]
-
 NO_SLOT = 0xFFFFFFFF
 """The slot number of a batch without bulk data."""
 

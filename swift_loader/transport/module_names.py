@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["modules_in"]
-
 _NAMES = re.compile(
     rb"\x8c(?s:(.))([A-Za-z_][A-Za-z0-9_.]*)\x94"  # SHORT_BINUNICODE with its length, MEMOIZE
     rb"(?:\x85|(?:\x8c(?s:.)[A-Za-z0-9_.<>]+\x94|h(?s:.)|j(?s:....))\x93)"  # TUPLE1; or another string, STACK_GLOBAL

@@ -29,8 +29,6 @@ if sys.platform == "win32":
 else:
     import _posixshmem  # type: ignore[import-not-found] # typeshed has no stub
 
-__all__ = ["SegmentNames", "attach", "create", "map_buffer", "unlink"]
-
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0) if sys.platform != "win32" else 0
 
 _CHUNK = bytes(1 << 16)

@@ -7,8 +7,6 @@ import types
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Submodules", "Used", "names_in_hints", "used_globals"]
-
 _GLOBAL_OPERATIONS = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"}
 )

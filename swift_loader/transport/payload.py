@@ -28,20 +28,6 @@ from swift_loader.transport.frames import Kind
 from swift_loader.transport.module_names import modules_in
 from swift_loader.transport.segments import Segment, capacity_for, new_file
 
-__all__ = [
-    "Environment",
-    "HeapMemory",
-    "PayloadLayout",
-    "PayloadMemory",
-    "chosen_threads",
-    "modules_of",
-    "pack_payload",
-    "read_environment",
-    "read_payload",
-    "same_payload",
-    "write_payload",
-]
-
 _OPTIONS = ".options."
 """Path in a worker's set-up to the options, which have the names that the user knows."""
 

@@ -23,8 +23,6 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHUNK_NBYTES", "PipeChannel", "inheriting", "new_pipe", "open_inherited"]
-
 CHUNK_NBYTES = 1 << 24
 """A long message is sent in parts of this size."""
 

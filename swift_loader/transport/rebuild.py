@@ -14,26 +14,6 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Finished",
-    "fill_cell",
-    "fill_class",
-    "fill_function",
-    "fill_namespace",
-    "import_module",
-    "import_modules",
-    "namespace_of",
-    "new_cell",
-    "new_class",
-    "new_function",
-    "new_module",
-    "new_namespace",
-    "nothing",
-    "refill",
-    "set_variable",
-    "update_attributes",
-]
-
 
 class Finished(NamedTuple):
     """The result of the last pickle."""

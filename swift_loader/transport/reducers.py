@@ -34,8 +34,6 @@ from swift_loader.transport.by_value import is_importable
 from swift_loader.transport.rebuild import update_attributes
 from swift_loader.transport.segments import Segment
 
-__all__ = ["reduce_ctype", "reduce_local", "reduce_member", "reduce_memmap", "reducers"]
-
 Reduced = tuple[Any, ...]
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from swift_loader.transport.bodies import FixedBody, PickledBody
 from swift_loader.transport.frames import Kind
 
-__all__ = ["Blank", "Refused", "Warmed"]
-
 
 @dataclass(slots=True)
 class Blank(PickledBody):

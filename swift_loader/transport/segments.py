@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
 from swift_loader.transport.descriptors import new_memfd
 
-__all__ = ["Segment", "capacity_for", "new_file", "reserving_failed"]
-
 if sys.platform != "win32":  # there, `named_segments` maps the memory
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.mmap.restype = ctypes.c_void_p

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["FreeSlots"]
-
 SMALL_AFTER = 8
 """A slot is given up if this many requests in a row needed more than its capacity."""
 

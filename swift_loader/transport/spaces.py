@@ -10,8 +10,6 @@ from typing import Any
 from swift_loader.transport.by_value import MAIN_MODULES, can_be_found
 from swift_loader.transport.fills import Fill
 
-__all__ = ["Space", "Spaces", "is_made", "names_of", "variables_beside"]
-
 _BASICS = ("__name__", "__package__", "__file__", "__path__")
 _OF_THE_MODULE = frozenset(
     {*_BASICS, "__builtins__", "__loader__", "__spec__", "__cached__", "__doc__", "__annotations__"}

@@ -20,8 +20,6 @@ from swift_loader.transport.slots import FreeSlots
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
 
-__all__ = ["HeapStore", "SegmentStore", "SlotStore"]
-
 
 class SlotStore(Protocol):
     """Provides memory for the bulk data of batches."""

@@ -16,8 +16,6 @@ from swift_loader.transport.bodies import malformed
 from swift_loader.transport.frames import Frame, Kind, pack_frame
 from swift_loader.transport.index_array import IndexArray
 
-__all__ = ["MAX_SLOTS_PER_TASK", "LostKeys", "Task"]
-
 MAX_SLOTS_PER_TASK = 1024
 """Maximum number of released slots that one task names; the others go into the next task."""
 

@@ -9,8 +9,6 @@ from swift_loader.transport.bodies import FixedBody, PickledBody
 from swift_loader.transport.frames import Kind
 from swift_loader.transport.reports import BuildReport
 
-__all__ = ["Built", "Exited", "Fork", "Forked"]
-
 
 @dataclass(slots=True)
 class Built(PickledBody):

@@ -37,8 +37,6 @@ from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.loop import TaskLoop
 from swift_loader.worker.usage import ThreadUsage
 
-__all__ = ["Answer", "BatchActor", "Payload", "Location", "Surroundings", "machine_id"]
-
 _OURS = str(Path(__file__).parent)
 
 

@@ -21,8 +21,9 @@ from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import Encoded, encode, encode_bytes
+from swift_loader.transport.codec import encode, encode_bytes
 from swift_loader.transport.counters import CounterWriter
+from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, SampleFailed
 from swift_loader.transport.store import SlotStore
 from swift_loader.transport.task import Task
@@ -35,8 +36,6 @@ from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
 from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.usage import ThreadUsage, Usage
-
-__all__ = ["BatchBuilder"]
 
 _NUM_REMEMBERED_SIZES = 16
 

@@ -28,8 +28,6 @@ from swift_loader.worker.usage import ProcessUsage, Usage
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
 
-__all__ = ["DatasetBuilder", "Service"]
-
 
 class Service(NamedTuple):
     """What a worker serves with."""

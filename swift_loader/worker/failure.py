@@ -14,8 +14,6 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode
 from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 
-__all__ = ["BuildError", "describe_failure"]
-
 _MAX_PICKLED_BYTES = 40 * 1024
 _MAX_TEXT_BYTES = 12 * 1024
 """Bytes of UTF-8 kept of the traceback's end and of the message; fewer if the pickled exception is long."""

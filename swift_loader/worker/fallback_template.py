@@ -12,8 +12,6 @@ import warnings
 
 from swift_loader.worker.process_exit import die_with_parent, flush_streams
 
-__all__ = ["FallbackTemplate"]
-
 _GO, _END = b"1", b"0"
 
 

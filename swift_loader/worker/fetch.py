@@ -21,8 +21,6 @@ from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Fetching, Seeding
 
-__all__ = ["MAX_REPLACEMENTS", "Fetched", "Fetcher", "OnError", "harmless"]
-
 MAX_REPLACEMENTS = 10
 """How many other samples are tried as a replacement for one that fails."""
 

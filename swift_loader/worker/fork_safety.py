@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ForkHazards"]
-
 _MAX_SHOWN = 5
 
 _SETTLING_S = 0.1

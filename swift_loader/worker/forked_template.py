@@ -24,8 +24,6 @@ from swift_loader.worker.process_exit import die_with_parent, lead_group, run_an
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.template import build_and_serve, reset_signals
 
-__all__ = ["be_forked_template"]
-
 
 def be_forked_template(
     trainer_pid: int, pipes: tuple[int, int, int], foreign: Iterable[int], dataset_builder: DatasetBuilder

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.random  # NumPy does it when it is first used, which takes 15 ms in each worker
 
-__all__ = ["GeneratorStates", "Snapshot", "preserved_generators", "seed_generators", "snapshot_generators"]
-
 Snapshot = tuple[object, ...]
 """Two snapshots are equal if nothing was drawn or seeded in between, and torch wasn't imported in between."""
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["importing", "is_importing", "refuse_nesting"]
-
 _is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", default=False)
 
 

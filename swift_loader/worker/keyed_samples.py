@@ -22,8 +22,6 @@ from swift_loader.worker.seeding import Fetching, Rng, Seeding
 from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
 
-__all__ = ["POSITION_BITS", "KeyedSamples"]
-
 POSITION_BITS = 32
 """Of a position's 64 bits, those that number the samples of a batch. The others number the batches."""
 

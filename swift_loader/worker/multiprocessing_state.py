@@ -8,8 +8,6 @@ import threading
 from contextlib import suppress
 from types import ModuleType
 
-__all__ = ["finish_multiprocessing", "be_child", "reset_multiprocessing"]
-
 
 def be_child(name: str) -> None:
     """Be no "MainProcess" for `multiprocessing`, and have a parent. Programs look there to do things only once."""

@@ -42,8 +42,6 @@ from swift_loader.worker.loop import TaskLoop
 from swift_loader.worker.process_exit import lead_group, run_and_exit
 from swift_loader.worker.usage import ProcessUsage
 
-__all__ = ["PAGE_NBYTES", "Request", "main"]
-
 
 class Request(Enum):
     """What the trainer may ask of the thread that reads. The answer is text."""

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["die_with_parent", "end_group", "end_process", "flush_streams", "lead_group", "run_and_exit"]
-
 _PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 

@@ -34,8 +34,6 @@ from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.template import be_template, open_standard_streams, reset_signals
 from swift_loader.worker.torch_settings import set_num_threads
 
-__all__ = ["main"]
-
 
 def main() -> NoReturn:
     """Run a root in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, unused, *import path)."""

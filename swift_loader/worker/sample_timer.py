@@ -8,8 +8,6 @@ from typing import Any
 
 from swift_loader.worker.seeding import Seeding
 
-__all__ = ["SampleTimer"]
-
 _LONG_NS = 20_000
 """Samples that take so long are always measured: a reading of the clock takes 0.3 % of it."""
 

@@ -20,8 +20,6 @@ from swift_loader.worker.fetch import Fetched, Fetcher
 from swift_loader.worker.sample_timer import SampleTimer
 from swift_loader.worker.seeding import Seeding
 
-__all__ = ["PlannedSamples", "Samples", "checked_keys"]
-
 
 class Samples(Protocol):
     """Gives the samples of a task. Not thread-safe."""

@@ -25,18 +25,6 @@ import numpy as np
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.worker.generators import Snapshot, seed_generators, snapshot_generators
 
-__all__ = [
-    "Fetching",
-    "Rng",
-    "Seeding",
-    "keep_to_this_thread",
-    "key_this_thread",
-    "sample_rng",
-    "seed_for_construction",
-    "seed_for_worker",
-    "seeded_by",
-]
-
 _CONSTRUCTION_KEY = 0x5EED
 
 _IDLE_KEY = 0x1D1E

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["SourceStamps"]
-
 _Stamp = tuple[int, int]
 """Time of the last change in ns, size in bytes."""
 

@@ -18,8 +18,6 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng, seed_for_construction
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["StartMethod", "WorkerOptions", "WorkerSpec", "length_of", "modules_of"]
-
 
 class StartMethod(str, Enum):
     """How worker processes are started."""

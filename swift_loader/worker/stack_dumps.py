@@ -17,8 +17,6 @@ import threading
 
 from swift_loader.transport.descriptors import avoid_std_streams, duplicate, new_eventfd
 
-__all__ = ["DUMP_SIGNAL", "StackDumper"]
-
 DUMP_SIGNAL = signal.SIGURG
 """Ignored by default, so it does no harm to a process without the handler."""
 

@@ -27,8 +27,6 @@ from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
 from swift_loader.worker.torch_worker import TorchWorker
 
-__all__ = ["StreamEnd", "StreamSamples"]
-
 _BEGINNING = Resume(None)
 
 _SAMPLE_BITS = 32

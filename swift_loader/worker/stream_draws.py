@@ -8,8 +8,6 @@ from __future__ import annotations
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.worker.generators import GeneratorStates, seed_generators
 
-__all__ = ["StreamDraws"]
-
 
 class StreamDraws:
     """The generators' states as the stream has left them. Not thread-safe, as the generators aren't."""

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RankSamples", "StreamShard"]
-
 
 @dataclass(frozen=True, slots=True)
 class StreamShard:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["forget_state", "has_exact_state", "is_huggingface"]
-
 _HUGGINGFACE = "datasets.iterable_dataset.IterableDataset"
 _SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 """Both are looked for by name: the package needn't be there, and nothing public tells of a buffer."""

@@ -47,8 +47,6 @@ from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.torch_settings import set_num_threads
 
-__all__ = ["be_template", "build_and_serve", "main", "open_standard_streams", "reset_signals"]
-
 
 def main() -> NoReturn:
     """Run a template in a new interpreter; `sys.argv` is (-c, channel, trainer's pid, traces, *import path)."""

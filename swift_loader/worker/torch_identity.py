@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["TorchIdentity", "TorchThread"]
-
 
 class TorchIdentity(Protocol):
     """One of the workers of a DataLoader: a process (`worker.torch_worker`), or a thread."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from swift_loader.worker.stream_shard import StreamShard
 
-__all__ = ["Resume", "Snapshot", "TorchMode"]
-
 
 @dataclass(frozen=True, slots=True)
 class TorchMode:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["limited_threads", "set_default_dtype", "set_num_threads"]
-
 
 def set_default_dtype(name: str) -> None:
     """Set torch's default dtype, and import torch for it; do nothing if `name` is empty."""

@@ -18,8 +18,6 @@ from swift_loader.worker.multiprocessing_state import be_child
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.torch_mode import TorchMode
 
-__all__ = ["TorchWorker", "import_torch"]
-
 
 def import_torch() -> None:
     """Import what `TorchWorker` needs."""

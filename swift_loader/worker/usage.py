@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["NOT_MEASURED", "ProcessUsage", "ThreadUsage", "Usage"]
-
 NOT_MEASURED = -1
 
 _LONG_NS = 500_000

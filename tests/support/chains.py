@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Chain", "Make", "plain", "run_whole", "seed_all"]
-
 Make = Callable[..., Any]
 """Returns a new loader, with new samplers and a new dataset, given the number of workers and maybe further options."""
 

@@ -19,8 +19,6 @@ from tests.support.checked import Checked, Reference, check_batch, digest, envir
 from tests.support.helpers import SWITCH, make_loader
 from tests.support.killer import STOPS_IN_SLOT_WRITE, Aim, Killer
 
-__all__ = ["Case", "Tally", "random_case", "run_case"]
-
 _MAX_EPOCHS = 400
 _KEPT_BATCHES = 6
 _NUM_REFERENCE_EPOCHS = 3

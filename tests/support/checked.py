@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from swift_loader import SwiftLoader
 
-__all__ = ["Checked", "Reference", "check_batch", "collate_flat", "digest"]
-
 NARROW_BYTES = 8192
 """For the send buffer, which the kernel doubles: a message of `NARROW_TEXT` fills more than half of it."""
 

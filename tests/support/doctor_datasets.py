@@ -19,8 +19,6 @@ import numpy as np
 
 from swift_loader import sample_rng
 
-__all__ = ["FOLDER", "write_files"]
-
 FOLDER = "SWIFT_LOADER_DOCTOR_FOLDER"
 """Environment variable: the folder of the files."""
 

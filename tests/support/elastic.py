@@ -17,8 +17,6 @@ import psutil
 
 from tests.support.helpers import ROOT, wait_until
 
-__all__ = ["Attempt", "Cluster", "attempts_in", "surviving"]
-
 _PATIENCE_S = 240
 """For the ranks to start again and train a few steps on a machine with other work."""
 

@@ -16,8 +16,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CODE", "pretend"]
-
 CODE = "from tests.support.elsewhere import pretend\npretend()\n"
 """Of the `sitecustomize.py`."""
 

@@ -14,8 +14,6 @@ import psutil
 
 from tests.support.helpers import HANG_S, loader_processes
 
-__all__ = ["Figures", "Measured", "memory", "memory_of", "slope"]
-
 _MEGABYTE = 1 << 20
 _MAX_SLOPE = 1.0
 """MB per epoch."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch.utils.data import Dataset
 
-__all__ = ["FolderDataset"]
-
 
 class FolderDataset(Dataset[tuple[str, int]]):
     """Names and numbers, found by a method that subclasses can replace, as torchvision's ImageFolder does."""

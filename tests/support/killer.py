@@ -24,8 +24,6 @@ from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.scheduler.restarts import TEMPLATE
 
-__all__ = ["STOPS_IN_SLOT_WRITE", "Aim", "Killer"]
-
 STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """For the failpoints' variable: some workers stop between two pieces of a batch, and the killer finds them."""
 

@@ -7,8 +7,6 @@ from swift_loader.report.report import Report
 from swift_loader.report.stages import flat_metrics
 from tests.support.simulated import observed
 
-__all__ = ["MeasuredLoader"]
-
 
 class MeasuredLoader:
     """Has the methods that monitoring asks a loader for."""

@@ -24,8 +24,6 @@ from tests.support import node_datasets
 from tests.support.figures import Measured
 from tests.support.helpers import HANG_S, ROOT, SWITCH, wait_until
 
-__all__ = ["Node", "Rank", "reference"]
-
 _MARK = "SWIFT_LOADER_TESTS_NODE"
 """All processes of a node have this variable, those included whose parent is gone."""
 

@@ -10,8 +10,6 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-__all__ = ["Numbered", "NumberedStream"]
-
 _SIDE = 40
 
 

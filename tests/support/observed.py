@@ -9,8 +9,6 @@ import numpy as np
 
 from swift_loader.metrics.observations import BATCH, Observations, Setup, SlowSample
 
-__all__ = ["SETUP", "Costs", "observe", "with_workers"]
-
 SETUP = Setup(
     num_workers=2,
     max_in_flight=10,

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["ROOT", "Page", "documentation"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _FENCE = "```"

@@ -20,8 +20,6 @@ from swift_loader.executors.ray.inbox import RayWorker
 from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.support.helpers import is_gone, wait_until
 
-__all__ = ["SmallCluster", "actor_pids", "actors_of", "references", "small_cluster"]
-
 STORE_NBYTES = 80 << 20
 """Ray takes no less."""
 

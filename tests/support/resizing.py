@@ -13,8 +13,6 @@ from swift_loader.scheduler.workers import WorkerState
 from tests.support.datasets import Counting
 from tests.support.helpers import wait_until
 
-__all__ = ["NeedsAnother", "WaitsToBuild", "await_workers", "num_ready", "workers_of"]
-
 
 class NeedsAnother(Counting):
     """The first sample comes once another worker has built the last one of the third batch of four."""

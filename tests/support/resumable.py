@@ -30,8 +30,6 @@ from swift_loader import (
 from tests.support.chains import Make
 from tests.support.helpers import LIKE_A_FORK
 
-__all__ = ["DRAWING", "SAMPLED", "SHARED", "SHARED_DRAWING", "STREAMS", "Drawing", "Everything", "Shards", "streaming"]
-
 NUM_SAMPLES = 103
 LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
 WEIGHTS = np.random.default_rng(2).random(NUM_SAMPLES).tolist()

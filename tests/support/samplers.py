@@ -17,8 +17,6 @@ from swift_loader import (
     distributed,
 )
 
-__all__ = ["LENGTHS", "MAKERS", "NUM_SAMPLES", "GlobalRandom", "Make", "flat", "of_ranks"]
-
 NUM_SAMPLES = 103
 LENGTHS = np.random.default_rng(1).integers(1, 50, NUM_SAMPLES)
 

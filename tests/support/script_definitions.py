@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import textwrap
 
-__all__ = ["DEFINITIONS", "as_script"]
-
 _BEGINNING = """
 import os, sys
 from swift_loader import SwiftLoader

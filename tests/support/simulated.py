@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import BATCH, Observations, Setup, SlowSample
 
-__all__ = ["Load", "observed", "setup_of"]
-
 _MS = 1_000_000
 
 

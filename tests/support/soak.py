@@ -25,8 +25,6 @@ from tests.support.figures import Figures, Measured
 from tests.support.helpers import SWITCH, make_loader, wait_until
 from tests.support.killer import Aim, Killer
 
-__all__ = ["MIN_PASSES", "Soak"]
-
 _TIMEOUT_S = 2.0
 MIN_PASSES = 40
 """In fewer, what loaders need at first looks like growth."""

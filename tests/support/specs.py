@@ -9,8 +9,6 @@ from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["ORDER", "spec_of"]
-
 ORDER = OrderSettings(seed=3, shuffle=False, window=0, run_length=1)
 
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from tests.support.storm_case import TRAITS, Case, Deed, draw_case
 from tests.support.storm_run import Result, Verdict, run_case
 
-__all__ = ["Storm"]
-
 _SEEDS_PER_STORM = 1_000_000
 
 _GIVEN_UP_AFTER_S = 180.0

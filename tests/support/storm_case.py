@@ -11,8 +11,6 @@ from random import Random
 
 from tests.support.storm_datasets import KINDS, Sizes
 
-__all__ = ["NUM_EPOCHS", "TRAITS", "Case", "Deed", "Event", "Leg", "Pass", "draw_case"]
-
 NUM_EPOCHS = 6
 """Epochs of any case are below."""
 

@@ -21,21 +21,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "CONTENT",
-    "FOLDER_OF_NAMES",
-    "KEYS",
-    "KINDS",
-    "RECORD_NBYTES",
-    "SALT",
-    "Layout",
-    "PlantedError",
-    "Sizes",
-    "as_list",
-    "make",
-    "make_bulk",
-]
-
 CONTENT = "content.bin"
 """In the folder of a case, in its `inner`, and in another one, each time with other bytes."""
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from tests.support.storm_trainer import kill
 
-__all__ = ["Holder", "Kept"]
-
 _CHILD_LIMIT_S = 5
 """For a child's `next`: then it counts as hanging."""
 

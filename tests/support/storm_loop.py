@@ -35,8 +35,6 @@ from tests.support.storm_reference import (
 )
 from tests.support.storm_trainer import Surroundings, kill, pause_self, processes
 
-__all__ = ["Loop"]
-
 _STOPPED_S = 0.1
 _IDLE_S = 0.05
 

@@ -18,17 +18,6 @@ from swift_loader import SwiftLoader, TooManyErrors
 from tests.support.storm_case import NUM_EPOCHS, TRAITS, Case
 from tests.support.storm_datasets import KEYS, Layout, PlantedError, Sizes, as_list, make, make_bulk
 
-__all__ = [
-    "Agreement",
-    "Deviation",
-    "Epoch",
-    "Fingerprint",
-    "compare_in_order",
-    "compare_unordered",
-    "make_reference",
-    "storm_loader",
-]
-
 _PAUSE_S = 0.0002
 """Long enough for another worker to come in between."""
 

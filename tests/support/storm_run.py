@@ -24,8 +24,6 @@ from tests.support.storm_loop import Loop
 from tests.support.storm_reference import Deviation
 from tests.support.storm_trainer import Holdings, captured_stderr, trainer_of
 
-__all__ = ["Result", "Verdict", "run_case"]
-
 _LIMIT_S = 60.0
 _LIMIT_AFTER_A_HANG_S = 15.0
 _MAX_SHOWN = 6000

@@ -24,16 +24,6 @@ from tests.support.helpers import loader_children, loader_processes
 from tests.support.storm_case import Case
 from tests.support.storm_datasets import CONTENT, FOLDER_OF_NAMES, RECORD_NBYTES, SALT
 
-__all__ = [
-    "Holdings",
-    "Surroundings",
-    "captured_stderr",
-    "kill",
-    "pause_self",
-    "processes",
-    "trainer_of",
-]
-
 _SETTLE_S = 30.0
 
 _NUM_MORE_NAMES = 7

@@ -25,9 +25,6 @@ from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_mode import TorchMode
 from tests.unit.scheduler.streams import StreamSource
 
-__all__ = ["BASE_SEED", "begin_keys", "begin_stream", "plan_of", "rest_of", "started", "worker_spec"]
-
-
 BASE_SEED = 1234
 """What workers start with."""
 

@@ -8,8 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Event", "check_format", "named", "read_trace", "spans"]
-
 Event = dict[str, Any]
 
 _PHASES = {

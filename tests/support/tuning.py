@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from swift_loader import SwiftLoader
     from swift_loader.tuning.autotuner import Autotuner
 
-__all__ = ["Following", "SleepingChecked", "SleepingCounting", "be_hasty", "is_settled", "loop", "tuner_of"]
-
 SAMPLE_S = 0.005
 STEP_S = 0.004
 """With batches of 4 samples, 5 workers feed the loop."""

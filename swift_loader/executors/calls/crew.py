@@ -8,8 +8,6 @@ from typing import Protocol
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Event
 
-__all__ = ["Crew", "Post"]
-
 Post = Callable[[Iterable[Event]], None]
 """Takes the events of a task. Any thread calls it. It never blocks."""
 

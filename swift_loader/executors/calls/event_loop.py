@@ -13,8 +13,6 @@ from swift_loader.executors.calls.crew import Post
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import Send
 
-__all__ = ["AsyncJob", "CoroutineCrew", "CoroutineLoop", "call_soon"]
-
 AsyncJob = Callable[[Send, Post], Awaitable[None]]
 """As `threads.Job`."""
 

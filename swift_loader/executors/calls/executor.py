@@ -23,8 +23,6 @@ from swift_loader.scheduler.events import Event, ExecutorFailed, Ready
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
 
-__all__ = ["JOIN_LIMIT_S", "CallExecutor"]
-
 JOIN_LIMIT_S = 1.5
 """How long `close` waits for calls to return. Those that hang are left alone."""
 

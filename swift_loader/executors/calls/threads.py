@@ -9,8 +9,6 @@ from swift_loader.executors.calls.crew import Post
 from swift_loader.executors.thread.task_thread import TaskThread
 from swift_loader.scheduler.actions import Send
 
-__all__ = ["Job", "ThreadCrew"]
-
 Job = Callable[[Send, Post], None]
 """Does a task, and posts the event that answers it. It catches all that the user's code raises."""
 

@@ -42,8 +42,6 @@ from swift_loader.scheduler.actions import (
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
-__all__ = ["PortableExecutor"]
-
 _NOTICE = (
     "each worker is a fresh interpreter that builds its own dataset (start_method='portable'), so starting takes "
     "longer than with the template of Linux"

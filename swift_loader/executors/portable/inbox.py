@@ -22,8 +22,6 @@ from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed
 from swift_loader.transport.pipes import AnyConnection, PipeChannel, new_pipe
 
-__all__ = ["Bell", "Inbox", "Inboxes", "PortableWorker"]
-
 PortableWorker = Handle[PipeChannel, Interpreter]
 
 

@@ -28,8 +28,6 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.portable import PAGE_NBYTES, Request
 from swift_loader.worker.process_exit import end_group
 
-__all__ = ["Interpreter", "Payload", "stop_interpreters"]
-
 _ANSWER_S = 0.5
 """A worker that doesn't hold the GIL answers a request within this time."""
 

@@ -23,8 +23,6 @@ from swift_loader.executors.environment import (
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.pipes import AnyConnection, inheriting
 
-__all__ = ["Launch"]
-
 _PROGRAM = "import sys; sys.path[:] = sys.argv[5:]; from swift_loader.worker.portable import main; main()"
 """Run with `-c`, so that no script is imported again. Sets the import path first, as the trainer has it."""
 

@@ -37,8 +37,6 @@ from swift_loader.transport.segments import Segment
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["FirstBuild", "PortableSupervisor"]
-
 EXIT_LIMIT_S = 0.5
 """How much later than the end of its pipe a worker's process may end."""
 

@@ -11,8 +11,6 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.template_messages import Fork
 
-__all__ = ["BlankTemplate", "discard"]
-
 
 class BlankTemplate:
     """A fork of the root. It waits for its descriptors; see `ChildProcess` for the process that it is then."""

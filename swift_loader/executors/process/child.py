@@ -8,8 +8,6 @@ import subprocess
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["ChildProcess", "ForkedChild", "Start"]
-
 
 class ChildProcess(Protocol):
     """A process that serves as a template."""

@@ -10,8 +10,6 @@ import threading
 from swift_loader.errors import DatasetMismatch
 from swift_loader.transport.reports import BuildReport
 
-__all__ = ["DatasetCheck"]
-
 _MUST_NOT_CHANGE = (
     "All processes of a loader must build the same one; otherwise some samples would be lost and others come twice. "
 )

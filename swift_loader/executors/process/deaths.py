@@ -8,8 +8,6 @@ import textwrap
 from swift_loader.errors import WorkerDied
 from swift_loader.executors.wording import LOADER_TERMS, Terms
 
-__all__ = ["attached", "died", "how_it_ended"]
-
 _SIGKILL = 9
 """Windows has no `signal.SIGKILL`."""
 

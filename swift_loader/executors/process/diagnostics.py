@@ -21,8 +21,6 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
 from swift_loader.worker.stack_dumps import DUMP_SIGNAL
 
-__all__ = ["Diagnostics"]
-
 MAX_LINES = 20
 MAX_KEPT_BYTES = 4096
 """How much of stderr an error shows."""

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_eventfd
 
-__all__ = ["EventLoop"]
-
 
 class EventLoop:
     """Waits in poll(2) and calls the functions of the readable descriptors."""

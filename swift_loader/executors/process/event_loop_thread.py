@@ -19,8 +19,6 @@ from typing import TypeVar
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.process.event_loop import EventLoop
 
-__all__ = ["EventLoopThread", "Stopped"]
-
 JOIN_LIMIT_S = 2.0
 
 Result = TypeVar("Result")

@@ -47,8 +47,6 @@ from swift_loader.transport.segments import Segment
 if TYPE_CHECKING:
     pass
 
-__all__ = ["ProcessExecutor"]
-
 
 class ProcessExecutor:
     """The workers of one loader."""

@@ -18,8 +18,6 @@ from swift_loader.scheduler.work import Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, FailureStage, SampleFailed
 
-__all__ = ["BEFORE_TASKS", "GRACE_BUILDS", "Explainer", "Spoken"]
-
 BEFORE_TASKS = (FailureStage.BUILD, FailureStage.SET_UP)
 """A worker that fails in one of these stages takes no tasks."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from swift_loader.batch.tree import search, type_name
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["why_fork_is_needed"]
-
 _SHARED = {
     "multiprocessing.synchronize": ("SemLock",),
     "multiprocessing.queues": ("Queue", "SimpleQueue"),

@@ -18,8 +18,6 @@ import threading
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["FORKS", "Forks", "Holder"]
-
 
 class Holder(Protocol):
     """Owns descriptors of a loader, and is in `FORKS.holders` as long as it lives."""

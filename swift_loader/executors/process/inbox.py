@@ -21,8 +21,6 @@ from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed
 from swift_loader.transport.descriptors import new_epoll, new_eventfd
 
-__all__ = ["Inbox", "Inboxes"]
-
 _MAX_POLL_S = 1e6
 """epoll_wait(2) takes less than 2**31 ms. A caller that waits longer calls again."""
 

@@ -22,8 +22,6 @@ from swift_loader.executors.environment import (
 )
 from swift_loader.transport.descriptors import avoid_std_streams, duplicate, explaining_limits
 
-__all__ = ["Launch", "Conditions"]
-
 _PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.{} import main; main()"
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
 

@@ -17,8 +17,6 @@ from swift_loader.executors.base import Lease, LeaseState
 from swift_loader.executors.process.forks import FORKS, Forks
 from swift_loader.transport.segments import Segment
 
-__all__ = ["LeaseBook", "LeasedMemory"]
-
 MAX_HELD_BYTES = 1 << 30
 """What the user may keep of one worker's slots, in bytes. Beyond it, further batches are copied out. Batches that are
 ready, or that are being copied to a device, don't count: other limits bound their number."""

@@ -18,8 +18,6 @@ from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import MAX_SLOTS_PER_TASK
 
-__all__ = ["ReturnedSlots", "WorkerMemory"]
-
 MAX_COPIED_BYTES = 1 << 16
 """A batch up to this size is copied out at once if its slot is far too large for it. The copy takes a few µs."""
 

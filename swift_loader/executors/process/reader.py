@@ -30,8 +30,6 @@ from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone
 from swift_loader.transport.segments import Segment
 
-__all__ = ["MessageReader"]
-
 
 class MessageReader:
     """Reads the messages of all workers of an executor."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from swift_loader.scheduler.work import StreamWork, Work
 from swift_loader.worker.torch_mode import Resume
 
-__all__ = ["ResumePoints"]
-
 _BEGINNING = (None, 0)
 
 

@@ -27,8 +27,6 @@ from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.root_messages import Blank, Refused, Warmed
 from swift_loader.transport.template_messages import Exited, Forked
 
-__all__ = ["Root", "RootRefused"]
-
 
 class RootRefused(Exception):
     """The root forks no more: it can't be forked, was retired, or is gone."""

@@ -20,8 +20,6 @@ from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.root import Root
 from swift_loader.worker.import_guard import is_importing
 
-__all__ = ["ROOTS", "SWITCH", "Roots"]
-
 SWITCH = "SWIFT_LOADER_ROOT"
 
 

@@ -35,8 +35,6 @@ from swift_loader.transport.template_messages import Built
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["Supervisor"]
-
 EXIT_LIMIT_S = 0.5
 """How much later than the end of its pipe a worker's exit status may arrive."""
 

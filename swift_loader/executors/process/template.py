@@ -26,8 +26,6 @@ from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process_exit import end_group
 
-__all__ = ["TemplateProcess"]
-
 _EXIT_WAIT_S = 0.5
 """How much later than the end of the pipe the exit status may arrive."""
 

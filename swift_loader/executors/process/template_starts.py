@@ -15,8 +15,6 @@ from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.roots import ROOTS
 from swift_loader.worker.spec import StartMethod
 
-__all__ = ["TemplateStarts"]
-
 _MAX_ROOTS = 2
 """How many are tried. The second one starts if the source of a module has changed since the first one imported it."""
 

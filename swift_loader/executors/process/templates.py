@@ -30,8 +30,6 @@ from swift_loader.transport.payload import Environment, PayloadLayout, modules_o
 from swift_loader.transport.template_messages import Built
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
-__all__ = ["Templates"]
-
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
     "process has changed since. Make a new loader, or let the loader replace it: use start_method='template', with a "

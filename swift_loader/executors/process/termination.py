@@ -10,8 +10,6 @@ import signal
 import time
 from collections.abc import Iterable
 
-__all__ = ["stop_processes"]
-
 _STAGES: tuple[tuple[signal.Signals | None, float], ...] = ((None, 0.7), (signal.SIGTERM, 0.5), (signal.SIGKILL, 1.0))
 """(signal, seconds until the next stage). The first stage sends nothing: the processes were already told to exit."""
 

@@ -27,8 +27,6 @@ from swift_loader.worker.forked_template import be_forked_template
 from swift_loader.worker.process_exit import flush_streams
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["TrainerFork"]
-
 
 class TrainerFork:
     """What a fork of this process needs to be a template."""

@@ -6,6 +6,4 @@ from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.worker_process import WorkerProcess
 from swift_loader.transport.channel import Channel
 
-__all__ = ["WorkerHandle"]
-
 WorkerHandle = Handle[Channel, WorkerProcess]

@@ -19,8 +19,6 @@ from swift_loader.transport.segments import Segment
 if TYPE_CHECKING:
     from swift_loader.executors.process.template import TemplateProcess
 
-__all__ = ["WorkerProcess", "is_readable"]
-
 
 class WorkerProcess:
     """A process that serves as a worker: a fork of a template, or one that was a template itself."""

@@ -18,8 +18,6 @@ from swift_loader.executors.process.worker_process import WorkerProcess
 from swift_loader.options import DeliveryOptions
 from swift_loader.transport.channel import Channel
 
-__all__ = ["Workers"]
-
 SPARE_SEGMENTS = 8
 """Per worker, in addition to one per batch in flight: those that the loop holds, and those on their way back."""
 

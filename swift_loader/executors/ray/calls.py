@@ -21,8 +21,6 @@ from typing import Any
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.worker.actor import Answer
 
-__all__ = ["ActorCalls", "Broken", "Lost", "future_of", "told_by_ray"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lost:

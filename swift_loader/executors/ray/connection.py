@@ -16,8 +16,6 @@ from typing import Any
 
 from swift_loader.notices import warn
 
-__all__ = ["Connection", "describe_room", "imported_ray"]
-
 
 def imported_ray() -> Any:
     """Return the module `ray`.

@@ -42,8 +42,6 @@ from swift_loader.scheduler.actions import (
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
-__all__ = ["ActorExecutor"]
-
 
 class ActorExecutor:
     """The actors of one loader."""

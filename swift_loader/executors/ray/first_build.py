@@ -14,8 +14,6 @@ from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import Failure, FailureStage, Ready
 from swift_loader.worker.actor import Answer
 
-__all__ = ["FirstBuild", "Patience", "Step", "first_build_of", "who"]
-
 
 @dataclass(frozen=True, slots=True)
 class FirstBuild:

@@ -24,8 +24,6 @@ from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed, F
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch
 
-__all__ = ["ActorInbox", "Posted", "RayWorker", "inboxes_of", "read_answers"]
-
 RayWorker = Handle[ActorCalls, ActorProcess]
 
 Posted = RayWorker | Event

@@ -17,8 +17,6 @@ from swift_loader.transport.payload import Environment, PayloadLayout, pack_payl
 from swift_loader.worker.actor import BatchActor, Payload, Surroundings
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["ActorLaunch"]
-
 
 class ActorLaunch:
     """Makes the actors of one loader: NEW ─prepare─► READY ─drop─► NEW. The caller holds its lock."""

@@ -25,8 +25,6 @@ from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.transport.slots import FreeSlots
 
-__all__ = ["ActorMemory", "ArrivalStore"]
-
 MAX_INLINE_BYTES = 2 << 20
 """Ray sends batches of up to this size with the answer. They lie in ordinary memory, and are always copied."""
 

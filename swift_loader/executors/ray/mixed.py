@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from swift_loader.executors.process.executor import ProcessExecutor
     from swift_loader.executors.processes import Starter
 
-__all__ = ["MixedExecutor", "MixedInbox", "MixedStarter"]
-
 
 class MixedStarter:
     """Starts both. See `executors.processes.Starter`."""

@@ -14,8 +14,6 @@ from swift_loader.executors.ray.connection import Connection
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Location, machine_id
 
-__all__ = ["ActorProcess"]
-
 _HERE = machine_id()
 
 _REQUEST_S = 0.5

@@ -41,8 +41,6 @@ from swift_loader.worker.actor import Answer
 from swift_loader.worker.import_guard import refuse_nesting
 from swift_loader.worker.spec import WorkerSpec
 
-__all__ = ["END_LIMIT_S", "FIRST_SERIAL", "RaySupervisor"]
-
 FIRST_SERIAL = 1 << 20
 """Serial numbers of actors begin here, so that workers on this machine have others."""
 

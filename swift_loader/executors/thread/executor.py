@@ -52,8 +52,6 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_identity import TorchThread
 
-__all__ = ["JOIN_LIMIT_S", "ThreadExecutor"]
-
 JOIN_LIMIT_S = 1.5
 """How long `close` waits for the threads, which finish their batches. Those that hang are left alone."""
 

@@ -18,8 +18,6 @@ from swift_loader.transport.messages import NO_SLOT
 from swift_loader.transport.segments import capacity_for
 from swift_loader.transport.slots import FreeSlots
 
-__all__ = ["RecycledHeap"]
-
 MIN_FILL = 2
 """A batch that fills less than one part in `MIN_FILL` of its slot is copied out: the user may keep it for long."""
 

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Mailbox", "ThreadInbox"]
-
 Item = TypeVar("Item")
 """What is posted: events, or what an inbox turns into events."""
 

@@ -7,8 +7,6 @@ import threading
 import traceback
 from pathlib import Path
 
-__all__ = ["stack_of"]
-
 _OURS = (str(Path(__file__).parents[2]), threading.__file__)
 """The frames below the user's code are in these files."""
 

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from swift_loader.executors.thread.stacks import stack_of
 
-__all__ = ["TaskThread"]
-
 Task = TypeVar("Task")
 
 

@@ -19,8 +19,6 @@ from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import keep_to_this_thread
 from swift_loader.worker.stream import StreamEnd
 
-__all__ = ["Surroundings", "ThreadWorker"]
-
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

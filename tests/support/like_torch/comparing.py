@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from tests.support.like_torch.observing import Cell, observe
 
-__all__ = ["difference", "differences"]
-
 
 def differences(loader_class: Any, cells: list[Cell]) -> str:
     """Return the first things that differ, for each cell where something does."""

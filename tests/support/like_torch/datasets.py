@@ -22,8 +22,6 @@ from torch.utils.data import (
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
-__all__ = ["MAPS", "STREAMS", "Broken"]
-
 
 class Point(NamedTuple):
     x: torch.Tensor

@@ -11,17 +11,6 @@ from tests.support.like_torch.datasets import MAPS, STREAMS
 from tests.support.like_torch.observing import Cell
 from tests.support.like_torch.options import COLLATES, ORDERS
 
-__all__ = [
-    "arguments",
-    "grid",
-    "inline_maps",
-    "inline_streams",
-    "threads",
-    "worker_failures",
-    "worker_maps",
-    "worker_streams",
-]
-
 SIZES = [(size, drop_last) for size in (None, 1, 2, 3, 100) for drop_last in (False, True)]
 LENGTHS = [7, 32, 0, 1]
 

@@ -15,8 +15,6 @@ import torch
 from tests.support.like_torch.datasets import MAPS, STREAMS
 from tests.support.like_torch.options import COLLATES, INITS, ORDERS
 
-__all__ = ["Cell", "Observation", "observe"]
-
 Cell = Mapping[str, Any]
 """The choices of one construction, by name: see `arguments_of`."""
 

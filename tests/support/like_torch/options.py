@@ -23,8 +23,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-__all__ = ["COLLATES", "INITS", "ORDERS", "Generator"]
-
 Generator = torch.Generator | None
 
 

@@ -24,8 +24,6 @@ from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.scheduler import Delivered
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
-__all__ = ["NUM_BATCHES", "TEMPLATE", "TIMEOUT_S", "Judge", "Setting", "unbound"]
-
 AnyWork = TypeVar("AnyWork", bound=Work | None)
 
 NUM_BATCHES = 7

@@ -49,8 +49,6 @@ from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, 
 from tests.unit.scheduler.process import Process
 from tests.unit.scheduler.streams import StreamSource
 
-__all__ = ["World"]
-
 
 class BoundSource:
     """As an `IndexSource`, with each batch for one worker."""

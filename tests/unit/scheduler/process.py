@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Death, Disconnected, Ended, Event
 
-__all__ = ["Process"]
-
 
 @dataclass
 class Process:

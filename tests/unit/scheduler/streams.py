@@ -6,8 +6,6 @@ from collections import deque
 
 from swift_loader.scheduler.work import StreamWork
 
-__all__ = ["StreamSource"]
-
 
 class StreamSource:
     """One epoch: a batch of each shard in turn."""

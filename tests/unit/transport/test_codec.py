@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from swift_loader.errors import EncodeError, ProtocolError, WorkerError
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.codec import Encoded, decode, decode_bytes, encode, encode_bytes
+from swift_loader.transport.codec import decode, decode_bytes, encode, encode_bytes
+from swift_loader.transport.encoder import Encoded
 
 quiet_torch = pytest.mark.filterwarnings(
     "ignore:.*quantized tensor creation:UserWarning",
