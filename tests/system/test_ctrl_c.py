@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_ends_it_too(stage: str, tmp_path: Path) -> None:
         wait_for_stage(stage, shell, tmp_path / "marker")
         shell.press(CTRL_C)
         shell.read("noticed")
-        shell.press(CTRL_C)
+        shell.press(CTRL_C)  # it may come while Python prints the first one's traceback, which then ends there
         wait_for_the_end(shell)
-        assert "KeyboardInterrupt" in shell.shown
+        assert shell.process.returncode != 0
         assert "swift_loader/worker/" not in shell.shown, f"workers were heard:\n{shell.shown}"
