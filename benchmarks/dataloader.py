@@ -17,69 +17,42 @@ Less is better for `start` and `gap`. The table shows medians over the rounds, a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from common.datasets import Images
-from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from common.turns import WARM_UP_S, begin, end, endless, make_parser, measure_in_turns, parse, rate_of
 from dropin.cases import CASES, NUM_WORKERS, LoaderCase
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from swift_loader import DataLoader, SwiftLoader
 
-_NUM_DISCARDED = 30
-_WARM_UP_S = 1.0
-_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs torch", "vs SwiftLoader"]
-_EXTRAS = ("start", "gap")
+_NUM_READY = 30
+"""More batches than a loader has ready after a pause."""
 
 Turn = Callable[[float], float]
 """Measures for some seconds, and returns the figure."""
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    machine = describe_machine()
-    print(format_machine(machine))
-    print(f"{NUM_WORKERS} workers, {arguments.rounds} rounds of {arguments.seconds:g} s\n", flush=True)
-    results: list[Result] = []
-    for case in CASES:
-        if not arguments.only or case.name in arguments.only:
-            print(f"measuring {case.name} ...", file=sys.stderr, flush=True)
-            results += take_turns(case.name, "batches/s", rates(case), arguments)
-    for name, systems in (("start", starts()), ("gap", gaps())):
+    arguments = parse(make_parser(__doc__, [*(case.name for case in CASES), "start", "gap"], rounds=5, seconds=2.0))
+    begun = begin(arguments, num_workers=NUM_WORKERS)
+    cases = {case.name: ("batches/s", partial(rates, case)) for case in CASES}
+    cases |= {"start": ("ms", starts), "gap": ("ms", gaps)}
+    results = []
+    for name, (unit, make) in cases.items():
         if not arguments.only or name in arguments.only:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
-            results += take_turns(name, "ms", systems, arguments)
-    print(make_table(results))
-    if arguments.json:
-        write_json(arguments.json, machine, {"rounds": arguments.rounds, "seconds": arguments.seconds}, results)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [*(case.name for case in CASES), *_EXTRAS]
-    parser.add_argument("--rounds", type=int, default=5, help="turns per system (default: 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per turn (default: 2)")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"some of: {', '.join(names)}")
-    parser.add_argument("--json", metavar="FILE", help="write all samples there")
-    return parser.parse_args()
-
-
-def take_turns(case: str, unit: str, systems: dict[str, Turn], arguments: argparse.Namespace) -> list[Result]:
-    """Measure all systems in turn. Return a result for each."""
-    results = {name: Result(case, name, unit) for name in systems}
-    for turn in systems.values():
-        turn(_WARM_UP_S)
-    names = list(systems)
-    for number in range(arguments.rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            results[name].samples.append(systems[name](arguments.seconds))
-    return list(results.values())
+            systems = make()
+            for turn in systems.values():
+                turn(WARM_UP_S)
+            turns = {system: partial(turn, arguments.seconds) for system, turn in systems.items()}
+            results += measure_in_turns(name, unit, turns, arguments.rounds, is_warm=True)
+    end(arguments, begun, results, "torch", "SwiftLoader")
 
 
 def rates(case: LoaderCase) -> dict[str, Turn]:
@@ -98,22 +71,7 @@ def rates(case: LoaderCase) -> dict[str, Turn]:
 def rate(loader: Any) -> Turn:
     """Return what measures a loader's batches per second, over as many epochs as needed."""
     batches = endless(loader)
-
-    def measure(seconds: float) -> float:
-        for _ in range(_NUM_DISCARDED):
-            next(batches)
-        count, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            next(batches)
-            count += 1
-        return count / (time.perf_counter() - start)
-
-    return measure
-
-
-def endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
+    return lambda seconds: rate_of(batches, seconds, _NUM_READY)[0]
 
 
 def starts() -> dict[str, Turn]:
@@ -152,18 +110,6 @@ def gaps() -> dict[str, Turn]:
         return measure
 
     return {"DataLoader": gap(DataLoader), "torch": gap(TorchDataLoader)}
-
-
-def make_table(results: Sequence[Result]) -> str:
-    medians = {(result.case, result.system): result.median for result in results}
-    rows: list[list[str]] = []
-    for result in results:
-        if rows and rows[-1] and rows[-1][0] != result.case:
-            rows.append([])
-        others = [medians.get((result.case, other)) for other in ("torch", "SwiftLoader")]
-        ratios = [f"{format_number(result.median / other)}x" if other else "" for other in others]
-        rows.append([*result.as_cells(), *ratios])
-    return format_table(_HEADERS, rows)
 
 
 if __name__ == "__main__":

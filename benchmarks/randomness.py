@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import ExitStack
+from functools import partial
 
 from common.datasets import DrawingRows, Rows
-from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
+from common.report import Result
+from common.turns import begin, end, measure_in_turns, parse
 from transport.cases import Case
 from transport.systems import Throughput, make_swift
 
@@ -34,7 +37,6 @@ CASES = (
 )
 MODES = (Rng.NONE, Rng.SAMPLE)
 _BATCHES_PER_TURN = 200
-_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs rng=None"]
 
 
 class Building:
@@ -69,31 +71,17 @@ class Building:
         return (time.perf_counter() - start) / _BATCHES_PER_TURN * 1e6
 
 
-def measure_building(case: Case, rounds: int) -> list[Result]:
-    results = {rng: Result(case.name, f"rng={rng.value}", "us/batch") for rng in MODES}
-    systems = {rng: Building(case, rng) for rng in MODES}
-    for system in systems.values():
-        system.measure()
-    for number in range(rounds):
-        for rng in MODES if number % 2 else MODES[::-1]:
-            results[rng].samples.append(systems[rng].measure())
-    return list(results.values())
-
-
-def measure_throughput(case: Case, rounds: int, seconds: float) -> list[Result]:
-    results = {rng: Result(case.name, f"rng={rng.value}", "batches/s") for rng in MODES}
-    systems: dict[Rng, Throughput] = {}
-    try:
+def measure_case(case: Case, rounds: int, seconds: float) -> list[Result]:
+    """Measure building alone, then through workers."""
+    built = {f"rng={rng.value}": Building(case, rng).measure for rng in MODES}
+    results = measure_in_turns(case.name, "us/batch", built, rounds)
+    with ExitStack() as running:
+        sent = {}
         for rng in MODES:
-            systems[rng] = Throughput(make_swift(case, rng.value))
-            systems[rng].measure(seconds)
-        for number in range(rounds):
-            for rng in MODES if number % 2 else MODES[::-1]:
-                results[rng].samples.append(systems[rng].measure(seconds))
-    finally:
-        for system in systems.values():
-            system.close()
-    return list(results.values())
+            system = Throughput(make_swift(case, rng.value))
+            running.callback(system.close)
+            sent[f"rng={rng.value}"] = partial(system.measure, seconds)
+        return [*results, *measure_in_turns(case.name, "batches/s", sent, rounds)]
 
 
 def main() -> None:
@@ -101,20 +89,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21, help="turns of each mode (default: 21)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn through workers (default: 1)")
     parser.add_argument("--json", metavar="FILE", help="write all samples there")
-    arguments = parser.parse_args()
-    machine = describe_machine()
-    print(format_machine(machine), flush=True)
-    rows, results = [], []
-    for case in CASES:
-        for pair in (
-            measure_building(case, arguments.rounds),
-            measure_throughput(case, arguments.rounds, arguments.seconds),
-        ):
-            results += pair
-            rows += [[*result.as_cells(), f"{format_number(result.median / pair[0].median)}x"] for result in pair]
-    print(format_table(_HEADERS, rows))
-    if arguments.json:
-        write_json(arguments.json, machine, {"rounds": arguments.rounds, "seconds": arguments.seconds}, results)
+    arguments = parse(parser)
+    begun = begin(arguments)
+    results = [one for case in CASES for one in measure_case(case, arguments.rounds, arguments.seconds)]
+    end(arguments, begun, results, f"rng={Rng.NONE.value}")
 
 
 if __name__ == "__main__":

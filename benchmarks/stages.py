@@ -9,58 +9,44 @@ take turns. The table shows medians over the rounds with minimum and maximum, an
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from common.report import Result, describe_machine, format_machine, format_table, write_json
+from common.report import Result, format_machine
+from common.turns import begin, end, make_parser, measure_in_turns, parse
 from staging.cases import CASES, StageCase
 
 NUM_DISCARDED = 20
-_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs spdl"]
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    machine = describe_machine()
-    print(format_machine(machine))
-    print(f"{arguments.rounds} rounds\n", flush=True)
+    parser = make_parser(__doc__, [case.name for case in CASES], rounds=5, seconds=None)
+    parser.add_argument("--chart", metavar="FILE.svg", help="write a chart of the ratios to SPDL there")
+    arguments = parse(parser)
+    begun = begin(arguments)
     results: list[Result] = []
     for case in CASES:
         if not arguments.only or case.name in arguments.only:
             print(f"measuring {case.name}: {case.title} ...", file=sys.stderr, flush=True)
             results += measure(case, arguments.rounds)
-    print(make_table(results))
-    if arguments.json:
-        write_json(arguments.json, machine, {"rounds": arguments.rounds}, results)
+    end(arguments, begun, results, "spdl")
     if arguments.chart:
-        draw(arguments.chart, results, format_machine(machine))
+        draw(arguments.chart, results, format_machine(begun["machine"]))
 
 
-def parse_arguments() -> argparse.Namespace:
-    names = [case.name for case in CASES]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each system (default: 5)")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"some of: {', '.join(names)}")
-    parser.add_argument("--json", metavar="FILE", help="write all samples there")
-    parser.add_argument("--chart", metavar="FILE.svg", help="write a chart of the ratios to SPDL there")
-    return parser.parse_args()
-
-
-def measure(case: StageCase, num_rounds: int) -> list[Result]:
+def measure(case: StageCase, rounds: int) -> list[Result]:
     """Measure all systems of a case in turn."""
     names = [name for name in case.systems if name != "spdl" or importlib.util.find_spec("spdl")]
-    rates = {name: Result(case.name, name, "items/s") for name in names}
-    costs = {name: Result(case.name, name, "CPU us") for name in names}
-    for number in range(num_rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            rate, cpu_us = run(case.systems[name](case.num_items), case.num_items)
-            rates[name].samples.append(rate)
-            costs[name].samples.append(cpu_us)
-    return [*rates.values(), *costs.values()]
+    turns = {name: partial(run_system, case, name) for name in names}
+    return measure_in_turns(case.name, ("items/s", "CPU us"), turns, rounds, is_warm=True)
+
+
+def run_system(case: StageCase, name: str) -> tuple[float, float]:
+    return run(case.systems[name](case.num_items), case.num_items)
 
 
 def run(items: Iterator[Any], num_items: int) -> tuple[float, float]:
@@ -74,16 +60,6 @@ def run(items: Iterator[Any], num_items: int) -> tuple[float, float]:
     elapsed_s, used_s = time.perf_counter() - began_s, time.process_time() - cpu_s
     assert count == num_items, f"{count} of {num_items} items came"
     return (count - NUM_DISCARDED) / elapsed_s, used_s / (count - NUM_DISCARDED) * 1e6
-
-
-def make_table(results: Sequence[Result]) -> str:
-    """Return the table, with the ratio to SPDL's figure of the same case."""
-    others = {(result.case, result.unit): result.median for result in results if result.system == "spdl"}
-    rows = []
-    for result in results:
-        other = others.get((result.case, result.unit))
-        rows.append([*result.as_cells(), "" if other is None else f"{result.median / other:.2f}"])
-    return format_table(_HEADERS, rows)
 
 
 def draw(path: str, results: Sequence[Result], subtitle: str) -> None:

@@ -22,100 +22,50 @@ relevant figure is the ratio to the ideal.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 
-from common.report import Result, describe_machine, format_machine, format_number, format_table, write_json
-from transport.cases import CASES, GAP_CASE, NUM_DISCARDED, NUM_WORKERS, Case
+from common.report import Result, format_machine
+from common.turns import NUM_DISCARDED, WARM_UP_S, begin, end, make_parser, measure_in_turns, parse
+from transport.cases import CASES, GAP_CASE, NUM_WORKERS, Case
 from transport.ideal import IdealSystem
-from transport.systems import EpochGap, System, Throughput, make_swift, make_torch
-
-_WARM_UP_S = 1.0
-_HEADERS = ["case", "system", "median", "min", "max", "unit", "vs torch", "vs ideal"]
+from transport.systems import EpochGap, Throughput, make_swift, make_torch
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    machine = describe_machine()
-    print(format_machine(machine))
-    print(f"{NUM_WORKERS} workers, {arguments.rounds} rounds of {arguments.seconds:g} s\n", flush=True)
+    parser = make_parser(__doc__, [case.name for case in (*CASES, GAP_CASE)], rounds=5, seconds=2.0)
+    parser.add_argument("--chart", metavar="FILE.svg", help="write a chart of the ratios to torch there")
+    arguments = parse(parser)
+    begun = begin(arguments, num_workers=NUM_WORKERS, num_discarded=NUM_DISCARDED)
     results = []
     for case in (*CASES, GAP_CASE):
         if not arguments.only or case.name in arguments.only:
             print(f"measuring {case.name}: {case.title} ...", file=sys.stderr, flush=True)
             results += measure_case(case, arguments.rounds, arguments.seconds)
-    print(make_table(results))
-    if arguments.json:
-        settings = {
-            "num_workers": NUM_WORKERS,
-            "rounds": arguments.rounds,
-            "seconds": arguments.seconds,
-            "num_discarded": NUM_DISCARDED,
-        }
-        write_json(arguments.json, machine, settings, results)
+    end(arguments, begun, results, "torch", "ideal")
     if arguments.chart:
-        draw(arguments.chart, results, format_machine(machine))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [case.name for case in (*CASES, GAP_CASE)]
-    parser.add_argument("--rounds", type=int, default=5, help="turns per system (default: 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per turn (default: 2)")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"some of: {', '.join(names)}")
-    parser.add_argument("--json", metavar="FILE", help="write all samples there")
-    parser.add_argument("--chart", metavar="FILE.svg", help="write a chart of the ratios to torch there")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.seconds <= 0:
-        parser.error(f"--rounds {arguments.rounds} --seconds {arguments.seconds:g}: both must be positive")
-    return arguments
+        draw(arguments.chart, results, format_machine(begun["machine"]))
 
 
 def measure_case(case: Case, rounds: int, seconds: float) -> list[Result]:
-    """Measure all systems in turn. Return a result for each."""
-    unit = "ms" if case is GAP_CASE else "batches/s"
-    systems: dict[str, System] = {}
-    try:
-        start_systems(case, systems)
-        results = {name: Result(case.name, name, unit) for name in systems}
-        for system in systems.values():
-            system.measure(_WARM_UP_S)
-        names = list(systems)
-        for number in range(rounds):
-            shift = number % len(names)
-            for name in names[shift:] + names[:shift]:
-                results[name].samples.append(systems[name].measure(seconds * case.time_factor))
-    finally:
-        for system in systems.values():
-            system.close()
-    return list(results.values())
-
-
-def start_systems(case: Case, systems: dict[str, System]) -> None:
-    """Add the systems of a case to a dict one by one, so that the caller can close those that started."""
+    """Start all systems, and measure them in turn."""
     clock = EpochGap if case is GAP_CASE else Throughput
-    systems["swift_loader"] = clock(make_swift(case))
-    systems["torch"] = clock(make_torch(case))
+    makers = {"swift_loader": lambda: clock(make_swift(case)), "torch": lambda: clock(make_torch(case))}
     if case is not GAP_CASE:
-        systems["ideal"] = IdealSystem(case)
+        makers["ideal"] = lambda: IdealSystem(case)
+    systems = {}
+    with ExitStack() as running:
+        for name, make in makers.items():
+            systems[name] = make()
+            running.callback(systems[name].close)
+        for system in systems.values():
+            system.measure(WARM_UP_S)
+        turns = {name: partial(system.measure, seconds * case.time_factor) for name, system in systems.items()}
+        return measure_in_turns(case.name, "ms" if case is GAP_CASE else "batches/s", turns, rounds, is_warm=True)
 
 
-def make_table(results: Sequence[Result]) -> str:
-    medians = {(result.case, result.system): result.median for result in results}
-    rows: list[list[str]] = []
-    for result in results:
-        if rows and rows[-1][0] != result.case:
-            rows.append([])
-        ratios = [
-            f"{format_number(result.median / reference)}x" if reference else "-"
-            for reference in (medians.get((result.case, "torch")), medians.get((result.case, "ideal")))
-        ]
-        rows.append([*result.as_cells(), *ratios])
-    return format_table(_HEADERS, rows)
-
-
-def draw(path: str, results: Sequence[Result], subtitle: str) -> None:
+def draw(path: str, results: list[Result], subtitle: str) -> None:
     from common.chart import Bars, draw_chart
 
     medians = {(result.case, result.system): result.median for result in results}

@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["COLOURS", "Bars", "draw_chart", "new_pyplot", "save_chart"]
-
 COLOURS = {"swift_loader": "#1f6fb4", "ideal": "#c4c9d0", "torch": "#d1603d"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _BAR_HEIGHT = 0.36

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DictRows", "DrawingRows", "Images", "JpegPhotos", "Rows", "SleepingSamples", "SlowSamples"]
-
 _IMAGE_SHAPE = (3, 224, 224)
 _PHOTO_SIZE = (224, 224)
 _JPEG_QUALITY = 90

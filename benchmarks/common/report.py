@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Result", "describe_machine", "format_machine", "format_number", "format_table", "write_json"]
-
 _PACKAGES = ("torch", "numpy", "pillow")
 
 

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-__all__ = ["HeavyDataset"]
-
 _NUM_ARRAYS = 64
 _ARRAY_SHAPE = (1024, 1024)
 """`float32`: 64 arrays are 256 MiB."""

@@ -10,8 +10,6 @@ import torch
 from common.datasets import DictRows, Images, Rows
 from torch.utils.data import IterableDataset, WeightedRandomSampler, get_worker_info
 
-__all__ = ["CASES", "NUM_WORKERS", "LoaderCase", "Stream"]
-
 NUM_WORKERS = 2
 
 

@@ -10,8 +10,6 @@ import torch
 
 from swift_loader.device.pinning import CudaRegistry, Registry
 
-__all__ = ["Accelerator", "Cpu", "Gpu"]
-
 _CALIBRATION_CYCLES = 20_000_000
 """About 10 ms."""
 

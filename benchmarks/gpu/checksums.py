@@ -8,8 +8,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["expected_checksums", "make_weights", "mismatches"]
-
 _MAX_WEIGHT = 2**31
 """255 of them for each of some 10**6 bytes fit into int64; past that they wrap around, alike everywhere."""
 

@@ -6,8 +6,6 @@ import numpy as np
 from common.datasets import Images
 from numpy.typing import NDArray
 
-__all__ = ["Blocks", "LabelledImages"]
-
 _NUM_CLASSES = 1000
 _HEADER_NBYTES = 8
 

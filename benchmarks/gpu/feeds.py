@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
+from common.turns import endless
 
 from gpu.accelerator import Accelerator
 from swift_loader import SwiftLoader
-
-__all__ = ["Feed", "resident_feed", "swift_feed", "swift_loader_of", "torch_feed", "torch_loader_of"]
 
 
 class Feed:
@@ -28,7 +27,7 @@ class Feed:
             finish: Applied to each batch before the loop uses it. None: nothing.
             close: Ends the loader's processes. None: dropping the last reference ends them.
         """
-        self._batches = _endless(loader)
+        self._batches = endless(loader)
         self._finish = finish
         self._close = close
 
@@ -91,8 +90,3 @@ def swift_loader_of(make_dataset: partial[Any], batch_size: int, num_workers: in
         worker_per_consumer=num_workers,
         seed=1,
     )
-
-
-def _endless(loader: Iterable[Any]) -> Generator[Any]:
-    while True:
-        yield from loader

@@ -18,15 +18,14 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from common.turns import measure_in_turns, table_with_ratios
 
 import swift_loader
 from gpu.accelerator import Accelerator
 from gpu.datasets import LabelledImages
 from gpu.feeds import Feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
-from gpu.outcome import Outcome, measure_in_turns, table_with_ratios
+from gpu.outcome import Outcome
 from gpu.scale import Scale
-
-__all__ = ["measure_images"]
 
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)

@@ -35,8 +35,6 @@ from gpu.scale import Scale
 from swift_loader import SwiftLoader
 from swift_loader.device.in_flight import CopiesInFlight
 
-__all__ = ["check_integrity"]
-
 _BATCH_SIZE = 4
 _IN_FLIGHT = 4
 _LATE_DEPTH = 4

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["busy_cores"]
-
 _PROGRAM = """
 import os
 parent = os.getppid()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.report import Result, format_number, format_table
+from common.report import Result
 
 from gpu.accelerator import Accelerator
-
-__all__ = ["Outcome", "Target", "measure_in_turns", "paired_ratios", "table_with_ratios"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +40,7 @@ class Target:
         return f"{self.name}, in pairs: {ratio:.3f}, {span} (target: {limit}): {verdict}"
 
 
-def measure_in_turns(case: str, unit: str, systems: dict[str, Callable[[], float]], rounds: int) -> list[Result]:
-    """Measure systems in an order that changes from round to round; the first time doesn't count."""
-    results = {name: Result(case, name, unit) for name in systems}
-    for measure in systems.values():
-        measure()
-    names = list(systems)
-    for number in range(rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            results[name].samples.append(systems[name]())
-    return list(results.values())
-
-
 def paired_ratios(results: Sequence[Result], case: str, system: str, reference: str) -> list[float]:
     """Return the ratios of a system to another one, each within one round: what else the machine does weighs less."""
     samples = {result.system: result.samples for result in results if result.case == case}
     return [ours / theirs for ours, theirs in zip(samples[system], samples[reference], strict=True)]
-
-
-def table_with_ratios(results: Sequence[Result], reference: str) -> str:
-    """Return a table of all results, with the ratio of each to that of one system in the same case."""
-    references = {result.case: result.median for result in results if result.system == reference}
-    rows: list[list[str]] = []
-    for result in results:
-        if rows and rows[-1][0] != result.case:
-            rows.append([])
-        rows.append([*result.as_cells(), f"{format_number(result.median / references[result.case])}x"])
-    return format_table(["case", "system", "median", "min", "max", "unit", f"vs {reference}"], rows)

@@ -12,14 +12,13 @@ from functools import partial
 
 import torch
 from common.report import Result
+from common.turns import measure_in_turns, table_with_ratios
 
 from gpu.accelerator import Accelerator
-from gpu.outcome import Outcome, Target, measure_in_turns, paired_ratios, table_with_ratios
+from gpu.outcome import Outcome, Target, paired_ratios
 from gpu.scale import Scale
 from swift_loader.device.pinning import PageLock
 from swift_loader.transport.segments import Segment, capacity_for
-
-__all__ = ["measure_rate"]
 
 _TARGET = Target("segments / pinned", at_least=0.95)
 _NUM_TARGETS = 2

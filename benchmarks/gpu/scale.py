@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-__all__ = ["FULL", "QUICK", "TINY", "Scale"]
-
 
 @dataclass(frozen=True, slots=True)
 class Scale:

@@ -19,15 +19,14 @@ from functools import partial
 import torch
 from common.datasets import Images
 from common.report import Result
+from common.turns import measure_in_turns, table_with_ratios
 from torch import nn
 
 from gpu.accelerator import Accelerator
 from gpu.feeds import Feed, resident_feed, swift_feed, swift_loader_of, torch_feed, torch_loader_of
 from gpu.load import busy_cores
-from gpu.outcome import Outcome, Target, measure_in_turns, paired_ratios, table_with_ratios
+from gpu.outcome import Outcome, Target, paired_ratios
 from gpu.scale import Scale
-
-__all__ = ["measure_step"]
 
 _TARGETS = {
     "async": Target("swift_loader / resident", at_most=1.01),

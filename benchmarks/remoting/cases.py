@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BATCH_SIZE", "CASES", "Blocks", "Case"]
-
 BATCH_SIZE = 16
 _NUM_BATCHES = 1000
 _NUM_DISTINCT = 32

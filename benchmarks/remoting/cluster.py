@@ -11,8 +11,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["HERE", "THERE", "TwoNodes"]
-
 HERE, THERE = "here", "there"
 """Custom resources: what asks for one runs on that node."""
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import psutil
+from common.turns import endless
 from numpy.typing import NDArray
 
 from remoting.cases import BATCH_SIZE, Blocks, Case
 from remoting.cluster import HERE, THERE, TwoNodes
 from remoting.tables import Turn
 from swift_loader import RayExecutor, SwiftLoader
-
-__all__ = ["Workers"]
 
 _NUM_DISCARDED = 12
 """Batches at the start of a turn that don't count: more than a loader has ready after a pause."""
@@ -27,7 +26,7 @@ class Workers:
     def __init__(self, case: Case, place: str | None, num_workers: int, cluster: TwoNodes) -> None:
         before = {process.pid for process in psutil.Process().children(recursive=True)}
         self._loader = _make(case, place, num_workers)
-        self._batches = _endless(self._loader)
+        self._batches = endless(self._loader)
         for _ in range(_NUM_DISCARDED * num_workers):
             next(self._batches)
         now = psutil.Process().children(recursive=True)
@@ -89,8 +88,3 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
             continue
         total_s += times.user + times.system
     return total_s
-
-
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from swift_loader.executors.ray.memory import MAX_INLINE_BYTES
 from swift_loader.worker.actor import Answer
 
-__all__ = ["PHASES", "Sender", "measure_phases"]
-
 PHASES = ("serialise", "put", "notice", "transfer", "view")
 _NUM_WARMING = 5
 _MESSAGE_NBYTES = 300

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from common.chart import COLOURS, new_pyplot, save_chart
 
-__all__ = ["draw_curves"]
-
 Curve = Sequence[tuple[int, float]]
 """(workers, batches per second)."""
 

@@ -18,8 +18,6 @@ from transport.systems import LoaderHandle
 
 from swift_loader import SwiftLoader, default_collate
 
-__all__ = ["SYSTEMS", "Course", "Sleeping"]
-
 BATCH_SIZE = 32
 SAMPLE_S = 0.002
 SLOW_SHARE = {"even": 0.0, "heavy-tailed": 0.05}

@@ -12,8 +12,6 @@ from common.datasets import JpegPhotos
 
 from swift_loader.pipeline import Pipeline, StageLoader
 
-__all__ = ["CASES", "StageCase"]
-
 NUM_THREADS = 8
 NUM_PROCESSES = 2
 NBYTES = 10_000_000
@@ -65,6 +63,7 @@ class Photos:
         self._photos: JpegPhotos | None = None
 
     def __call__(self, number: int) -> Any:
+        """Return a photo."""
         if self._photos is None:
             self._photos = JpegPhotos(64)
         return self._photos[number % 64]

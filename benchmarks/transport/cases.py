@@ -7,11 +7,7 @@ from typing import Any
 
 from common.datasets import DictRows, Images, JpegPhotos, Rows
 
-__all__ = ["CASES", "GAP_CASE", "NUM_DISCARDED", "NUM_WORKERS", "Case"]
-
 NUM_WORKERS = 2
-NUM_DISCARDED = 20
-"""Batches at the start of each measurement that don't count: more than a loader has ready after a pause."""
 
 
 @dataclass(frozen=True, slots=True)

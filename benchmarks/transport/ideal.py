@@ -17,12 +17,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from common.turns import NUM_DISCARDED
 
 from swift_loader import default_collate
 from swift_loader.transport.arena import Arena
-from transport.cases import NUM_DISCARDED, NUM_WORKERS, Case
-
-__all__ = ["IdealSystem"]
+from transport.cases import NUM_WORKERS, Case
 
 _STOP_TIMEOUT_S = 10.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

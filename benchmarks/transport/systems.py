@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from transport.cases import NUM_DISCARDED, NUM_WORKERS, Case
+import psutil
+from common.turns import NUM_DISCARDED, endless, rate_of
 
-__all__ = ["EpochGap", "LoaderHandle", "System", "Throughput", "endless", "make_swift", "make_torch"]
+from transport.cases import NUM_WORKERS, Case
 
 _MIN_GAPS = 5
-
-
-class System(Protocol):
-    """A system that is measured beside others, in turns. It is idle between its turns."""
-
-    def measure(self, seconds: float) -> float:
-        """Measure for about this many seconds. Return the figure."""
-        ...
-
-    def close(self) -> None:
-        """Stop its processes."""
-        ...
 
 
 class LoaderHandle:
@@ -77,21 +66,35 @@ class Throughput:
         self._batches = endless(handle.loader)
 
     def measure(self, seconds: float) -> float:
-        """Return batches per second. Batches that were ready before don't count."""
-        for _ in range(NUM_DISCARDED):
-            next(self._batches)
-        count = 0
-        start = now = time.perf_counter()
-        while now - start < seconds:
-            next(self._batches)
-            count += 1
-            now = time.perf_counter()
-        return count / (now - start)
+        """Return batches per second."""
+        return rate_of(self._batches, seconds)[0]
 
     def close(self) -> None:
         """Stop the workers."""
         self._batches.close()
         self._handle.close()
+
+
+class Costs(Throughput):
+    """Measures CPU time besides: that of this process and of the workers."""
+
+    def __init__(self, handle: LoaderHandle) -> None:
+        others = set(psutil.Process().children(recursive=True))
+        super().__init__(handle)
+        next(self._batches)
+        self._processes = [psutil.Process(), *set(psutil.Process().children(recursive=True)) - others]
+
+    def measure(self, seconds: float) -> tuple[float, float]:  # type: ignore[override]
+        """Return batches per second, and CPU milliseconds per batch."""
+        for _ in range(NUM_DISCARDED):
+            next(self._batches)
+        before_s = self._cpu_s()
+        rate, count = rate_of(self._batches, seconds, 0)
+        return rate, 1e3 * (self._cpu_s() - before_s) / count
+
+    def _cpu_s(self) -> float:
+        times = [process.cpu_times() for process in self._processes]
+        return sum(process_times.user + process_times.system for process_times in times)
 
 
 class EpochGap:
@@ -126,8 +129,3 @@ class EpochGap:
     def close(self) -> None:
         """Stop the workers."""
         self._handle.close()
-
-
-def endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from common.turns import endless
 
 from swift_loader import SwiftLoader
 from tuned.loads import BATCH_SIZE
-
-__all__ = ["Course", "Dataset", "rate_of", "rate_with", "swift_loader_of"]
 
 _WARM_UP = 0.4
 """Share of a turn that comes before it, and doesn't count."""
@@ -78,12 +77,6 @@ def rate_of(loader: Any, step_s: float, seconds: float) -> float:
     _spin(batches, step_s, _WARM_UP * seconds)
     num_batches, elapsed_s = _spin(batches, step_s, seconds)
     return num_batches / elapsed_s
-
-
-def endless(loader: Any) -> Iterator[Any]:
-    """Yield batches of one epoch after another."""
-    while True:
-        yield from loader
 
 
 @contextmanager
