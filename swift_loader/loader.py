@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from swift_loader.checks import check_callable, check_flag, check_optional_integer, check_rank
 from swift_loader.iterator import EpochIterator
 from swift_loader.lifecycle import Lifecycle, LoaderState
-from swift_loader.options import Options
+from swift_loader.options import Options, refuse_unknown
 from swift_loader.passes import EpochSampler, Passes
 from swift_loader.ranks.choice import RankChoice
 from swift_loader.report.report import Report
@@ -23,7 +23,6 @@ from swift_loader.report.trace import write_trace
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.session import Session
-from swift_loader.unknown_options import refuse_unknown
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -25,7 +25,7 @@ from swift_loader.dataloader.generators import (
     unpack_generators,
 )
 from swift_loader.dataloader.index_arrays import batched_arrays
-from swift_loader.transport.index_array import IndexArray
+from swift_loader.transport.task import IndexArray
 
 _NOTHING = object()
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from swift_loader.transport.index_array import IndexArray
+from swift_loader.transport.task import IndexArray
 
 _RUN = 1 << 16
 """How many consecutive indices are made at a time."""

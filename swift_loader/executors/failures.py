@@ -9,12 +9,24 @@ import numpy as np
 
 from swift_loader.errors import RemoteTraceback, WorkerError
 from swift_loader.sampling.plan import Plan
+from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode
-from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import Failure, SampleFailed
+from swift_loader.transport.task import IndexArray, Task
+
+# The message that asks for a work.
+
+
+def task_of(send: Send, released: Sequence[int] = (), retired: Sequence[int] = ()) -> Task:
+    """Return the task that asks a worker for what the scheduler sends it."""
+    work = send.work
+    indices = work.indices if isinstance(work, IndexWork) else None
+    turn = work.turn if isinstance(work, StreamWork) else None
+    return Task(send.generation, send.sequence, work.epoch, work.step, indices, released, retired, turn)
+
 
 _MAX_SHOWN_INDICES = 8
 _MAX_SHOWN_CHARACTERS = 40

@@ -24,8 +24,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.generators import preserved_generators
-from swift_loader.worker.seeding import Rng
+from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.stream import StreamEnd
 from swift_loader.worker.torch_settings import limited_threads

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import RemoteTraceback
 from swift_loader.executors.base import Outcome
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.failures import rebuild, rebuild_sample
-from swift_loader.executors.tasks import task_of
+from swift_loader.executors.failures import rebuild, rebuild_sample, task_of
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.actions import Send
@@ -30,8 +29,7 @@ from swift_loader.transport.messages import Batch
 from swift_loader.transport.store import SlotStore
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.generators import preserved_generators
-from swift_loader.worker.seeding import Rng
+from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_settings import limited_threads

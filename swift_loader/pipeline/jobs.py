@@ -25,7 +25,7 @@ from swift_loader.pipeline.relay import Relay
 from swift_loader.scheduler.actions import Send
 from swift_loader.scheduler.events import Built, Failed
 from swift_loader.scheduler.work import IndexWork
-from swift_loader.worker.keyed_samples import POSITION_BITS
+from swift_loader.worker.samples import POSITION_BITS
 from swift_loader.worker.seeding import Fetching, key_this_thread
 
 MAX_POURED = 2

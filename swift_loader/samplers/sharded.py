@@ -28,7 +28,7 @@ from swift_loader.samplers.base import ResumableSampler, ranks_of
 from swift_loader.samplers.passes import Pass, Shard
 from swift_loader.sampling.permutation import derive_key
 from swift_loader.sampling.plan import Uneven
-from swift_loader.worker.generators import preserved_generators, seed_generators
+from swift_loader.worker.seeding import preserved_generators, seed_generators
 
 _Item = TypeVar("_Item")
 

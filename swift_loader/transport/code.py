@@ -9,27 +9,181 @@ can't be sent is an error. An unused variable that can't be sent is none.
 from __future__ import annotations
 
 import ctypes
+import dis
 import io
 import sys
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from enum import EnumMeta
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.by_value import MAIN_MODULES
-from swift_loader.transport.dry_run import reduce_special
+from swift_loader.transport.by_value import MAIN_MODULES, can_be_found
 from swift_loader.transport.encoder import CodeNeeded, Encoder, NumberOf
-from swift_loader.transport.fills import REMEDY, Call, Fill, Fills
-from swift_loader.transport.names import Submodules, names_in_hints, used_globals
+from swift_loader.transport.fills import REMEDY, Call, Fill, Fills, reduce_special
 from swift_loader.transport.reducers import reducers
-from swift_loader.transport.spaces import Space, Spaces, is_made, names_of, variables_beside
+
+# Finds the names that code uses. Pure.
+
+_GLOBAL_OPERATIONS = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"}
+)
+_USERS_OF_ALL = frozenset({"globals", "eval", "exec"})
+
+
+class Used(NamedTuple):
+    """The names that code uses."""
+
+    variables: list[str]
+    """Global variables that it reads or writes."""
+    names: set[str]
+    """All names in the code, including attributes and imports."""
+    is_all: bool
+    """Whether the code may look up any global variable, for example by `globals()`."""
+
+
+def used_globals(code: types.CodeType) -> Used:
+    """Return the names that a function's code uses, including the functions and classes defined in it."""
+    variables: dict[str, None] = {}
+    names: set[str] = set()
+    constants: set[str] = set()
+    codes = [code]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+        constants.update(constant for constant in code.co_consts if isinstance(constant, str))
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in _GLOBAL_OPERATIONS:
+                variables[instruction.argval] = None
+    by_module = "modules" in names and ("__name__" in variables or "__main__" in constants)
+    is_all = by_module or "__main__" in names or not _USERS_OF_ALL.isdisjoint(variables)
+    return Used(list(variables), names, is_all)
+
+
+def names_in_hints(hints: Iterable[object]) -> list[str]:
+    """Return the globals that string type hints use. `from __future__ import annotations` makes all hints strings."""
+    found: dict[str, None] = {}
+    for hint in hints:
+        if isinstance(hint, str):
+            try:
+                code = compile(hint, "<hint>", "eval")
+            except (SyntaxError, ValueError):  # a string that isn't an expression
+                continue
+            found.update(dict.fromkeys(used_globals(code).variables))
+    return list(found)
+
+
+class Submodules:
+    """The submodules that code may use as attributes of their packages, without importing them by name."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, list[tuple[frozenset[str], str]]] = {}
+        """Package -> (parts of a submodule's name within it, whole name) of those that weren't taken."""
+        self._names: set[str] = set()
+        self._num_seen = (0, 0)
+
+    def add_package(self, package: str, modules: Iterable[str]) -> None:
+        """Add a package that code uses, unless it is known; `modules` are the names of all imported modules."""
+        if package not in self._packages:
+            inner = [name for name in modules if name.startswith(f"{package}.")]
+            self._packages[package] = [(frozenset(name[len(package) + 1 :].split(".")), name) for name in inner]
+
+    def add_names(self, names: Iterable[str]) -> None:
+        """Add names that code uses."""
+        self._names.update(names)
+
+    def take_used(self) -> list[str]:
+        """Return the submodules whose names the code uses, each once."""
+        used: list[str] = []
+        num_seen = (len(self._packages), len(self._names))
+        if num_seen != self._num_seen:
+            self._num_seen = num_seen
+            for package, inner in self._packages.items():
+                found = [name for parts, name in inner if parts <= self._names]
+                used.extend(found)
+                self._packages[package] = [(parts, name) for parts, name in inner if name not in found]
+        return used
+
+
+# The global variables of the script's functions, as sets that functions share.
+
+_BASICS = ("__name__", "__package__", "__file__", "__path__")
+_OF_THE_MODULE = frozenset(
+    {*_BASICS, "__builtins__", "__loader__", "__spec__", "__cached__", "__doc__", "__annotations__"}
+)
+
+
+@dataclass(eq=False, slots=True)
+class Space:
+    """A set of globals that some functions share."""
+
+    name: str
+    variables: dict[str, Any]
+    """The dict that was seen first, if several hold the script's."""
+    is_script: bool
+    """Whether they become those of `__main__` in a process that hasn't run the script."""
+    is_module: bool
+    """Whether they are the globals of a module in `sys.modules`."""
+    made: types.ModuleType | None = None
+    """The module, if it is in `sys.modules` but can't be imported."""
+    asked: dict[str, Fill | None] = field(default_factory=dict)
+    """The variables that are sent, each with its fill; None if it needs none."""
+
+    @property
+    def basics(self) -> dict[str, Any]:
+        """The variables that say which module it is."""
+        return {name: self.variables[name] for name in _BASICS if name in self.variables}
+
+
+class Spaces:
+    """The sets of globals, by the dict that holds them. The script's are one set, whatever dict holds them."""
+
+    def __init__(self, *, has_run_script: bool) -> None:
+        """Start with none. `has_run_script` says whether the receiver has run the user's script."""
+        self._has_run_script = has_run_script
+        self._spaces: dict[int | str, Space] = {}
+
+    def of(self, variables: dict[str, Any]) -> Space:
+        """Return the set that a dict of globals belongs to."""
+        name = variables.get("__name__", "")
+        main = vars(sys.modules["__main__"])
+        # In a process that multiprocessing spawned, the script's functions use a copy of the module's variables.
+        is_script = variables is main or (name == "__mp_main__" and main.get("__name__") == name)
+        key = name if is_script else id(variables)
+        space = self._spaces.get(key)
+        if space is None:
+            is_module = not is_script and vars(sys.modules.get(name, object)) is variables
+            made = sys.modules[name] if is_module and is_made(name) else None
+            sends_main = is_script and not self._has_run_script
+            space = self._spaces[key] = Space(str(name), variables, sends_main, is_module, made)
+        return space
+
+
+def names_of(variables: dict[str, Any]) -> list[str]:
+    """Return the names of all variables except those that the import system sets."""
+    return [name for name in variables if name not in _OF_THE_MODULE]
+
+
+def is_made(module_name: str) -> bool:
+    """Return whether the script made a module, so that no other process can import it."""
+    return not can_be_found(module_name.partition(".")[0])
+
+
+def variables_beside(thing: Any) -> dict[str, Any] | None:
+    """Return the globals of the module of a class or function, if that module can't be imported; else None."""
+    name = thing.__module__
+    if name in MAIN_MODULES:
+        return vars(sys.modules["__main__"])
+    return vars(sys.modules[name]) if name in sys.modules and is_made(name) else None
+
 
 _MADE_WITH_THE_CLASS = frozenset({"__module__", "__qualname__", "__slots__", "__orig_bases__"})
 _NOT_SENT = frozenset({"__dict__", "__weakref__", "__annotate__", "__annotate_func__"})

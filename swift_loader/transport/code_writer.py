@@ -16,11 +16,9 @@ from typing import Any
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError
 from swift_loader.transport import rebuild
-from swift_loader.transport.code import CodeEncoder
-from swift_loader.transport.dry_run import DryRunPickler
+from swift_loader.transport.code import CodeEncoder, Space
 from swift_loader.transport.encoder import CodeNeeded
-from swift_loader.transport.fills import REMEDY, Call, Fill, FillState
-from swift_loader.transport.spaces import Space
+from swift_loader.transport.fills import REMEDY, Call, DryRunPickler, Fill, FillState
 
 _EMPTY: dict[type, Callable[[Any], object]] = {
     **{kind: lambda full: type(full)() for kind in (dict, list, set, OrderedDict)},
@@ -28,7 +26,6 @@ _EMPTY: dict[type, Callable[[Any], object]] = {
     weakref.WeakKeyDictionary: lambda _: weakref.WeakKeyDictionary(),
     defaultdict: lambda full: defaultdict(full.default_factory),
 }
-"""Makes the empty container that is filled later, if the code that makes its items looks into the container."""
 
 
 class CodeWriter:

@@ -116,7 +116,7 @@ def _encode_with_code(
 
 def try_out(part: object) -> None:
     """Raise if an object can't be sent, not even together with its code."""
-    from swift_loader.transport.dry_run import DryRunPickler
+    from swift_loader.transport.fills import DryRunPickler
 
     DryRunPickler().dump(part)
 

@@ -7,18 +7,104 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from swift_loader.errors import ProtocolError
-from swift_loader.transport.bodies import FixedBody, PickledBody, malformed
 from swift_loader.transport.frames import Frame, Kind, pack_frame
-from swift_loader.transport.reports import BuildReport
 
 if TYPE_CHECKING:
     from swift_loader.sampling.plan import PlanSettings
+
+
+# The two ways to write a message's body: fields of fixed sizes, or a pickle. Pure.
+#
+# Unpickling is safe, because the sender is a process of ours on a private pipe.
+
+_Fixed = TypeVar("_Fixed", bound="FixedBody")
+_Pickled = TypeVar("_Pickled", bound="PickledBody")
+
+
+def malformed(frame: Frame) -> ProtocolError:
+    """Return the error for a body that its sender can't have written."""
+    return ProtocolError(f"a message of kind {frame.kind.name} has a malformed body of {len(frame.body)} bytes")
+
+
+class FixedBody:
+    """Base of a dataclass whose fields are packed by `LAYOUT`, in their order."""
+
+    __slots__ = ()
+
+    KIND: ClassVar[Kind]
+    LAYOUT: ClassVar[struct.Struct]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(self.KIND, self.LAYOUT.pack(*_values(self)))
+
+    @classmethod
+    def unpack(cls: type[_Fixed], frame: Frame) -> _Fixed:
+        """Return the message in a frame.
+
+        Raises:
+            ProtocolError: The body has another length, or the class refuses the values.
+        """
+        try:
+            return cls(*cls.LAYOUT.unpack(frame.body))
+        except (struct.error, ValueError) as error:
+            raise malformed(frame) from error
+
+
+class PickledBody:
+    """Base of a dataclass whose fields are pickled together."""
+
+    __slots__ = ()
+
+    KIND: ClassVar[Kind]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def pack(self) -> bytes:
+        """Return the frame."""
+        return pack_frame(self.KIND, pickle.dumps(tuple(_values(self))))
+
+    @classmethod
+    def unpack(cls: type[_Pickled], frame: Frame) -> _Pickled:
+        """Return the message in a frame.
+
+        Raises:
+            ProtocolError: The body isn't a pickle of as many fields.
+        """
+        try:
+            return cls(*pickle.loads(frame.body))
+        except Exception as error:  # pickle raises all sorts
+            raise malformed(frame) from error
+
+
+def _values(message: FixedBody | PickledBody) -> Iterable[Any]:
+    return (getattr(message, field.name) for field in fields(message))
+
+
+# What a process reports about the dataset that it has built. Pure.
+
+Checksums = tuple[tuple[int, int], ...]
+"""(dataset index, checksum) of some samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """Describes the dataset that a process has built. The trainer compares the reports of all builds."""
+
+    num_samples: int
+    hash_of_text: int
+    """Hash of a fixed string: two processes get the same value only if they have the same hash seed."""
+    checksums: Checksums = ()
+    """Empty if this process didn't build the dataset itself, or if no checksum could be taken."""
+
 
 NO_SLOT = 0xFFFFFFFF
 """The slot number of a batch without bulk data."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -20,13 +21,30 @@ from numpy.typing import NDArray
 from swift_loader.batch.tree import find_unencodable, type_name
 from swift_loader.errors import EncodeError, NoDescriptorsLeft
 from swift_loader.transport.arena import Arena
-from swift_loader.transport.bodies import FixedBody
 from swift_loader.transport.by_value import MAIN_MODULES, Definitions, can_be_found
 from swift_loader.transport.codec import decode_with_code, encode_with_code, try_out
 from swift_loader.transport.descriptors import duplicate, explaining_limits
 from swift_loader.transport.frames import Kind
-from swift_loader.transport.module_names import modules_in
+from swift_loader.transport.messages import FixedBody
 from swift_loader.transport.segments import Segment, capacity_for, new_file
+
+# Finds the modules that a pickle imports, without reading the pickle. Pure.
+#
+# A name may be missed, or be a string that only looks like one: the result is for a process that imports modules ahead
+# of need, from those that this process has imported, too.
+
+_NAMES = re.compile(
+    rb"\x8c(?s:(.))([A-Za-z_][A-Za-z0-9_.]*)\x94"  # SHORT_BINUNICODE with its length, MEMOIZE
+    rb"(?:\x85|(?:\x8c(?s:.)[A-Za-z0-9_.<>]+\x94|h(?s:.)|j(?s:....))\x93)"  # TUPLE1; or another string, STACK_GLOBAL
+)
+"""A module's name in protocol 5: the first half of a global, or the only argument of a function that imports it."""
+
+
+def modules_in(pickled: bytes) -> tuple[str, ...]:
+    """Return what may be names of modules, in the order of the pickle, each once."""
+    found = (match.groups() for match in _NAMES.finditer(pickled))
+    return tuple(dict.fromkeys(name.decode("ascii") for length, name in found if length[0] == len(name)))
+
 
 _OPTIONS = ".options."
 """Path in a worker's set-up to the options, which have the names that the user knows."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from swift_loader.errors import NoDescriptorsLeft, SharedMemoryFull
 from swift_loader.transport.descriptors import new_memfd
 
-if sys.platform != "win32":  # there, `named_segments` maps the memory
+if sys.platform != "win32":  # there, `portable` maps the memory
     _libc = ctypes.CDLL(None, use_errno=True)
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)

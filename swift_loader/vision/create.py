@@ -18,8 +18,8 @@ from torch.utils.data import IterableDataset
 from swift_loader.checks import check_flag, check_optional_integer, check_seconds
 from swift_loader.executors.processes import warm_up
 from swift_loader.loader import SwiftLoader
+from swift_loader.options import refuse_unknown
 from swift_loader.samplers.base import ranks_of
-from swift_loader.unknown_options import refuse_unknown
 from swift_loader.vision.collate import KeyedImages, fast_collate, tensor_collate
 from swift_loader.vision.image_loader import ImageBatches, ImageLoader
 from swift_loader.vision.prefetch import IMAGENET_MEAN, IMAGENET_STD, PrefetchLoader

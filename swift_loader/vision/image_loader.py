@@ -27,7 +27,7 @@ from swift_loader.samplers.base import ResumableSampler, seed_of
 from swift_loader.samplers.passes import Pass, PassState
 from swift_loader.sampling.permutation import Purpose, derive_key, derive_keys
 from swift_loader.sampling.shuffle import Order, OrderSettings
-from swift_loader.worker.generators import preserved_generators
+from swift_loader.worker.seeding import preserved_generators
 
 SELECTED_ROUND = 256
 """Of a larger dataset, repeated augmentation visits a multiple of this many samples, as timm's `RepeatAugSampler` does.

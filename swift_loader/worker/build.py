@@ -29,8 +29,7 @@ from swift_loader.transport.store import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetcher
-from swift_loader.worker.keyed_samples import KeyedSamples
-from swift_loader.worker.samples import PlannedSamples, Samples
+from swift_loader.worker.samples import KeyedSamples, PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.messages import FailureStage, Identity
+from swift_loader.transport.messages import BuildReport, FailureStage, Identity
 from swift_loader.transport.payload import Environment
-from swift_loader.transport.reports import BuildReport
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fingerprint import check_samples, check_samples_in_fork, chosen_indices, report

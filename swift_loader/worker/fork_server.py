@@ -12,8 +12,14 @@ from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.template_messages import Exited, Fork, Forked
-from swift_loader.worker.multiprocessing_state import reset_multiprocessing
-from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
+from swift_loader.worker.process_exit import (
+    die_with_parent,
+    end_group,
+    flush_streams,
+    lead_group,
+    reset_multiprocessing,
+    run_and_exit,
+)
 from swift_loader.worker.stack_dumps import StackDumper
 
 RunWorker = Callable[[int, Channel], None]

@@ -19,8 +19,7 @@ from typing import NoReturn
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
 from swift_loader.worker.dataset_builder import DatasetBuilder
-from swift_loader.worker.multiprocessing_state import reset_multiprocessing
-from swift_loader.worker.process_exit import die_with_parent, lead_group, run_and_exit
+from swift_loader.worker.process_exit import die_with_parent, lead_group, reset_multiprocessing, run_and_exit
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.template import build_and_serve, reset_signals
 

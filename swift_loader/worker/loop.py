@@ -16,8 +16,16 @@ from swift_loader.errors import ProtocolError
 from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.counters import NUM_BEGUN
 from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
-from swift_loader.transport.messages import Batch, Failure, NewPlan, Ready, SampleFailed, State, StreamEnded
-from swift_loader.transport.reports import BuildReport
+from swift_loader.transport.messages import (
+    Batch,
+    BuildReport,
+    Failure,
+    NewPlan,
+    Ready,
+    SampleFailed,
+    State,
+    StreamEnded,
+)
 from swift_loader.transport.store import SegmentStore, SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder

@@ -31,9 +31,8 @@ from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import FailureStage, Ready, SegmentMade
-from swift_loader.transport.named_segments import SegmentNames, create, unlink
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload
-from swift_loader.transport.pipes import PipeChannel, open_inherited
+from swift_loader.transport.portable import PipeChannel, SegmentNames, create, open_inherited, unlink
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.store import SegmentStore
 from swift_loader.worker.dataset_builder import DatasetBuilder, Service

@@ -24,15 +24,53 @@ from typing import Any, NoReturn
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.frames import unpack_frame
-from swift_loader.transport.root_messages import Blank, Refused, Warmed
-from swift_loader.transport.template_messages import Exited, Forked
+from swift_loader.transport.template_messages import Blank, Exited, Forked, Refused, Warmed
 from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.import_guard import importing
 from swift_loader.worker.process_exit import die_with_parent, end_group, flush_streams, lead_group, run_and_exit
-from swift_loader.worker.source_stamps import SourceStamps
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.template import be_template, open_standard_streams, reset_signals
 from swift_loader.worker.torch_settings import set_num_threads
+
+# Tells whether the source of an imported module has changed, as in a notebook that reloads modules as they are edited.
+#
+# Only modules of the user's are looked at: not those of the interpreter's own folders, which nobody edits.
+
+_Stamp = tuple[int, int]
+"""Time of the last change in ns, size in bytes."""
+
+
+class SourceStamps:
+    """The files of the modules that this process has imported, as they were then."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[str, _Stamp | None] = {}
+
+    def take(self) -> None:
+        """Note the files of the modules that were imported since the last call."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file not in self._stamps and not file.startswith(_INSTALLED):
+                self._stamps[file] = _stamp_of(file)
+
+    def are_stale(self) -> bool:
+        """Return whether one of these files isn't what it was."""
+        return any(_stamp_of(file) != stamp for file, stamp in self._stamps.items())
+
+    def __repr__(self) -> str:
+        return f"<SourceStamps of {len(self._stamps)} files>"
+
+
+def _stamp_of(file: str) -> _Stamp | None:
+    try:
+        status = os.stat(file)  # noqa: PTH116 - a Path takes longer
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+_INSTALLED = tuple({os.path.dirname(os.__file__), *(os.path.join(sys.prefix, name) for name in ("lib", "lib64"))})  # noqa: PTH118, PTH120
+"""Where installed modules are."""
 
 
 def main() -> NoReturn:

@@ -41,8 +41,7 @@ from swift_loader.worker.failure import describe_failure
 from swift_loader.worker.fallback_template import FallbackTemplate
 from swift_loader.worker.fork_safety import ForkHazards
 from swift_loader.worker.fork_server import ForkServer
-from swift_loader.worker.multiprocessing_state import finish_multiprocessing
-from swift_loader.worker.process_exit import die_with_parent, lead_group, run_and_exit
+from swift_loader.worker.process_exit import die_with_parent, finish_multiprocessing, lead_group, run_and_exit
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.torch_settings import set_num_threads

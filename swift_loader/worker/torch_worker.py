@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from swift_loader.batch.torch_collate import use_in_default_collate
-from swift_loader.worker.multiprocessing_state import be_child
+from swift_loader.worker.process_exit import be_child
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.torch_mode import TorchMode
 

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from swift_loader.executors.portable.launch import Launch
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.messages import Identity
-from swift_loader.transport.named_segments import SegmentNames, attach
 from swift_loader.transport.payload import PayloadLayout
-from swift_loader.transport.pipes import PipeChannel, new_pipe
+from swift_loader.transport.portable import PipeChannel, SegmentNames, attach, new_pipe
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.portable import PAGE_NBYTES, Request
 from swift_loader.worker.process_exit import end_group

@@ -21,7 +21,7 @@ from swift_loader.executors.environment import (
     working_directory,
 )
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.transport.pipes import AnyConnection, inheriting
+from swift_loader.transport.portable import AnyConnection, inheriting
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[5:]; from swift_loader.worker.portable import main; main()"
 """Run with `-c`, so that no script is imported again. Sets the import path first, as the trainer has it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from swift_loader.errors import DatasetMismatch
-from swift_loader.transport.reports import BuildReport
+from swift_loader.transport.messages import BuildReport
 
 _MUST_NOT_CHANGE = (
     "All processes of a loader must build the same one; otherwise some samples would be lost and others come twice. "

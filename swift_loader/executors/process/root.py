@@ -24,8 +24,7 @@ from swift_loader.executors.process.termination import stop_processes
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.root_messages import Blank, Refused, Warmed
-from swift_loader.transport.template_messages import Exited, Forked
+from swift_loader.transport.template_messages import Blank, Exited, Forked, Refused, Warmed
 
 
 class RootRefused(Exception):

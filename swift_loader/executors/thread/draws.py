@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.scheduler.events import Event
-from swift_loader.worker.generators import snapshot_generators
+from swift_loader.worker.seeding import snapshot_generators
 
 FIRST_WAIT_S = 0.1
 """How long the first batch waits for the loop's thread to block. A loop that comes later loses so much prefetching."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from swift_loader.dataloader.index_arrays import batched_arrays
-from swift_loader.transport.index_array import IndexArray
+from swift_loader.transport.task import IndexArray
 
 SEED = 5
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.ranks.mesh import place_in
+from swift_loader.ranks.ranks import place_in
 
 
 @dataclass

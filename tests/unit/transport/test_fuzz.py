@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from swift_loader.errors import ProtocolError
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.transport.bodies import PickledBody
 from swift_loader.transport.channel import MAX_MESSAGE_BYTES
 from swift_loader.transport.frames import Frame, Kind, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,
+    BuildReport,
     Failure,
     FailureStage,
     Identity,
     NewPlan,
+    PickledBody,
     Ready,
     SampleFailed,
     SegmentGone,
@@ -31,10 +32,8 @@ from swift_loader.transport.messages import (
     StreamEnded,
 )
 from swift_loader.transport.payload import PayloadLayout
-from swift_loader.transport.reports import BuildReport
-from swift_loader.transport.root_messages import Blank, Refused, Warmed
 from swift_loader.transport.task import Task
-from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
+from swift_loader.transport.template_messages import Blank, Built, Exited, Fork, Forked, Refused, Warmed
 
 MAX_ALLOCATED_BYTES = 16 * MAX_MESSAGE_BYTES
 """What unpacking one message may take; a length out of a body could be 2**64."""

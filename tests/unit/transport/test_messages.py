@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
 from swift_loader.transport.frames import _HEAD, Frame, Kind, pack_frame, unpack_frame
-from swift_loader.transport.index_array import IndexArray
 from swift_loader.transport.messages import (
     Batch,
+    BuildReport,
     Failure,
     FailureStage,
     Identity,
@@ -24,8 +24,7 @@ from swift_loader.transport.messages import (
     State,
     StreamEnded,
 )
-from swift_loader.transport.reports import BuildReport
-from swift_loader.transport.task import _TASK, LostKeys, Task
+from swift_loader.transport.task import _TASK, IndexArray, LostKeys, Task
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 
 bits_31 = st.integers(-(2**31), 2**31 - 1)

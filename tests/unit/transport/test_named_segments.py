@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from swift_loader import SharedMemoryFull
-from swift_loader.transport.named_segments import SegmentNames, attach, create, map_buffer, unlink
+from swift_loader.transport.portable import SegmentNames, attach, create, map_buffer, unlink
 from tests.support.forked import run_in_fork
 
 pytestmark = pytest.mark.processes

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.transport import pipes
-from swift_loader.transport.pipes import PipeChannel, inheriting, new_pipe, open_inherited
+from swift_loader.transport import portable
+from swift_loader.transport.portable import PipeChannel, inheriting, new_pipe, open_inherited
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ def test_sending_on_a_closed_end_says_that_the_pipe_is_broken(ends: tuple[PipeCh
 def test_a_long_message_comes_in_parts_to_where_it_is_wanted(
     ends: tuple[PipeChannel, PipeChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "CHUNK_NBYTES", 100_000)
+    monkeypatch.setattr(portable, "CHUNK_NBYTES", 100_000)
     ours, theirs = ends
     sent = np.random.default_rng(0).integers(0, 256, 1_234_567, np.uint8)
     sender = threading.Thread(target=ours.send_long, args=(sent,))

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from swift_loader import SwiftLoader
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.vision import PrefetchLoader, create_loader
-from swift_loader.worker.generators import preserved_generators, seed_generators
+from swift_loader.worker.seeding import preserved_generators, seed_generators
 from tests.unit.vision.conftest import assert_same_batches, seed_everything
 
 # timm's datasets leave it to the garbage collector to close the files of images.

@@ -22,8 +22,7 @@ from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
-from swift_loader.worker.generators import preserved_generators
-from swift_loader.worker.seeding import Rng
+from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerSpec
 
 SEED = 3

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_loader.worker import generators
-from swift_loader.worker.generators import preserved_generators, seed_generators, snapshot_generators
+from swift_loader.worker import seeding
+from swift_loader.worker.seeding import preserved_generators, seed_generators, snapshot_generators
 from tests.support.draws import DRAWS
 
 
@@ -15,9 +15,9 @@ from tests.support.draws import DRAWS
 def python_state_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How the state of `random` is read: an interpreter may keep it elsewhere."""
     if request.param == "memory":
-        assert generators._address_of_python() is not None
+        assert seeding._address_of_python() is not None
     else:
-        monkeypatch.setattr(generators, "_address_of_python", lambda: None)
+        monkeypatch.setattr(seeding, "_address_of_python", lambda: None)
     return request.param
 
 

@@ -20,12 +20,12 @@ from swift_loader.transport.store import HeapStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import BuildError
-from swift_loader.worker.generators import preserved_generators
 from swift_loader.worker.seeding import (
     Fetching,
     Rng,
     Seeding,
     keep_to_this_thread,
+    preserved_generators,
     seed_for_construction,
     seed_for_worker,
 )
