@@ -293,18 +293,3 @@ def test_a_fork_of_the_trainer_makes_its_own_workers() -> None:
             os._exit(0 if is_whole else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))
-
-
-def test_a_slow_loop_bounds_what_is_built_ahead(tmp_path: Path) -> None:
-    class Noting(Faulty):
-        def __getitem__(self, index: int) -> int:
-            (tmp_path / str(index)).touch()
-            return index
-
-        def __len__(self) -> int:
-            return 1000
-
-    iterator = iter(make(Noting(-1, fail), batch_size=1, prefetch_factor=4))
-    for _ in range(10):
-        next(iterator)
-    assert 10 <= len(list(tmp_path.iterdir())) <= 10 + 4 * 2 + 1

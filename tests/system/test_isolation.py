@@ -78,31 +78,6 @@ def test_waiting_for_a_slow_worker_is_no_polling() -> None:
         assert time.process_time() - cpu_s < 0.2  # 0.01 on a quiet machine; polling without a sleep would be 2
 
 
-@pytest.mark.parametrize("multithread", [True, False])
-def test_a_slow_consumer_finds_at_most_data_queue_size_batches_ahead(multithread: bool, tmp_path: Path) -> None:
-    log = tmp_path / "built"
-
-    class Logging(datasets.Counting):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            with log.open("a") as file:
-                file.write(f"{index}\n")
-            return {"id": index}
-
-    options: dict[str, Any] = {
-        "batch_size": 1,
-        "shuffle": False,
-        "data_queue_size": 6,
-        "multithread": multithread,
-        "validate": False,
-    }
-    with make_loader(Logging, **options) as loader:
-        for number, _ in enumerate(loader):
-            time.sleep(0.02)  # the consumer's own work
-            assert len(log.read_text().split()) <= number + 1 + 6
-            if number == 20:
-                break
-
-
 def pids_of_loaders() -> list[int]:
     return [process.pid for process in loader_processes()]
 
