@@ -14,7 +14,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from swift_loader.integers import MAX_BITS, as_integer, shown
+from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,6 +8,11 @@ What torch's DataLoader tells of a worker is a RuntimeError, so these are, too.
 
 from __future__ import annotations
 
+import inspect
+import warnings
+
+_PACKAGE = __file__.removesuffix("errors.py")
+
 
 class SwiftLoaderError(Exception):
     """Base class of the loader's own errors."""
@@ -102,3 +107,11 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.text}"
+
+
+def warn(text: str) -> None:
+    """Issue a `SwiftLoaderWarning` at the nearest line outside this package. Call it on the loop's thread."""
+    level, frame = 1, inspect.currentframe()  # `warnings` can't skip files before Python 3.12
+    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, SwiftLoaderWarning, stacklevel=level)

@@ -14,10 +14,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.device.target import Target, find_target
-from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled
+from swift_loader.errors import LoaderClosed, SwiftLoaderError, WorkerStalled, warn
 from swift_loader.executors.broadcast import START, Broadcast
 from swift_loader.interrupts import run_finalizer
-from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.preparation import Preparation
 from swift_loader.ranks.agreement import agree_on_length, agree_on_run, report_failure

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift_loader.auto_workers import AutoWorkers, check_num_workers
 from swift_loader.checks import (
     check_callable,
     check_choice,
@@ -46,6 +45,24 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
+
+# The value `"auto"` of the options that give a number of workers.
+
+AUTO = "auto"
+
+
+class AutoWorkers(int):
+    """A number of workers that the loader chose, and that it may change."""
+
+    __slots__ = ()
+
+
+def check_num_workers(name: str, value: Any, at_least: int, at_most: int) -> int:
+    """Return a number of workers within bounds. `"auto"` gives the first number of one that changes, 1."""
+    if isinstance(value, AutoWorkers):
+        return value
+    return AutoWorkers(1) if isinstance(value, str) and value == AUTO else check_integer(name, value, at_least, at_most)
+
 
 # Error messages for options that SwiftLoader doesn't have: misspelt ones and those of other loaders.
 

@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.cli import CommandError, find_target
-from swift_loader.errors import StateMismatch, SwiftLoaderError
+from swift_loader.errors import StateMismatch, SwiftLoaderError, warn
 from swift_loader.loader import SwiftLoader
-from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, Plan, PlanSettings, Position, Skips

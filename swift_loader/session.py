@@ -21,7 +21,7 @@ from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import PrefetchQueue, Source
 from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
-from swift_loader.errors import SwiftLoaderError
+from swift_loader.errors import SwiftLoaderError, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.broadcast import ANYWHERE, START, Broadcast, ReceivingExecutor
 from swift_loader.executors.inline import InlineExecutor
@@ -31,7 +31,6 @@ from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import Log
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
-from swift_loader.notices import warn
 from swift_loader.options import Options
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.report.report import Report

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from swift_loader.auto_workers import AutoWorkers
 from swift_loader.checks import check_integer
 from swift_loader.dataloader import batching
 from swift_loader.dataloader.actors import num_of_actors
@@ -36,7 +35,7 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.tuning import check_auto, first_number
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
-from swift_loader.options import MAX_WORKERS
+from swift_loader.options import MAX_WORKERS, AutoWorkers
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.report import Report
 from swift_loader.report.stages import WINDOW, flat_metrics

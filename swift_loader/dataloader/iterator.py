@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from swift_loader.auto_workers import AutoWorkers
 from swift_loader.dataloader.failures import lost_batch
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.next_lock import NextLock
+from swift_loader.options import AutoWorkers
 
 
 class Epoch(Protocol):

@@ -6,11 +6,11 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.auto_workers import AutoWorkers
 from swift_loader.dataloader.workers import delivery_of
 from swift_loader.executors.setup import setup_of
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup
+from swift_loader.options import AutoWorkers
 from swift_loader.report.report import Report
 from swift_loader.report.verdict import DATALOADER, Teller
 from swift_loader.tuning.autotuner import Autotuner, room_for

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from swift_loader.auto_workers import AUTO, AutoWorkers
 from swift_loader.dataloader.binding import shows_its_worker
+from swift_loader.options import AUTO, AutoWorkers
 
 
 def first_number(num_workers: int | str) -> int:

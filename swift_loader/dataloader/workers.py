@@ -27,14 +27,13 @@ from swift_loader.dataloader.randomness import wanted_rng
 from swift_loader.dataloader.threads import copied, needs_copies
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.errors import EncodeError, WorkerStalled
+from swift_loader.errors import EncodeError, WorkerStalled, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.environment import SET_BY_LIBRARIES, working_directory
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.notices import warn
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings

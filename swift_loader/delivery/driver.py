@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from swift_loader.errors import LoaderClosed, ProtocolError
+from swift_loader.errors import LoaderClosed, ProtocolError, warn
 from swift_loader.executors.base import Executor, Inbox
-from swift_loader.notices import warn
 from swift_loader.scheduler.actions import Action, Fail, GiveUp, Kill, Send, Stall, Warn
 from swift_loader.scheduler.events import Event, ExecutorFailed
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState

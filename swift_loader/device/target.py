@@ -11,7 +11,7 @@ from swift_loader.device.move import as_tensors, move_to, owned, pin, to_device
 from swift_loader.device.pinning import PageLock, cuda_page_lock
 from swift_loader.device.streams import STREAMING, CopyStream, NoStream, copy_stream
 from swift_loader.device.transfer import Transfer
-from swift_loader.notices import warn
+from swift_loader.errors import warn
 
 if TYPE_CHECKING:
     import torch

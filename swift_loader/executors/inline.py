@@ -14,7 +14,6 @@ from typing import Any
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.failures import describe_work
 from swift_loader.executors.local_builder import LocalBuilder, Speaker
-from swift_loader.inference_mode import ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan
@@ -27,7 +26,7 @@ from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import Rng, preserved_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.stream import StreamEnd
-from swift_loader.worker.torch_settings import limited_threads
+from swift_loader.worker.torch_settings import limited_threads, ordinary_tensors
 
 _WORKER = 0
 """The serial number and the id of the only worker: the calling thread."""

@@ -6,9 +6,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from swift_loader.errors import StateMismatch
+from swift_loader.errors import StateMismatch, warn
 from swift_loader.executors.calls.event_loop import CoroutineLoop
-from swift_loader.notices import warn
 from swift_loader.options import default_seed
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.iterator import OpenRun, PipelineIterator, Position

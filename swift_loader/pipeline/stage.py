@@ -13,9 +13,9 @@ from typing import Any
 
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
+from swift_loader.errors import warn
 from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.notices import warn
 from swift_loader.pipeline.failures import FailurePolicy, explained
 from swift_loader.pipeline.feed import Feed, ItemWork
 from swift_loader.pipeline.filler import Filler

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, NamedTuple
 
-from swift_loader.notices import warn
+from swift_loader.errors import warn
 from swift_loader.ranks.ranks import Ranks, expected_ranks, torch_distributed
 from swift_loader.ranks.rendezvous import ONLY_SOME, Facts, Rendezvous
 from swift_loader.sampling.run import Run

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from swift_loader.notices import warn
+from swift_loader.errors import warn
 
 Facts = dict[str, int | str | bool]
 """What a rank reports about itself, as plain JSON types."""

@@ -10,10 +10,10 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.errors import StateMismatch
-from swift_loader.integers import MAX_BITS, as_integer, shown
 from swift_loader.ranks.agreement import agree_on_seed
 from swift_loader.ranks.ranks import Ranks, find_ranks
 from swift_loader.samplers.passes import Passes
+from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH
 
 _Item = TypeVar("_Item")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.checks import check_choice, check_flag, check_integer
-from swift_loader.notices import warn
+from swift_loader.errors import warn
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, ranks_of, refuse_sampler
 from swift_loader.samplers.passes import Shard

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import StateMismatch
-from swift_loader.integers import as_integer, shown
+from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.shuffle import Order, OrderSettings
 
 MAX_EPOCH = 2**62 - 1

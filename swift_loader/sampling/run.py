@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch
-from swift_loader.integers import MAX_BITS, as_integer, shown
+from swift_loader.sampling.integers import MAX_BITS, as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, NO_SKIPS, BatchPlan, Plan, Position, SkippedRange, Skips
 from swift_loader.sampling.shuffle import OrderSettings
 

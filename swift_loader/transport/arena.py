@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from swift_loader.failpoints import Failpoint, failpoint
+from swift_loader.transport.failpoints import Failpoint, failpoint
 
 if TYPE_CHECKING:
     import torch

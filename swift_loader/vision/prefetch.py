@@ -24,8 +24,8 @@ import torch
 from swift_loader.device.keys import batch_key
 from swift_loader.device.move import to_device
 from swift_loader.device.prefetcher import DevicePrefetcher
+from swift_loader.errors import warn
 from swift_loader.loader import SwiftLoader
-from swift_loader.notices import warn
 from swift_loader.report.report import Report
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from swift_loader.batch.collate import Collate, collate_into, takes_memory
 from swift_loader.errors import EncodeError, SharedMemoryFull
-from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import encode, encode_bytes
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.encoder import Encoded
+from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, SampleFailed
 from swift_loader.transport.store import SlotStore
 from swift_loader.transport.task import Task

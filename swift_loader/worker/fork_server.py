@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 from swift_loader.errors import ProtocolError
-from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.channel import Channel
+from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.template_messages import Exited, Fork, Forked
 from swift_loader.worker.process_exit import (

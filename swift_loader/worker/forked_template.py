@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NoReturn
 
-from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
+from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.process_exit import die_with_parent, lead_group, reset_multiprocessing, run_and_exit
 from swift_loader.worker.stack_dumps import StackDumper

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from swift_loader.errors import ProtocolError
-from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.counters import NUM_BEGUN
+from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.frames import Kind, Received, pack_frame, unpack_frame
 from swift_loader.transport.messages import (
     Batch,

@@ -27,8 +27,8 @@ from types import FrameType
 from typing import NoReturn
 
 from swift_loader.errors import ProtocolError
-from swift_loader.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
+from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import FailureStage, Ready, SegmentMade
 from swift_loader.transport.payload import HeapMemory, PayloadLayout, read_environment, read_payload

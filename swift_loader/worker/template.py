@@ -29,8 +29,8 @@ from functools import partial
 from typing import NoReturn
 
 from swift_loader.errors import ProtocolError
-from swift_loader.failpoints import Failpoint, failpoint
 from swift_loader.transport.channel import Channel
+from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.frames import Kind, unpack_frame
 from swift_loader.transport.messages import FailureStage
 from swift_loader.transport.payload import PayloadLayout, read_environment, read_payload

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning
-from swift_loader.failpoints import VARIABLE
+from swift_loader.transport.failpoints import VARIABLE
 from tests.support.checked import Checked, Reference, check_batch, digest, environment
 from tests.support.helpers import SWITCH, make_loader
 from tests.support.killer import STOPS_IN_SLOT_WRITE, Aim, Killer

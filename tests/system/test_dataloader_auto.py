@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader import DataLoader
-from swift_loader.auto_workers import AutoWorkers
+from swift_loader.options import AutoWorkers
 from swift_loader.tuning import autotuner
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from swift_loader import LoaderClosed, SwiftLoader, SwiftLoaderError
 from swift_loader.executors.process import workers as worker_processes
-from swift_loader.failpoints import VARIABLE, Action, Failpoint
+from swift_loader.transport.failpoints import VARIABLE, Action, Failpoint
 from tests.support import datasets
 from tests.support.helpers import exhaustive_unless, make_loader, set_environ, template_and_workers, wait_until
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_loader import WorkerDied, failpoints
-from swift_loader.failpoints import VARIABLE, Failpoint, parse_failpoints
+from swift_loader import WorkerDied
+from swift_loader.transport.failpoints import VARIABLE, Failpoint, _reach, failpoint, parse_failpoints
 from tests.support import datasets
 from tests.support.helpers import HANG_S, ROOT, exhaustive_unless, make_loader, set_environ, wait_until
 
@@ -25,7 +25,7 @@ def start(code: str, variable: str | None) -> subprocess.Popen[str]:
     if variable is not None:
         environment[VARIABLE] = variable
     return subprocess.Popen(
-        [sys.executable, "-c", f"from swift_loader.failpoints import *\n{code}"],
+        [sys.executable, "-c", f"from swift_loader.transport.failpoints import *\n{code}"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,7 +79,7 @@ def test_a_malformed_variable_is_an_error_at_import() -> None:
 @pytest.mark.parametrize("variable", [None, ""])
 def test_without_the_variable_a_failpoint_does_nothing(variable: str | None) -> None:
     code = """
-import dis, swift_loader.failpoints as module
+import dis, swift_loader.transport.failpoints as module
 identify(0)
 for point in Failpoint:
     assert failpoint(point) is None
@@ -93,7 +93,7 @@ print(len(list(dis.get_instructions(failpoint))), module._items)
 
 
 def test_this_process_is_not_armed() -> None:
-    assert failpoints.failpoint is not failpoints._reach
+    assert failpoint is not _reach
 
 
 @pytest.mark.parametrize(

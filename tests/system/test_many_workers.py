@@ -12,7 +12,7 @@ import pytest
 
 from swift_loader.executors.num_receivers import MAX_RECEIVERS
 from swift_loader.executors.process.workers import FIRST_WORKERS
-from swift_loader.failpoints import VARIABLE
+from swift_loader.transport.failpoints import VARIABLE
 from tests.support import datasets
 from tests.support.helpers import (
     ids_of,

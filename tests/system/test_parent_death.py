@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from swift_loader.failpoints import VARIABLE
+from swift_loader.transport.failpoints import VARIABLE
 from tests.support.helpers import (
     ROOT,
     exhaustive,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.num_receivers import num_receivers
@@ -24,7 +24,6 @@ from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle
@@ -25,7 +25,6 @@ from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.notices import warn
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (

@@ -12,7 +12,6 @@ from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
 from swift_loader.executors.process.resume import ResumePoints
-from swift_loader.inference_mode import is_inference_mode, ordinary_tensors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.scheduler.events import (
@@ -29,6 +28,7 @@ from swift_loader.transport import messages
 from swift_loader.transport.frames import Frame, Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch, SegmentGone
 from swift_loader.transport.segments import Segment
+from swift_loader.worker.torch_settings import is_inference_mode, ordinary_tensors
 
 
 class MessageReader:

@@ -20,10 +20,10 @@ from typing import TypeVar
 from swift_loader.errors import LoaderClosed, WorkerDied
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.worker import WorkerHandle
-from swift_loader.executors.process.worker_process import WorkerProcess
 from swift_loader.executors.process.workers import Workers
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions

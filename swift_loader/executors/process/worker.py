@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_loader.executors.handle import Handle
-from swift_loader.executors.process.worker_process import WorkerProcess
+from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.transport.channel import Channel
 
 WorkerHandle = Handle[Channel, WorkerProcess]

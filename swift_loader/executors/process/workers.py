@@ -11,10 +11,9 @@ from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.process.memory import WorkerMemory
-from swift_loader.executors.process.template import TemplateProcess
+from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.worker import WorkerHandle
-from swift_loader.executors.process.worker_process import WorkerProcess
 from swift_loader.options import DeliveryOptions
 from swift_loader.transport.channel import Channel
 

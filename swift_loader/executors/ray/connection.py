@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from swift_loader.notices import warn
+from swift_loader.errors import warn
 
 
 def imported_ray() -> Any:

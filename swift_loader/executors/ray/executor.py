@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from swift_loader.errors import warn
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.process.dataset_check import DatasetCheck
@@ -23,7 +24,6 @@ from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker, inbo
 from swift_loader.executors.ray.supervisor import RaySupervisor
 from swift_loader.executors.running import RunningWorkers
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.notices import warn
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
