@@ -31,9 +31,9 @@ directory, environment, import path, hash seed) and gives it to every interprete
 beside it compares what they built. A dataset that holds open files can't be shared, so each worker builds its own: see
 `worker.template`.
 
-A run can stop after any batch. `sampling.run` is the saved form, `sampling.progress` counts what the loop got,
-`sampling.plan` continues with another batch size or number of ranks. A sample's random draws depend on the sample
-alone: see `worker.seeding`.
+A run can stop after any batch. `sampling.run` counts what the loop got and has the saved form, `sampling.plan`
+continues with another batch size or number of ranks. A sample's random draws depend on the sample alone: see
+`worker.seeding`.
 
 `DataLoader` in `dataloader` has torch's signature. It runs on the same scheduler and executors; a sampler or a stream
 takes the plan's place.

@@ -1,7 +1,7 @@
 """Where the samples of a batch come from.
 
 PlannedSamples   a map-style dataset, by the indices that the plan or a sampler says        worker.samples
-KeyedSamples     a map-style dataset, by whatever keys torch's sampler gives                worker.keyed_samples
+KeyedSamples     a map-style dataset, by whatever keys torch's sampler gives                worker.samples
 StreamSamples    torch's IterableDataset                                                    worker.stream
 """
 
