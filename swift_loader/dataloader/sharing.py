@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.utils.data
@@ -12,6 +13,7 @@ from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_flag
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.delivery.delivery import Delivery
+from swift_loader.interrupts import is_interrupt
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.stream_shard import StreamShard
@@ -90,24 +92,29 @@ class Copies:
 
     def note(self, delivery: Delivery) -> None:
         """Take in a batch, or the end."""
-        if self._digests is None:
-            return
         work, found = delivery.work, self._digests
+        if found is None:
+            return
         if delivery.error is None and isinstance(work, StreamWork) and len(found[work.worker_id]) < self._num_batches:
-            digests = [digest_of(leaf) for _, leaf in leaves_of(delivery.batch)]
-            found[work.worker_id].append(b"".join(digests))
-            if any(one[: len(found[0])] != found[0][: len(one)] for one in found):
-                self._digests = None
-        elif delivery.error is not None:
+            found[work.worker_id].append(_digest_of(delivery.batch))
+        is_known = delivery.is_end or all(len(one) == self._num_batches for one in found)
+        are_equal = all(one[: len(found[0])] == found[0][: len(one)] for one in found)
+        if is_known and are_equal and found[0] and all(len(one) == len(found[0]) for one in found):
+            logger.warning(  # not a Python warning: a filter that makes it an error would lose the batch
+                f"each of {len(found)} workers gives the same samples of the {self._name}, so they come {len(found)} "
+                f"times, as with torch. shard_stream=True shares them out; shard_stream=False says that you want this"
+            )
+        if is_known or not are_equal or delivery.error is not None:
             self._digests = None
-        if delivery.is_end or all(len(one) == self._num_batches for one in found):
-            if self._digests is not None and found[0] and all(one == found[0] for one in found):
-                logger.warning(  # not a Python warning: a filter that makes it an error would lose the batch
-                    f"each of {len(found)} workers gives the same samples of the {self._name}, so they come "
-                    f"{len(found)} times, as with torch. shard_stream=True shares them out; shard_stream=False says "
-                    f"that you want this"
-                )
-            self._digests = None
+
+
+def _digest_of(batch: Any) -> bytes:
+    try:
+        return b"".join(digest_of(leaf) for _, leaf in leaves_of(batch))
+    except Exception as error:  # what can't be pickled is like nothing else
+        if is_interrupt(error):
+            raise
+        return os.urandom(16)
 
 
 def copies_of(loader: DataLoader[Any]) -> Copies | None:
