@@ -40,13 +40,6 @@ def option(
     return declared
 
 
-def option_or(default: _Value, name: str, check: Callable[[str, Any], _Value]) -> _Value:
-    """Return the same, with a default for whoever makes the dataclass without the user's options."""
-    metadata = {"option": name, "check": lambda value: check(name, value)}
-    declared: _Value = field(default=default, metadata=metadata)
-    return declared
-
-
 def checked(group: type[_Group], given: Mapping[str, Any]) -> _Group:
     """Return a group of options. `given` has the arguments of the user by public name, and maybe others."""
     options = [one for one in fields(group) if "option" in one.metadata]  # the others have defaults

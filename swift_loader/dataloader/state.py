@@ -105,11 +105,6 @@ class LoaderPosition:
     """How many ranks the loader shares the stream out to, and to its workers. 0: the dataset does that."""
 
     @property
-    def is_in_stream(self) -> bool:
-        """Whether it is in the middle of an epoch of a stream."""
-        return self.is_stream and not self.draws.is_over and bool(self.num_yielded)
-
-    @property
     def next_batch(self) -> int | None:
         """Which batch of a shared stream is next. None: later ones came before it."""
         batches = [one.next_batch or 0 for one in self.workers]

@@ -9,8 +9,10 @@ uint8 tensor. It goes over gloo, because it is in host memory: with NCCL, nobody
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import RankDied, RankMismatch, RankStalled, SwiftLoaderError
+from swift_loader.errors import LoaderClosed, RankDied, RankMismatch, RankStalled, SwiftLoaderError
 from swift_loader.executors.base import Outcome
 from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.inline import InlineExecutor
@@ -67,6 +69,9 @@ class Broadcast:
         self._gloo: Any = dist.ProcessGroupGloo(store, self._ranks.index(rank), len(ranks), timeout)
         self._error: BaseException | None = None
         """Why the ranks aren't in step any more. Each later call raises it."""
+        self._answered = threading.Event()
+        """Set when the others have answered, and by `close`. A signal handler can end this wait, unlike gloo's."""
+        self._is_waiting = False
 
     def send(self, place: tuple[int, int], content: Any, failures: Sequence[Any] = ()) -> None:
         """Give the other ranks what belongs to a place: an epoch and a step. An error is raised there.
@@ -112,7 +117,7 @@ class Broadcast:
 
         mine = torch.tensor([*place, 0 if packed is None else len(packed)])
         places = [torch.empty_like(mine) for _ in self._ranks]
-        self._gloo.allgather([places], [mine]).wait()
+        self._wait(self._gloo.allgather([places], [mine]))
         for rank, (epoch, step, _) in zip(self._ranks, torch.stack(places).tolist(), strict=True):
             if [epoch, step] != places[0][:2].tolist() != list(ANYWHERE):
                 raise RankMismatch(
@@ -121,8 +126,19 @@ class Broadcast:
                     f"batches on all ranks, or call start(share_batches=False)"
                 )
         memory = torch.empty(int(places[0][2]), dtype=torch.uint8) if packed is None else torch.from_numpy(packed)
-        self._gloo.broadcast([memory]).wait()
+        self._wait(self._gloo.broadcast([memory]))
         return memory.numpy()
+
+    def _wait(self, work: Any) -> None:
+        self._answered.clear()
+        self._is_waiting = True
+        work.get_future().add_done_callback(lambda _: self._answered.set())
+        if self._gloo is not None:  # else `close` has set the event before it was cleared
+            self._answered.wait()
+        if self._gloo is None:
+            raise LoaderClosed("the loader was closed while it shared a batch")
+        work.wait()  # returns at once, or raises why it failed
+        self._is_waiting = False
 
     def _explained(self, error: RuntimeError) -> SwiftLoaderError:
         others = [rank for rank in self._ranks if rank != self._rank]
@@ -136,9 +152,13 @@ class Broadcast:
         )
 
     def close(self) -> None:
-        """Disconnect, which is an error in the others' next call. Idempotent."""
+        """Disconnect, which is an error in the others' next call. Any thread. Idempotent."""
         self._error = self._error or RankDied(f"rank {self._rank} has closed its loader")
-        self._gloo = None
+        gloo, self._gloo = self._gloo, None
+        self._answered.set()
+        if self._is_waiting and gloo is not None:
+            # Its end would block until the others answer, with the GIL. So it stays until the process ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(gloo))
 
 
 class ReceivingExecutor(InlineExecutor):

@@ -185,13 +185,6 @@ def _encode(content: object, environment: Environment) -> tuple[_Draft, Definiti
     return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), definitions
 
 
-def definitions_of(content: object) -> Definitions:
-    """Return what travels by value with an object, as in `write_payload`."""
-    definitions = Definitions()
-    encode_with_code(content, definitions.add)
-    return definitions
-
-
 class PayloadMemory(Protocol):
     """The memory that a payload is in, in the process that reads it."""
 

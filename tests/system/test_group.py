@@ -270,6 +270,33 @@ TROUBLES = """
             except ZeroDivisionError as error:
                 return str(error.__cause__)
 
+    def interrupted():
+        loader = make()
+        loader.start(rank=0, world_size=1)
+        batches = iter(loader)
+        next(batches)
+        found, began_s = None, time.monotonic()
+        if rank == 1:  # rank 0 doesn't come
+            signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            found = [outcome(lambda: next(batches)), outcome(lambda: next(batches))]
+        dist.barrier()
+        loader.close()
+        return [found, time.monotonic() - began_s]
+
+    def closed_meanwhile():
+        loader = make()
+        loader.start(rank=0, world_size=1)
+        batches = iter(loader)
+        next(batches)
+        found = None
+        if rank == 0:
+            threading.Timer(0.3, loader.close).start()
+            found = outcome(lambda: next(batches))
+        dist.barrier()
+        loader.close()
+        return found
+
     for scenario in (
         elsewhere,
         another_break,
@@ -280,6 +307,8 @@ TROUBLES = """
         worker_dies,
         gives_up,
         dataset_fails,
+        interrupted,
+        closed_meanwhile,
     ):
         report(outcome(scenario))
         dist.barrier()
@@ -291,7 +320,7 @@ TROUBLES = """
 def test_ranks_that_are_not_in_step_end_with_an_error(tmp_path: Path) -> None:
     reports = run_ranks(TROUBLES, 2, tmp_path)
     for rank, reported in enumerate(reports):
-        elsewhere, another_break, *away, died, given_up, failed = reported
+        elsewhere, another_break, *away, died, given_up, failed, interrupted, closed = reported
         assert elsewhere[0].startswith("RankMismatch: ranks 0 and 1 share batches")
         assert "rank 0 has taken batch 4 of epoch 0 where rank 1 takes batch 1 of epoch 0" in elsewhere[0]
         assert elsewhere[1] == elsewhere[0]
@@ -303,6 +332,10 @@ def test_ranks_that_are_not_in_step_end_with_an_error(tmp_path: Path) -> None:
         assert died[1] == 1 - rank  # replaced on the rank that loads; the other one sees nothing
         assert given_up.startswith("WorkerDied")
         assert "ZeroDivisionError: division by zero" in failed
+        assert interrupted[1] < 20
+        assert rank or closed.startswith("LoaderClosed")
+    assert "ZeroDivisionError" in reports[1][9][0][0]
+    assert "interrupted" in reports[1][9][0][1]
     assert reports[0][6][0] == reports[1][6][0]
     assert "rank 0, which loads for rank 1" in reports[1][8]
 

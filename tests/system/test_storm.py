@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.helpers import exhaustive
-from tests.support.storm_case import TRAITS, Case, Deed, Event, Leg, Pass, draw_case
-from tests.support.storm_datasets import KINDS
+from tests.support.storm_case import Case, Deed, Event, Leg, Pass, draw_case
 from tests.support.storm_run import Verdict, run_case
 
 SEEDS = [
@@ -77,10 +76,6 @@ def events(*deeds: Deed) -> tuple[Pass, ...]:
 def test_a_storm_ends_in_equal_bytes_or_a_typed_error(kind: str, seed: int) -> None:
     result = run_case(draw_case(seed, kind))
     assert result.verdict is not Verdict.DEVIATION, f"{result.case.describe()}\n{result.text}"
-
-
-def test_every_kind_of_dataset_has_traits() -> None:
-    assert set(TRAITS) == set(KINDS)
 
 
 def test_kills_beyond_what_is_survived_are_refused_with_a_typed_error() -> None:
