@@ -38,7 +38,7 @@ continues with another batch size or number of ranks. A sample's random draws de
 `DataLoader` in `dataloader` has torch's signature. It runs on the same scheduler and executors; a sampler or a stream
 takes the plan's place.
 
-Where to look: docs/code.md has the tree, the threads, the owners of memory, and walks through the code.
+Where to look: docs/code.md has the threads, the owners of memory, and walks through the code.
 """
 
 from __future__ import annotations

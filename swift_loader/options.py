@@ -6,7 +6,7 @@
     ReportOptions     trainer: what is recorded, and how many bad samples are too many
 
 Each option is one field. Its line says the internal name, the type, the public name and the check. The defaults are in
-the signature of `SwiftLoader`.
+the signature of `SwiftLoader`. DataLoader and the stages of a pipeline make `WorkerOptions` and `DeliveryOptions`, too.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _NUM_DISCARDED = 12
 
 
 class Workers:
-    """A loader with its workers. It is idle between its turns. See `transport.systems.System`."""
+    """A loader with its workers. It is idle between its turns."""
 
     def __init__(self, case: Case, place: str | None, num_workers: int, cluster: TwoNodes) -> None:
         before = {process.pid for process in psutil.Process().children(recursive=True)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swift_loader.executors.base import Executor
 from swift_loader.executors.handle import HandledProcess
@@ -19,9 +19,6 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import StartMethod, WorkerSpec
-
-if TYPE_CHECKING:
-    pass
 
 PLATFORM = sys.platform
 """A name of its own, so that a test can be elsewhere."""

@@ -5,7 +5,7 @@ all of them busy: one to build, and one that waits for the worker or for the loo
 
 In order, the loop can't take the batches after a slow one, and the other workers continue only up to the limit. With
 three per worker, they hardly ever reach it. The table gives the share of the rate in completion order. Batches have 32
-samples, and one sample in twenty takes 50 times as long as the rest (virtual time, see test_ledger_rates.py):
+samples, and one sample in twenty takes 50 times as long as the rest (in virtual time):
 
     per worker       2      3      4      6
     8 workers     0.97   1.00   1.00   1.00

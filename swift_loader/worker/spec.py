@@ -29,7 +29,7 @@ class StartMethod(str, Enum):
     FORK = "fork"
     """All are forked from a fork of the trainer, for datasets that can't be serialised."""
     PORTABLE = "portable"
-    """The same, by means that every system has. Starts more slowly."""
+    """As SPAWN, by means that every system has. Starts more slowly."""
 
     def on(self, platform: str) -> StartMethod:
         """Return the method that is used on a platform, as `sys.platform` names it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.base import ToDo
@@ -42,9 +41,6 @@ from swift_loader.scheduler.actions import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
-
-if TYPE_CHECKING:
-    pass
 
 
 class ProcessExecutor:

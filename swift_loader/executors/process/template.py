@@ -1,9 +1,8 @@
-"""The trainer's handle on a template process: it starts the template, requests workers and learns how they ended.
+"""The trainer's handles on a template process, which starts workers and tells how they ended, and on their processes.
 
-Only the supervisor's thread uses it. That thread also starts the template, because the kernel kills a template when
-the thread that started it ends. `take_in` doesn't block: it reads what the template sent and stores it in the
-attributes.
-`swift_loader.worker.template` is the other side.
+Only the supervisor's thread uses `TemplateProcess`; any thread may use a `WorkerProcess`. The supervisor's thread also
+starts the template, because the kernel kills a template when the thread that started it ends. `take_in` doesn't block:
+it reads what the template sent and stores it in the attributes. `swift_loader.worker.template` is the other side.
 """
 
 from __future__ import annotations
