@@ -155,7 +155,9 @@ class Lifecycle:
         broadcast = None
         try:
             if group is not None:
-                broadcast = Broadcast(group.store, group.ranks, group.rank, delivery.timeout_s)
+                broadcast = Broadcast(
+                    group.store, group.ranks, group.rank, delivery.timeout_s, delivery.stall_warning_s
+                )
             plan = replace(options.sampling.plan_settings(self._run.order, ranks), skips=self._run.skips)
             if delivery.in_flight.warning:
                 warn(delivery.in_flight.warning)

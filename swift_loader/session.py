@@ -84,6 +84,8 @@ class Session:
             broadcast: To the ranks that share batches with this one. The session owns it. None: there are no others.
         """
         self._broadcast = broadcast
+        self._unshared: Delivery | None = None
+        """A batch that the other ranks don't have yet, because an interrupt came before."""
         self._options = options
         self._target = target
         self._settings = plan
@@ -184,6 +186,7 @@ class Session:
         settings, step = settings.resumed_at(position)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
         self.past_plans.note(time.perf_counter_ns(), self.plan)
+        self._unshared = None
         self.dispatcher.seek(position.epoch, step, settings)
         return step
 
@@ -216,7 +219,8 @@ class Session:
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
-        self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
+        if self._loads:  # else the workers are those of another rank
+            self.dispatcher.resize(options.delivery.num_workers, options.delivery.limits)
         self._options = options
         self._log.write(f"worker_per_consumer={options.delivery.num_workers} from now on")
 
@@ -254,9 +258,12 @@ class Session:
     def pull(self) -> Delivery:
         """Return the next batch on the host, or the error in its place. Loop's thread. Blocks."""
         self.issue_warnings()
-        delivery = self.dispatcher.next_batch()
-        if self._broadcast is not None and self._broadcast.is_leader:
-            delivery = self._hand_on(delivery, self._broadcast)
+        if self._broadcast is None or not self._broadcast.is_leader:
+            delivery = self.dispatcher.next_batch()
+        else:
+            self._unshared = self._unshared or self.dispatcher.next_batch()
+            delivery = self._hand_on(self._unshared, self._broadcast)
+            self._unshared = None
         if isinstance(delivery.error, SwiftLoaderError):
             self.issue_warnings()  # the warnings that led to the error
         return delivery

@@ -47,7 +47,7 @@ class InlineEpoch:
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._num_yielded = self._num_fetched = 0
         self._num_skipped = 0
-        """Steps before the next batch that the loop didn't get: they are left out, or building them failed."""
+        """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
         self._skipped: set[int] = set()
         self._shard = shard
         self._metrics = metrics

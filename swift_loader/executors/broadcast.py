@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_loader.errors import LoaderClosed, RankDied, RankMismatch, RankStalled, SwiftLoaderError
+from swift_loader.errors import EncodeError, LoaderClosed, RankDied, RankMismatch, RankStalled, SwiftLoaderError, warn
 from swift_loader.executors.base import Outcome
 from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.inline import InlineExecutor
@@ -33,10 +33,14 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, FailureStage
 from swift_loader.worker.failure import describe_failure
+from swift_loader.worker.torch_settings import ordinary_tensors
 
 if TYPE_CHECKING:
     from swift_loader.metrics.metrics import Metrics
     from swift_loader.worker.spec import WorkerSpec
+
+DEFAULT_TIMEOUT_S = 60.0
+"""How long a batch waits for the ranks that share it, without `timeout`."""
 
 START = (-1, -1)
 """The place of the dataset's length, which is shared before the first batch."""
@@ -51,21 +55,24 @@ _WORKER = 0
 class Broadcast:
     """The ranks that need the same batches. Each call waits for all of them. Loop's thread."""
 
-    def __init__(self, store: Any, ranks: Sequence[int], rank: int, timeout_s: float | None) -> None:
+    def __init__(
+        self, store: Any, ranks: Sequence[int], rank: int, timeout_s: float | None, stall_warning_s: float | None
+    ) -> None:
         """Connect the ranks. Blocks until all are here.
 
         Args:
             store: Of torch.distributed; nobody else uses these names in it.
             ranks: Their numbers in torch.distributed. The first one loads.
             rank: This one's.
-            timeout_s: How long a call waits at most. None: as long as torch.distributed does by default.
+            timeout_s: How long a batch waits for the other ranks at most. None: 60 s.
+            stall_warning_s: After how long the user is warned. None: never.
         """
         import torch.distributed as dist
 
         self.is_leader = rank == ranks[0]
         self._rank, self._ranks = rank, list(ranks)
-        timeout = timedelta(seconds=timeout_s) if timeout_s else dist.distributed_c10d.default_pg_timeout
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s, self._stall_warning_s = timeout_s or DEFAULT_TIMEOUT_S, stall_warning_s
+        timeout = dist.distributed_c10d.default_pg_timeout  # for building the dataset
         self._gloo: Any = dist.ProcessGroupGloo(store, self._ranks.index(rank), len(ranks), timeout)
         self._error: BaseException | None = None
         """Why the ranks aren't in step any more. Each later call raises it."""
@@ -77,13 +84,25 @@ class Broadcast:
         """Give the other ranks what belongs to a place: an epoch and a step. An error is raised there.
 
         Raises:
+            EncodeError: The content can't be sent. The others have this error in its place.
             RankMismatch: A rank is at another place.
             RankDied: A rank has ended, or has closed its loader.
             RankStalled: A rank didn't come in time.
         """
         pairs = [(replace(one, exception=None), _described(one.exception)) for one in failures]
-        packed = _pack((_described(content) if isinstance(content, BaseException) else content, pairs))
+        refused = None
+        try:
+            packed = _pack((_described(content) if isinstance(content, BaseException) else content, pairs))
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            refused = EncodeError(
+                f"the batch can't be sent to the ranks that share it ({type(error).__name__}: {error})"
+            )
+            packed = _pack((_described(refused), pairs))
         self._in_step(place, packed)
+        if refused is not None:
+            raise refused
 
     def receive(self, place: tuple[int, int]) -> tuple[Any, list[Any]]:
         """Return what the rank that loads has for a place, and the samples that failed in it. Raises as `send` does.
@@ -103,21 +122,27 @@ class Broadcast:
         """Broadcast the bytes once all ranks are at this place. Return them."""
         if self._error is not None:
             raise self._error
-        self._error = SwiftLoaderError("the loop was interrupted while ranks shared a batch; make a new loader")
         try:
-            memory = self._exchange(place, packed)
-        except RuntimeError as error:
-            self._error = error if isinstance(error, SwiftLoaderError) else self._explained(error)
+            return self._exchange(place, packed)
+        except BaseException as error:
+            self._error = self._error or self._explained(error)
+            self._disconnect()  # the others needn't wait for this rank
+            if is_interrupt(error) or not isinstance(error, RuntimeError):
+                raise
             raise self._error from error
-        self._error = None
-        return memory
 
     def _exchange(self, place: tuple[int, int], packed: Any) -> Any:
         import torch
+        from torch.distributed import distributed_c10d
 
-        mine = torch.tensor([*place, 0 if packed is None else len(packed)])
+        options: Any = distributed_c10d
+
+        mine = torch.tensor([*place, 0 if packed is None else len(packed)], device="cpu")
         places = [torch.empty_like(mine) for _ in self._ranks]
-        self._wait(self._gloo.allgather([places], [mine]))
+        gathering, broadcasting = options.AllgatherOptions(), options.BroadcastOptions()
+        if place != START:  # building the dataset may take longer
+            gathering.timeout = broadcasting.timeout = timedelta(seconds=self._timeout_s)
+        self._wait(self._gloo.allgather([places], [mine], gathering))
         for rank, (epoch, step, _) in zip(self._ranks, torch.stack(places).tolist(), strict=True):
             if [epoch, step] != places[0][:2].tolist() != list(ANYWHERE):
                 raise RankMismatch(
@@ -125,35 +150,50 @@ class Broadcast:
                     f"{_named(*places[0][:2].tolist())} where rank {rank} takes {_named(epoch, step)}. Take the same "
                     f"batches on all ranks, or call start(share_batches=False)"
                 )
-        memory = torch.empty(int(places[0][2]), dtype=torch.uint8) if packed is None else torch.from_numpy(packed)
-        self._wait(self._gloo.broadcast([memory]))
+        memory = torch.from_numpy(np.empty(int(places[0][2]), np.uint8) if packed is None else packed)
+        self._wait(self._gloo.broadcast([memory], broadcasting))
         return memory.numpy()
 
     def _wait(self, work: Any) -> None:
         self._answered.clear()
         self._is_waiting = True
         work.get_future().add_done_callback(lambda _: self._answered.set())
-        if self._gloo is not None:  # else `close` has set the event before it was cleared
+        if self._gloo is not None and not self._answered.wait(self._stall_warning_s):
+            warn(f"rank {self._rank} has waited for ranks {self._others} for {self._stall_warning_s:g} s")
             self._answered.wait()
-        if self._gloo is None:
+        if self._gloo is None:  # `close` may also have set the event before it was cleared
             raise LoaderClosed("the loader was closed while it shared a batch")
-        work.wait()  # returns at once, or raises why it failed
         self._is_waiting = False
+        work.wait()  # returns at once, or raises why it failed
 
-    def _explained(self, error: RuntimeError) -> SwiftLoaderError:
-        others = [rank for rank in self._ranks if rank != self._rank]
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self._ranks if rank != self._rank]
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return the error for this call and all later ones."""
+        if isinstance(error, SwiftLoaderError):
+            return error
+        if is_interrupt(error) or not isinstance(error, RuntimeError):
+            return SwiftLoaderError(
+                f"the loop was interrupted ({type(error).__name__}) while ranks shared a batch; make a new loader"
+            )
         if "timed out" in str(error).lower():
             return RankStalled(
-                f"rank {self._rank} has waited longer than timeout={self._timeout_s:g} s for ranks {others}, with "
-                f"which it shares batches. Their loops may be elsewhere"
+                f"rank {self._rank} has waited longer than timeout={self._timeout_s:g} s for ranks {self._others}, "
+                f"with which it shares batches. Their loops may be elsewhere"
             )
         return RankDied(
-            f"one of ranks {others}, with which rank {self._rank} shares batches, has ended or has closed its loader"
+            f"one of ranks {self._others}, with which rank {self._rank} shares batches, has ended or has closed its "
+            f"loader"
         )
 
     def close(self) -> None:
         """Disconnect, which is an error in the others' next call. Any thread. Idempotent."""
-        self._error = self._error or RankDied(f"rank {self._rank} has closed its loader")
+        self._error = self._error or LoaderClosed("the loader was closed; make a new one")
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         gloo, self._gloo = self._gloo, None
         self._answered.set()
         if self._is_waiting and gloo is not None:
@@ -186,7 +226,8 @@ class ReceivingExecutor(InlineExecutor):
     def _build(self, builder: Any, task: Send) -> list[Event]:
         answer = (_WORKER, task.generation, task.sequence)
         try:
-            batch, failures = builder.receive((task.work.epoch, task.work.step))
+            with ordinary_tensors():
+                batch, failures = builder.receive((task.work.epoch, task.work.step))
         except Exception as error:
             if is_interrupt(error):
                 raise
@@ -210,7 +251,7 @@ class _Pickler(pickle.Pickler):
 
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.device.type != "cpu":
             return NotImplemented
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _tensor_of, (flat, value.dtype, value.shape)
 
 

@@ -35,7 +35,7 @@ _NUM_CHOSEN = 6
 _BUDGET_S = 0.005
 """No further sample is fetched after this time. The first sample is always fetched."""
 
-_FORK_LIMIT_S = 0.25
+_FORK_LIMIT_S = 0.5
 """How long to wait for a fork's samples at each start."""
 
 _CHANCE = re.compile(rb"0x[0-9a-f]{8,16}|tmp[a-z0-9_]{8}")

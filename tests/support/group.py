@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.helpers import ROOT
 
-LIMIT_S = 120.0
+LIMIT_S = 50.0
 
 PRELUDE = """
     import faulthandler, hashlib, json, os, signal, sys, threading, time, warnings

@@ -284,6 +284,25 @@ TROUBLES = """
         loader.close()
         return [found, time.monotonic() - began_s]
 
+    def resized():
+        with make({"length": 800}, worker_per_consumer="auto") as loader:
+            loader.start(rank=0, world_size=1)
+            batches = iter(loader)
+            digests = [digest(next(batches)) for _ in range(20)]
+            loader.resize(3)
+            return digests + [digest(next(batches)) for _ in range(20)]
+
+    def not_to_be_sent():
+        with make(collate_fn=lambda samples: (lambda: 0) if samples[0]["index"] < 8 else len(samples), shuffle=False,
+                  worker_per_consumer=0) as loader:
+            loader.start(rank=0, world_size=1)
+            return outcome(lambda: next(iter(loader)))
+
+    def in_inference_mode():
+        with make(collate_fn=lambda samples: torch.ones(2)) as loader, torch.inference_mode():
+            loader.start(rank=0, world_size=1)
+            return [batch.is_inference() for batch in loader]
+
     def closed_meanwhile():
         loader = make()
         loader.start(rank=0, world_size=1)
@@ -309,6 +328,9 @@ TROUBLES = """
         dataset_fails,
         interrupted,
         closed_meanwhile,
+        resized,
+        not_to_be_sent,
+        in_inference_mode,
     ):
         report(outcome(scenario))
         dist.barrier()
@@ -320,7 +342,9 @@ TROUBLES = """
 def test_ranks_that_are_not_in_step_end_with_an_error(tmp_path: Path) -> None:
     reports = run_ranks(TROUBLES, 2, tmp_path)
     for rank, reported in enumerate(reports):
-        elsewhere, another_break, *away, died, given_up, failed, interrupted, closed = reported
+        elsewhere, another_break, *away, died, given_up, failed, interrupted, closed, resized, refused, inference = (
+            reported
+        )
         assert elsewhere[0].startswith("RankMismatch: ranks 0 and 1 share batches")
         assert "rank 0 has taken batch 4 of epoch 0 where rank 1 takes batch 1 of epoch 0" in elsewhere[0]
         assert elsewhere[1] == elsewhere[0]
@@ -333,6 +357,10 @@ def test_ranks_that_are_not_in_step_end_with_an_error(tmp_path: Path) -> None:
         assert given_up.startswith("WorkerDied")
         assert "ZeroDivisionError: division by zero" in failed
         assert interrupted[1] < 20
+        assert len(set(resized)) == 40
+        assert resized == reports[0][11]
+        assert refused.startswith("EncodeError: ")
+        assert inference == [False] * 12
         assert rank or closed.startswith("LoaderClosed")
     assert "ZeroDivisionError" in reports[1][9][0][0]
     assert "interrupted" in reports[1][9][0][1]
