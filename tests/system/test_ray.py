@@ -260,7 +260,8 @@ def test_an_actor_that_dies_again_and_again_ends_the_loop_with_an_error_that_say
     with make(Misbehaving, actors=2, **options) as loader, warned, pytest.raises(WorkerDied) as caught:
         list(loader)
     assert "has ended two workers" in str(caught.value)
-    assert "batch 1 of epoch 0" in str(caught.value)
+    # The sample is in batch 1. An actor that had batch 0, too, may take its answer along.
+    assert "batch 1 of epoch 0" in str(caught.value) or "batch 0 of epoch 0" in str(caught.value)
     assert "Ray says" in str(caught.value)
 
 
