@@ -181,11 +181,11 @@ class Broadcast:
         if "timed out" in str(error).lower():
             return RankStalled(
                 f"rank {self._rank} has waited longer than timeout={self._timeout_s:g} s for ranks {self._others}, "
-                f"with which it shares batches. Their loops may be elsewhere"
+                f"with which it shares batches. Take the same batches on all ranks, or give a longer timeout"
             )
         return RankDied(
             f"one of ranks {self._others}, with which rank {self._rank} shares batches, has ended or has closed its "
-            f"loader"
+            f"loader: see its own error"
         )
 
     def close(self) -> None:
