@@ -18,7 +18,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.keys import keyed_by
-from swift_loader.device.prefetch import PrefetchQueue, Source
+from swift_loader.device.prefetch import PrefetchQueue
 from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError, warn
@@ -53,7 +53,8 @@ class OpenEpoch:
     """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
     num_batches: int
     """Batches of the whole epoch, including those before the first step."""
-    source: Source
+    source: Session | PrefetchQueue
+    """Its `take` returns the next batch, or the error in its place; not to be called after the last batch."""
     owner: ProcessOwner | None
     """The only process that may continue the pass. None: forks may too, because they have a copy of everything."""
 
@@ -210,7 +211,7 @@ class Session:
     def _opened(self, epoch: int, first_step: int) -> OpenEpoch:
         num_batches = self.plan.num_batches(epoch)
         owner = self._process if self._options.delivery.num_workers else None
-        source: Source = self
+        source: Session | PrefetchQueue = self
         if self._target is not None:
             depth = self._options.delivery.max_on_device
             self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.transport.segments import Segment
@@ -40,18 +40,6 @@ _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 
 Notify = Callable[[str], None]
-
-
-class Registry(Protocol):
-    """Page-locks memory: the CUDA runtime, or a test's fake."""
-
-    def register(self, address: int, nbytes: int) -> str | None:
-        """Page-lock a range. Return an error message, "" on success, or None if it must be tried again later."""
-        ...
-
-    def unregister(self, address: int) -> bool:
-        """Unlock a range. Return whether it isn't page-locked any more. Never raises."""
-        ...
 
 
 class CudaRegistry:
@@ -131,7 +119,7 @@ def _find_exchange() -> Callable[[Any], Any]:
 class PageLock:
     """Page-locks segments until that fails once."""
 
-    def __init__(self, registry: Registry, notify: Notify) -> None:
+    def __init__(self, registry: CudaRegistry, notify: Notify) -> None:
         """`notify` is called once, with a message for the user, if page-locking fails."""
         self._registry = registry
         self._notify = notify

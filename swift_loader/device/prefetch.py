@@ -20,17 +20,6 @@ from swift_loader.device.transfer import Transfer
 from swift_loader.interrupts import is_interrupt
 
 
-class Source(Protocol):
-    """Gives an epoch's batches one by one."""
-
-    def take(self) -> Delivery:
-        """Return the next batch of the epoch, or the error in its place.
-
-        Don't call it after the last batch or an error.
-        """
-        ...
-
-
 class HostSource(Protocol):
     """Gives batches on the host, and moves them."""
 

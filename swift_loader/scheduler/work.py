@@ -9,7 +9,7 @@ A source hands out work in the order of delivery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol
 
 
@@ -119,34 +119,4 @@ class PlannedSource:
 
     def swap(self, work: StreamWork) -> StreamWork:
         """Return the same: a plan has no shards."""
-        return work
-
-
-class IndexSource:
-    """The batches of one epoch of a sampler."""
-
-    def __init__(self, epoch: int, step: int, batches: Iterator[Any]) -> None:
-        """Begin at a batch.
-
-        Args:
-            epoch: The epoch.
-            step: The number of the first batch of `batches`.
-            batches: The keys of each batch. What it raises, `next` raises.
-        """
-        self._epoch, self._step = epoch, step
-        self._batches = batches
-
-    def next(self) -> IndexWork | None:
-        """Return the next work; None once the sampler is exhausted."""
-        for indices in self._batches:
-            work = IndexWork(self._epoch, self._step, indices)
-            self._step += 1
-            return work
-        return None
-
-    def end_shard(self, work: StreamWork) -> None:
-        """Do nothing: a sampler has no shards."""
-
-    def swap(self, work: StreamWork) -> StreamWork:
-        """Return the same: a sampler has no shards."""
         return work

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,23 +185,6 @@ def _encode(content: object, environment: Environment) -> tuple[_Draft, Definiti
     return _Draft(arena, encoded.num_blocks, pickle.dumps(environment), encoded.meta), definitions
 
 
-class PayloadMemory(Protocol):
-    """The memory that a payload is in, in the process that reads it."""
-
-    @property
-    def memory(self) -> memoryview:
-        """Its bytes."""
-        ...
-
-    def array(self) -> NDArray[np.uint8]:
-        """Return them as an array."""
-        ...
-
-    def restore(self) -> None:
-        """Discard what this process has written to it."""
-        ...
-
-
 class HeapMemory:
     """Memory of this process, for a payload that is read once."""
 
@@ -221,7 +204,7 @@ class HeapMemory:
         """Do nothing: the payload is read once, so nothing was written to it before."""
 
 
-def read_environment(layout: PayloadLayout, segment: PayloadMemory) -> Environment:
+def read_environment(layout: PayloadLayout, segment: Segment | HeapMemory) -> Environment:
     """Return the environment. Reading it needs nothing but the standard library."""
     start, end, *_ = layout.ends
     environment = pickle.loads(segment.memory[start:end])
@@ -230,7 +213,7 @@ def read_environment(layout: PayloadLayout, segment: PayloadMemory) -> Environme
     return environment
 
 
-def read_payload(layout: PayloadLayout, segment: PayloadMemory) -> tuple[Any, Definitions]:
+def read_payload(layout: PayloadLayout, segment: Segment | HeapMemory) -> tuple[Any, Definitions]:
     """Return the object and the definitions, as they were sent. Each call returns new ones.
 
     The object's arrays are views of the segment, which must outlive them. The call discards what was written to them.

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import SharedMemoryFull
 from swift_loader.transport.frames import Received
@@ -166,7 +166,7 @@ def create(name: str, nbytes: int) -> Segment:
     """
     if sys.platform == "win32":
         memory = SharedMemory(name, create=True, size=nbytes)
-        return map_buffer(memory, nbytes)
+        return _map_buffer(memory.buf, nbytes, memory.close)
     try:
         descriptor = _posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
     except OSError as error:
@@ -189,7 +189,8 @@ def attach(name: str, nbytes: int) -> Segment:
         SharedMemoryFull: The mapping failed, or the segment is smaller than `nbytes`.
     """
     if sys.platform == "win32":
-        return map_buffer(SharedMemory(name), nbytes)
+        memory = SharedMemory(name)
+        return _map_buffer(memory.buf, nbytes, memory.close)
     descriptor = _posixshmem.shm_open(f"/{name}", os.O_RDWR, mode=0o600)
     try:
         unlink(name)
@@ -210,20 +211,9 @@ def unlink(name: str) -> bool:
     return False
 
 
-class _Buffer(Protocol):
-    """What this module uses of `SharedMemory`."""
-
-    @property
-    def buf(self) -> memoryview: ...
-
-    @property
-    def close(self) -> Callable[[], None]: ...
-
-
-def map_buffer(memory: _Buffer, nbytes: int) -> Segment:
-    """Return the segment of a `SharedMemory`, which is closed with it."""
-    address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory.buf))
-    return Segment(address, nbytes, memory.close)
+def _map_buffer(buffer: memoryview, nbytes: int, close: Callable[[], None]) -> Segment:
+    """Return the segment of a `SharedMemory`'s buffer. `close` is called with it."""
+    return Segment(ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer)), nbytes, close)
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

@@ -33,7 +33,7 @@ from swift_loader.worker.samples import KeyedSamples, PlannedSamples, Samples
 from swift_loader.worker.seeding import Rng, Seeding
 from swift_loader.worker.spec import WorkerSpec
 from swift_loader.worker.stream import StreamSamples
-from swift_loader.worker.torch_identity import TorchIdentity
+from swift_loader.worker.torch_worker import TorchIdentity
 from swift_loader.worker.usage import ThreadUsage, Usage
 
 _NUM_REMEMBERED_SIZES = 16

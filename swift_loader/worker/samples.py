@@ -18,8 +18,8 @@ from swift_loader.transport.task import IndexArray, LostKeys, Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, Fetcher, SampleTimer, harmless
 from swift_loader.worker.seeding import Fetching, Rng, Seeding
-from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
+from swift_loader.worker.torch_worker import TorchIdentity
 
 
 class Samples(Protocol):

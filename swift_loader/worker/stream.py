@@ -22,9 +22,8 @@ from swift_loader.worker.fetch import Fetched, SampleTimer, harmless
 from swift_loader.worker.seeding import Fetching, GeneratorStates, Rng, Seeding, seed_generators
 from swift_loader.worker.stream_shard import RankSamples
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
-from swift_loader.worker.torch_identity import TorchIdentity
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
-from swift_loader.worker.torch_worker import TorchWorker
+from swift_loader.worker.torch_worker import TorchIdentity, TorchWorker
 
 # Keeps what a stream draws from the global generators apart from what `collate_fn` draws.
 #

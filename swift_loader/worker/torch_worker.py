@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,3 +100,16 @@ class TorchWorker:
 
     def __repr__(self) -> str:
         return f"<TorchWorker {self.worker_id} of {self._mode.num_workers}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchThread:
+    """A worker thread. It has no generators of its own, and `get_worker_info()` can't tell it from other threads."""
+
+    worker_id: int
+
+    def use_seed(self, base_seed: int) -> None:
+        """Do nothing. `sample_rng()` is keyed by the seed in any case."""
+
+
+TorchIdentity = TorchWorker | TorchThread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,18 +20,6 @@ _EVERY = 32
 
 _MAX_BYTES = 128
 """Of /proc/self/schedstat."""
-
-
-class Usage(Protocol):
-    """Measures batches, one at a time."""
-
-    def begin(self) -> None:
-        """Begin a batch."""
-        ...
-
-    def end(self, build_ns: int) -> tuple[int, int]:
-        """Return the CPU time of a batch that took `build_ns`, and its run delay; -1 if that wasn't measured. In ns."""
-        ...
 
 
 class ThreadUsage:
@@ -111,3 +99,6 @@ class ProcessUsage:
 
     def __repr__(self) -> str:
         return f"<ProcessUsage of {self._num_batches} batches>"
+
+
+Usage = ThreadUsage | ProcessUsage

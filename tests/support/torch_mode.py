@@ -18,11 +18,12 @@ from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
-from swift_loader.scheduler.work import IndexSource, WorkSource
+from swift_loader.scheduler.work import WorkSource
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_mode import TorchMode
+from tests.support.work import IndexSource
 from tests.unit.scheduler.streams import StreamSource
 
 BASE_SEED = 1234

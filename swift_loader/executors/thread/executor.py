@@ -50,7 +50,7 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerSpec, length_of
-from swift_loader.worker.torch_identity import TorchThread
+from swift_loader.worker.torch_worker import TorchThread
 
 JOIN_LIMIT_S = 1.5
 """How long `close` waits for the threads, which finish their batches. Those that hang are left alone."""

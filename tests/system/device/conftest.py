@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from swift_loader import SwiftLoader
-from swift_loader.device.pinning import PageLock
+from swift_loader.device.pinning import CudaRegistry, PageLock
 from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from tests.support.datasets import Blocks
@@ -30,7 +30,7 @@ def start_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         **options: Any,
     ) -> SwiftLoader:
         def page_lock(notify: Callable[[str], None]) -> PageLock:
-            return PageLock(registry or Registry(), notify)
+            return PageLock(cast(CudaRegistry, registry or Registry()), notify)
 
         def to_device(batch: Any, transfer: Transfer) -> Any:
             moved = (move or device.copy)(batch)

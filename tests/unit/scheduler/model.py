@@ -44,33 +44,27 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.watchdog import MIN_STOPPED_S
-from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork, WorkSource
+from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork, WorkSource
+from tests.support.work import IndexSource
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
 from tests.unit.scheduler.streams import StreamSource
 
 
-class BoundSource:
+class BoundSource(IndexSource):
     """As an `IndexSource`, with each batch for one worker."""
 
     def __init__(self, epoch: int, step: int, num_workers: int) -> None:
         self.num_workers: int | None = num_workers
         """None: any worker."""
-        self.inner = IndexSource(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
+        super().__init__(epoch, step, iter([[one, 2 * one] for one in range(step, NUM_BATCHES)]))
 
     def next(self) -> IndexWork | None:
         """Return the next work."""
-        work = self.inner.next()
+        work = super().next()
         if work is None or self.num_workers is None:
             return work
         return work._replace(worker_id=work.step % self.num_workers)
-
-    def end_shard(self, work: StreamWork) -> None:
-        """Do nothing."""
-
-    def swap(self, work: StreamWork) -> StreamWork:
-        """Return the same."""
-        return work
 
 
 class World:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.scheduler.work import IndexSource, IndexWork, PlannedSource, PlannedWork, StreamWork, Work, WorkSource
+from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork, Work, WorkSource
 
 
 def first(source: WorkSource, num: int) -> list[Work | None]:
@@ -26,14 +25,6 @@ def test_epochs_without_batches_hand_out_nothing_or_are_passed_over_up_to_the_la
     lengths = {0: 1, 1: 0, 2: 0, 3: 1}
     source = PlannedSource(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
     assert first(source, 4) == [PlannedWork(0, 0), PlannedWork(3, 0), PlannedWork(4, 0), PlannedWork(4, 1)]
-
-
-def test_a_samplers_batches_are_numbered_from_where_it_begins_and_what_it_raises_is_raised() -> None:
-    source = IndexSource(2, 5, iter([[7, 1], (3,)]))
-    assert first(source, 3) == [IndexWork(2, 5, [7, 1]), IndexWork(2, 6, (3,)), None]
-    failing = IndexSource(0, 0, ([1 // 0] for _ in range(1)))
-    with pytest.raises(ZeroDivisionError):
-        failing.next()
 
 
 def test_equal_batches_have_equal_keys_whatever_else_they_carry() -> None:
