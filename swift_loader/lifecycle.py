@@ -48,13 +48,7 @@ class Lifecycle:
     """
 
     def __init__(self, options: Options, run: Run, dataset: Any = None) -> None:
-        """Start nothing.
-
-        Args:
-            options: Options of the loader.
-            run: What the session continues.
-            dataset: The dataset in this process, if it is built already.
-        """
+        """Start nothing. `run`: what the session continues. `dataset`: in this process, if it is built already."""
         self.options = options
         """`resize` replaces them."""
         self._resizing = threading.RLock()
@@ -114,9 +108,7 @@ class Lifecycle:
     def resize(self, num_workers: int, *, is_auto: bool = False) -> None:
         """Change the number of workers, see `SwiftLoader.resize`. Any thread.
 
-        Args:
-            num_workers: From now on.
-            is_auto: Whether the loader changes it by itself. What the user chooses stays.
+        `is_auto`: the loader changes it by itself. What the user chooses stays.
         """
         self.check_open()
         with self._resizing:

@@ -60,11 +60,8 @@ class Passes:
     def begin(self, iterator: EpochIterator) -> OpenEpoch:
         """Begin the next pass. Any earlier iterator is superseded.
 
-        Raises:
-            SwiftLoaderWarning: Samples of an unfinished pass failed, and the user turns warnings into errors. Then no
-                pass has begun.
-            LoaderClosed: The loader was closed.
-            Exception: Whatever starting the session raised.
+        Raises `SwiftLoaderWarning` if samples of an unfinished pass failed, and the user turns warnings into errors; no
+        pass has begun then. Raises `LoaderClosed` if the loader was closed, or what starting the session raised.
         """
         self.warn_of_failures()
         session = self._lifecycle.started_session()
@@ -122,8 +119,7 @@ class Passes:
     def warn_of_failures(self) -> None:
         """Warn once about the failed samples of the pass, if there are any.
 
-        Raises:
-            SwiftLoaderWarning: The user's warning filter turns warnings into errors.
+        Raises `SwiftLoaderWarning` if the user's warning filter turns warnings into errors.
         """
         if (summary := self.sample_errors.take_summary()) is not None:
             warn(summary)

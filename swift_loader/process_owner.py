@@ -26,12 +26,9 @@ class ProcessOwner:
         return getpid() == self.pid
 
     def check(self) -> None:
-        """Raise if this process is a fork of the one that started the workers.
+        """Raise `SwiftLoaderError` if this process is a fork of the one that started the workers.
 
         Call it before taking any lock: a thread that doesn't exist in this process may have held the lock.
-
-        Raises:
-            SwiftLoaderError: This is another process.
         """
         if os.getpid() != self.pid:
             raise SwiftLoaderError(

@@ -75,14 +75,10 @@ class Session:
     ) -> None:
         """Make the dispatcher. The caller must call `close()` from here on.
 
-        Args:
-            options: Options of the loader.
-            plan: Which batches to build.
-            target: Where batches are moved; None leaves them as they are.
-            file_number: Tells this process from others with the same options, in the names of files.
-            dataset: The dataset, if batches are built in this process.
-            supervisor: Starts the worker processes. The session owns it once it is made. None: there are none.
-            broadcast: To the ranks that share batches with this one. The session owns it. None: there are no others.
+        `target` None leaves batches as they are. `file_number` tells this process from others with the same options, in
+        the names of files. `dataset`: if batches are built in this process. `supervisor`: the session owns it once that
+        is made; None: there are no worker processes. `broadcast`: to the ranks that share batches with this one, owned
+        by the session; None: there are no others.
         """
         self._broadcast = broadcast
         self._unshared: Delivery | None = None
@@ -293,8 +289,7 @@ class Session:
     def report(self, tuning: Sequence[str]) -> Report:
         """Return what was measured up to now, and what it means. Empty if nothing is measured. Any thread.
 
-        Args:
-            tuning: What was done about the number of workers, and why.
+        `tuning`: what was done about the number of workers, and why.
         """
         counts = self.metrics.report()
         return Report(self.observations(), counts, SWIFT_LOADER, tuple(tuning)) if counts else Report()

@@ -162,12 +162,9 @@ def _collate_arrays(arrays: Sequence[Any], memory: BatchMemory, path: str) -> An
 
 
 def write_rows(batch: NDArray[Any], arrays: Sequence[Any], *, alike: bool) -> None:
-    """Write arrays of the same shape one after another into `(len(arrays), *shape)`.
+    """Write at least one array, all of one shape, one after another into the C-contiguous `(len(arrays), *shape)`.
 
-    Args:
-        batch: C-contiguous.
-        arrays: At least one.
-        alike: All arrays have the batch's dtype.
+    `alike`: all arrays have the batch's dtype.
     """
     first = arrays[0]
     if not first.shape:

@@ -47,14 +47,9 @@ class SendMemory(BatchMemory, Protocol):
 
 
 def collate_to_send(samples: Sequence[Any], memory: SendMemory | None = None) -> Any:
-    """Return a batch that arrives as what `torch.utils.data.default_collate` returns for these samples.
+    """Return a batch that arrives as what `torch.utils.data.default_collate` returns for these samples, at least one.
 
-    Args:
-        samples: At least one sample.
-        memory: Where to put the tensors. None: the batch isn't sent, so it has tensors.
-
-    Raises:
-        Exception: Whatever torch raises, with its message.
+    `memory` None: the batch isn't sent, so it has tensors. Raises what torch raises, with its message.
     """
     if memory is not None and are_functions_torchs():
         used = memory.used

@@ -51,14 +51,9 @@ _dtype_of, _shape_of, _strides_of = attrgetter("dtype"), attrgetter("shape"), at
 
 
 def torch_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> Any:
-    """Return what `torch.utils.data.default_collate` returns for these samples.
+    """Return what `torch.utils.data.default_collate` returns for these samples, at least one.
 
-    Args:
-        samples: At least one sample.
-        memory: Where to put the tensors; None: on the heap.
-
-    Raises:
-        Exception: Whatever torch raises, with its message.
+    `memory`: where to put the tensors; None: on the heap. Raises what torch raises, with its message.
     """
     torchs = _torchs()
     token = _memory.set(memory)  # as `collating_into` does, which takes 1 us
@@ -123,10 +118,8 @@ def use_in_default_collate(registered: Mapping[Any, Leaves] | None = None) -> No
     """Let `torch.utils.data.default_collate` put tensors where `collating_into` says, or else on the heap.
 
     It changes torch's public `default_collate_fn_map` for this process, so call it in a worker only. What the user
-    registered there stays. Calling it again does nothing.
-
-    Args:
-        registered: What `registered_functions` returned in the trainer.
+    registered there stays. Calling it again does nothing. `registered`: what `registered_functions` returned in the
+    trainer.
     """
     from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -12,15 +12,8 @@ from swift_loader.ray_executor import check_executor
 def num_of_actors(executor: Any, num_workers: int, others: Mapping[str, Any], worker_type: Any) -> int:
     """Return the number of workers: that of the executor, if there is one.
 
-    Args:
-        executor: The option.
-        num_workers: The option, 0 if it wasn't given.
-        others: Options that say where workers come from, by name. None: not given.
-        worker_type: What a worker is.
-
-    Raises:
-        TypeError: It is no executor.
-        ValueError: Another option contradicts it.
+    `num_workers`: 0 if it wasn't given. `others`: options that say where workers come from, by name; None: not given.
+    Raises `TypeError` if it is no executor, `ValueError` if another option contradicts it.
     """
     checked = check_executor("executor", executor)
     if checked is None:

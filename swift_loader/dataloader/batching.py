@@ -30,13 +30,8 @@ def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def check_batching(saved: Mapping[str, Any] | None, position: LoaderPosition, loader: DataLoader[Any]) -> None:
     """Check that a position in the middle of an epoch means the same in this loader.
 
-    Args:
-        saved: What `batching_of` gave when the state was saved; None: it isn't known.
-        position: The position.
-        loader: Where it is to be continued.
-
-    Raises:
-        StateMismatch: It counts other batches.
+    `saved`: what `batching_of` gave when the state was saved; None: it isn't known. Raises `StateMismatch` if the
+    position counts other batches.
     """
     if saved is None or position.draws.is_over or not position.num_yielded:
         return

@@ -35,11 +35,7 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
 
 
 def refuse_resize(loader: DataLoader[Any], num_workers: int) -> None:
-    """Check that the loader's number of workers may change at all.
-
-    Raises:
-        RuntimeError: It mayn't. The message says what to do.
-    """
+    """Raise `RuntimeError` if the loader's number of workers mayn't change at all. The message says what to do."""
     if not loader.num_workers:
         raise RuntimeError(
             f"resize({num_workers}) needs a loader with workers, and num_workers=0 builds batches in the calling "

@@ -17,11 +17,9 @@ _ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_las
 
 
 def converted(loader: TorchDataLoader[Any], like: Any = None) -> DataLoader[Any]:
-    """Return a DataLoader with the same dataset, samplers and options.
+    """Return a DataLoader with the same dataset, samplers and options. `loader` must not have been iterated over.
 
-    Args:
-        loader: Of torch's class. Must not have been iterated over.
-        like: Options that torch doesn't have are taken from this loader, if it has them.
+    Options that torch doesn't have are taken from `like`, if it has them.
     """
     options: dict[str, Any] = {}
     for name in _OPTIONS:

@@ -93,14 +93,9 @@ class Draws:
     ) -> None:
         """Begin an epoch, or continue one.
 
-        Draws the base seed where torch draws it, so the generators are used in the same order.
-
-        Args:
-            loader: Whose sampler to draw from.
-            epoch: Which epoch of this loader it is, from 0.
-            state: Where to continue.
-            substitute: Of the loader. Stands for the global generators once a state was loaded.
-            base_seed: The base seed, if workers keep that of an earlier epoch. None: draw it.
+        Draws the base seed where torch draws it, so the generators are used in the same order. `epoch`: of this loader,
+        from 0. `substitute`: the loader's. It stands for the global generators once a state was loaded. `base_seed`:
+        that of an earlier epoch, if workers keep it; None: draw it.
         """
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._substitute = substitute
@@ -257,10 +252,8 @@ class Draws:
     def state_at(self, num_drawn: int, sampler_state: tuple[Any, Any] | None, *, is_over: bool) -> DrawsState:
         """Return how to continue after so many draws.
 
-        Args:
-            num_drawn: How many batches the loop got.
-            sampler_state: As in the last one's `Drawn`.
-            is_over: Whether the loop has met the end of the epoch.
+        `num_drawn`: batches that the loop got. `sampler_state`: as in the last one's `Drawn`. `is_over`: the loop has
+        met the end of the epoch.
         """
         own = pack_generators(self._own) if is_over else self._own_at_begin
         used = self._used if self._untold is None else self._untold[0]
@@ -318,12 +311,9 @@ class _SamplerSource:
     def iterate(self, state: tuple[Any, Any] | None = None, epochs: Sequence[int] = ()) -> Iterator[Any]:
         """Return an iterator over the indices of the batches, from their beginning or from a state.
 
-        A sampler inside torch's `BatchSampler` is asked for an iterator by the first draw, as with torch.
-
-        Args:
-            state: Where to begin.
-            epochs: Those of the samplers when the state was taken. A sampler whose state is the end of an epoch may
-                take it for the beginning of the next one, but the rest of this epoch is asked for.
+        A sampler inside torch's `BatchSampler` is asked for an iterator by the first draw, as with torch. `epochs`:
+        those of the samplers when the state was taken. A sampler whose state is the end of an epoch may take it for the
+        beginning of the next one, but the rest of this epoch is asked for.
         """
         of_sampler, self._iterator_state = (None, None) if state is None else state
         if of_sampler is not None:

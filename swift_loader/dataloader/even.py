@@ -29,11 +29,7 @@ class Votes:
     """The ranks' votes on whether there is another batch. Loop's thread only."""
 
     def __init__(self) -> None:
-        """Make the group. Blocks until all ranks are here.
-
-        Raises:
-            ValueError: The ranks can't talk to each other.
-        """
+        """Make the group. Blocks until all ranks are here. Raises `ValueError` if they can't talk to each other."""
         ranks = find_ranks(None, None)
         self._group: Any = None
         if ranks.world_size == 1:

@@ -20,12 +20,7 @@ def lost_batch() -> SwiftLoaderError:
 
 
 def with_torch_text(error: BaseException, timeout_s: float) -> BaseException:
-    """Return the same error with what torch says in front, if it is about a worker that died or took too long.
-
-    Args:
-        error: Why there are no more batches.
-        timeout_s: The loader's `timeout`.
-    """
+    """Return the same error with what torch says in front, if it is about a worker that died or took too long."""
     told: BaseException
     if isinstance(error, WorkerStalled):
         told = WorkerStalled(f"DataLoader timed out after {timeout_s:g} seconds: {error}")

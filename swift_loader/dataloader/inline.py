@@ -33,15 +33,9 @@ class InlineEpoch:
         metrics: Metrics,
         shard: StreamShard | None = None,
     ) -> None:
-        """Begin.
+        """The loader's `collate_fn` may change between epochs. `epoch`: which one it is, if it resumes nothing.
 
-        Args:
-            loader: What to load. Its `collate_fn` may change between epochs.
-            epoch: Which epoch of this loader it is, if it resumes nothing.
-            resume: Where to continue.
-            substitute: As for `Draws`.
-            metrics: Measures the loader.
-            shard: This rank's part of a stream that the loader shares out.
+        `shard`: this rank's part of a stream that the loader shares out.
         """
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
@@ -128,12 +122,7 @@ class InlineEpoch:
     """Always: an interrupt comes out of the user's code, as with torch."""
 
     def next(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            StopIteration: There is none.
-            Exception: Whatever the dataset, the sampler or `collate_fn` raised.
-        """
+        """Return the next batch. Raises `StopIteration`, or what the dataset, the sampler or `collate_fn` raised."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
         drawn = self._draws.next()

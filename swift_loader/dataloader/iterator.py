@@ -99,13 +99,8 @@ class LoaderIterator:
     ) -> None:
         """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
 
-        Args:
-            loader: Whose epoch it is.
-            epoch: Gives the batches.
-            pin_device: Where to pin them for; None: not at all.
-            calls: What to call of the loader.
-            passes_end: Whether the next epoch follows if the loop has had all batches of `epoch` already when it asks
-                for the first.
+        `pin_device` None: don't pin. `passes_end`: the next epoch follows if the loop has had all batches of `epoch`
+        already when it asks for the first.
         """
         self._epoch = epoch
         self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = calls.begin

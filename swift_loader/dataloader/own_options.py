@@ -36,9 +36,7 @@ class OwnOptions:
     def of(cls, loader: DataLoader[Any]) -> OwnOptions:
         """Return the options of a loader, which has them as attributes, as they are now.
 
-        Raises:
-            TypeError: One has the wrong type.
-            ValueError: One is out of its range, or contradicts another one.
+        Raises `TypeError` or `ValueError` if one is wrong or contradicts another one.
         """
         own = checked(cls, vars(loader))
         if own.start_method is not None and loader.multiprocessing_context is not None:
@@ -55,11 +53,9 @@ class OwnOptions:
         return num_workers > 0 and self.worker_type is WorkerType.THREAD
 
     def start_method_for(self, context: Any) -> StartMethod:
-        """Return how to start worker processes.
+        """Return how to start worker processes. `context`: the loader's `multiprocessing_context`.
 
-        Args:
-            context: The loader's `multiprocessing_context`. None: a fresh interpreter from which workers are forked,
-                which works for most datasets on all platforms.
+        None: a fresh interpreter from which workers are forked, which works for most datasets on all platforms.
         """
         if self.start_method is not None:
             return self.start_method

@@ -68,8 +68,7 @@ class Shards:
     def snapshots(self, end_of: Callable[[int], int | None] = _nowhere) -> tuple[WorkerSnapshot, ...]:
         """Return what is known of each worker.
 
-        Args:
-            end_of: Returns the first turn that a worker's shard of a stream has no batch for; None: not known.
+        `end_of` returns the first turn that a worker's shard of a stream has no batch for; None: not known.
         """
         return tuple(self._snapshot(number, end_of(number)) for number in range(len(self._snapshots)))
 

@@ -28,12 +28,7 @@ _MIN_SAMPLES = 16
 
 
 def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) -> None:
-    """Check `shard_stream` and `equal_batches`.
-
-    Raises:
-        ValueError: One isn't of the choices, or isn't for such a dataset.
-        TypeError: `equal_batches` isn't a bool.
-    """
+    """Check `shard_stream` and `equal_batches`: their values, and that they are for such a dataset."""
     if check_flag("equal_batches", equal_batches) and not isinstance(dataset, IterableDataset):
         raise ValueError(
             f"equal_batches=True is for an IterableDataset; give a {type(dataset).__name__} a sampler that has equal "
@@ -67,11 +62,7 @@ def shard_of(loader: Any) -> StreamShard | None:
 
 
 def check_resumes(loader: Any, position: LoaderPosition) -> None:
-    """Check that the loader can continue at a position.
-
-    Raises:
-        StateMismatch: It can't.
-    """
+    """Check that the loader can continue at a position. Raises `StateMismatch` if it can't."""
     shard = shard_of(loader)
     position.check_fits(
         num_workers=loader.num_workers,

@@ -13,13 +13,10 @@ class IndexQueue:
     """Work that the loop's thread has drawn. A sampler is the user's code, so no other thread may run it."""
 
     def __init__(self, epoch: int, num_workers: int, *, in_order: bool) -> None:
-        """Be empty.
+        """Be empty. With `in_order`, worker i builds every n-th batch from batch i on, as with torch.
 
-        Args:
-            epoch: Of the work.
-            num_workers: How many workers there are.
-            in_order: Whether worker i builds every n-th batch from batch i on, as with torch. Then a dataset that has a
-                generator of its own in each worker draws the same in each run. False: any worker builds any batch.
+        Then a dataset that has a generator of its own in each worker draws the same in each run. Otherwise any worker
+        builds any batch.
         """
         self._epoch = epoch
         self._num_workers = num_workers if in_order else 0
@@ -61,15 +58,10 @@ class StreamRounds:
         last_worker: int = -1,
         first_batches: Sequence[int] | None = None,
     ) -> None:
-        """Begin.
+        """Begin with work number `first_step`.
 
-        Args:
-            epoch: Which epoch it is.
-            num_workers: How many shards there are.
-            first_step: The number of the first work.
-            last_worker: Whose batch was the last one before; -1: begin with worker 0.
-            first_batches: If the loader shares the stream out: the number of each worker's first batch. Each builds
-                every `num_workers`-th one.
+        `last_worker`: whose batch was the last one before; -1: begin with worker 0. `first_batches`: if the loader
+        shares the stream out, the number of each worker's first batch. Each builds every `num_workers`-th one.
         """
         self._epoch, self._step = epoch, first_step
         self._distance = 1 if first_batches is None else num_workers

@@ -117,16 +117,10 @@ class LoaderPosition:
         return max(usable, key=lambda one: one.num_batches, default=WorkerSnapshot())
 
     def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int) -> None:
-        """Check that a loader can continue here.
+        """Check that a loader can continue here. Raises `StateMismatch` if it can't.
 
-        Args:
-            num_workers: Of the loader.
-            is_stream: Whether its dataset is an `IterableDataset`.
-            num_sharing: To how many ranks it shares out the stream; 0: it doesn't.
-
-        Raises:
-            StateMismatch: It can't. The position of a sampler, or in a stream that the loader shares out,
-                suits any number of workers; that in another stream only the same.
+        The position of a sampler, or in a stream that the loader shares out, suits any number of workers; that in
+        another stream only the same. `num_sharing`: to how many ranks it shares out the stream; 0: it doesn't.
         """
         if self.draws.is_over or not self.num_yielded:
             return
@@ -194,9 +188,7 @@ class LoaderPosition:
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderPosition:
         """Return the position that a state describes.
 
-        Raises:
-            TypeError: The state isn't a mapping.
-            StateMismatch: A field is missing or has another form. The message names it.
+        Raises `TypeError` if it isn't a mapping, `StateMismatch` if a field is missing or has another form.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")

@@ -18,11 +18,7 @@ from swift_loader.worker.seeding import Rng
 
 
 def check_threads(loader: DataLoader[Any]) -> None:
-    """Check that threads can do what a loader asks of its workers.
-
-    Raises:
-        ValueError: They can't. The message says what to change.
-    """
+    """Check that threads can do what a loader asks of its workers. Raises `ValueError` that says what to change."""
     instead = "worker_type='process'"
     if is_pipe(loader.dataset):
         raise ValueError(
@@ -55,11 +51,7 @@ def needs_copies(dataset: Any) -> bool:
 
 
 def copied(dataset: Any) -> Any:
-    """Return a deep copy of a dataset.
-
-    Raises:
-        TypeError: It can't be copied.
-    """
+    """Return a deep copy of a dataset. Raises `TypeError` if it can't be copied."""
     try:
         return copy.deepcopy(dataset)
     except Exception as error:

@@ -11,11 +11,7 @@ from swift_loader.options import AUTO, AutoWorkers
 
 
 def first_number(num_workers: int | str) -> int:
-    """Return the number of workers to begin with.
-
-    Raises:
-        TypeError: It is no number, and not `"auto"`.
-    """
+    """Return the number of workers to begin with. Raises `TypeError` if it is no number, and not `"auto"`."""
     if not isinstance(num_workers, str):
         return num_workers
     if num_workers != AUTO:
@@ -26,8 +22,7 @@ def first_number(num_workers: int | str) -> int:
 def check_auto(loader: DataLoader[Any]) -> None:
     """Check that the number of workers may change, if the loader chooses it.
 
-    Raises:
-        ValueError: Batches would depend on when it changes.
+    Raises `ValueError` if batches would depend on when it changes.
     """
     if not isinstance(loader.num_workers, AutoWorkers) or not shows_its_worker(loader):
         return

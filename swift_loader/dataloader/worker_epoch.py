@@ -84,15 +84,7 @@ class IndexEpoch:
         shelf: WorkerShelf,
         resume: LoaderPosition | None,
     ) -> None:
-        """Begin to build ahead of the loop.
-
-        Args:
-            loader: What to load.
-            draws: The epoch's indices.
-            workers: Which build the batches.
-            shelf: Gets the workers back.
-            resume: Where to continue.
-        """
+        """Begin to build ahead of the loop. `shelf` gets the workers back."""
         self.is_whole = True
         """See `Epoch`."""
         self._num_workers = loader.num_workers
@@ -161,9 +153,7 @@ class IndexEpoch:
     def next(self) -> Any:
         """Return the next batch.
 
-        Raises:
-            StopIteration: There is none.
-            Exception: Whatever the dataset, the sampler or `collate_fn` raised; `WorkerDied` and the like.
+        Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like.
         """
         delivery = self._take()
         if delivery.error is not None:
@@ -257,15 +247,9 @@ class StreamEpoch:
         resume: LoaderPosition | None,
         copies: Copies | None = None,
     ) -> None:
-        """Begin to build ahead of the loop.
+        """Begin to build ahead of the loop. `shelf` gets the workers back.
 
-        Args:
-            loader: As for `IndexEpoch`.
-            draws: As for `IndexEpoch`.
-            workers: As for `IndexEpoch`.
-            shelf: As for `IndexEpoch`.
-            resume: As for `IndexEpoch`.
-            copies: Gets the batches, and warns if all workers give the same. None: nobody need look.
+        `copies` gets the batches, and warns if all workers give the same; None: nobody need look.
         """
         self.is_whole = True
         """See `Epoch`."""

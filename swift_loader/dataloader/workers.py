@@ -110,8 +110,7 @@ class LoaderWorkers:
     def resize(self, num_workers: int) -> None:
         """Have so many workers from now on. Not for a stream. Returns at once. Any thread, one at a time.
 
-        Raises:
-            RuntimeError: They are threads that each have a copy of the dataset, so there can't be more.
+        Raises `RuntimeError` if they are threads that each have a copy of the dataset, so there can't be more.
         """
         before = self._delivery
         given = before.max_in_flight

@@ -14,12 +14,7 @@ class Cursor:
     def __init__(self, plan: Plan, epoch: int, step: int, *, in_order: bool, is_endless: bool = False) -> None:
         """Begin at a step of an epoch, with all earlier steps behind the loop.
 
-        Args:
-            plan: The plan.
-            epoch: The epoch.
-            step: The step.
-            in_order: Whether batches are delivered in the plan's order.
-            is_endless: Whether the plan doesn't know how many batches an epoch has.
+        `is_endless`: the plan doesn't know how many batches an epoch has.
         """
         self.plan = plan
         self.is_endless = is_endless

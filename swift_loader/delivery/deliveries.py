@@ -18,13 +18,7 @@ class Deliveries:
     """Takes the batches that are ready, in the scheduler's order. Only the loop's thread uses it."""
 
     def __init__(self, driver: Driver, executor: Executor, scheduler: Scheduler) -> None:
-        """Begin nowhere: `seek` or `begin` comes first.
-
-        Args:
-            driver: Its locks guard the scheduler.
-            executor: Learns of each plan.
-            scheduler: Decides which batch is next.
-        """
+        """Begin nowhere: `seek` or `begin` comes first. The driver's locks guard the scheduler."""
         self._driver = driver
         self._executor = executor
         self._scheduler = scheduler
@@ -70,8 +64,7 @@ class Deliveries:
     def take(self) -> Delivery | None:
         """Return the next batch, or its error; None if it isn't ready.
 
-        Raises:
-            LoaderClosed: The dispatcher was closed.
+        Raises `LoaderClosed` if the dispatcher was closed.
         """
         with self._driver.lock:
             self._driver.check_open()

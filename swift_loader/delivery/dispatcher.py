@@ -47,13 +47,9 @@ class Dispatcher:
         metrics: Metrics,
         on_restart: Callable[[str], None],
     ) -> None:
-        """Make a dispatcher that isn't started.
+        """Make a dispatcher that isn't started. It owns the executor and the scheduler.
 
-        Args:
-            executor: The dispatcher owns it.
-            scheduler: The dispatcher owns it.
-            metrics: Measures the waits and the passes.
-            on_restart: Gets the warning about a process that is replaced. Any thread calls it.
+        `on_restart` gets the warning about a process that is replaced, on any thread.
         """
         self._driver = Driver(executor, scheduler, on_restart)
         self._executor = executor
@@ -91,14 +87,8 @@ class Dispatcher:
     def start(self, *, tries_out: bool, keeps_trial: bool, skips: Skips = NO_SKIPS) -> None:
         """Get ready to build batches. Blocks until the dataset is built. If it raises, it leaves nothing behind.
 
-        Args:
-            tries_out: Whether to wait for a trial batch.
-            keeps_trial: Whether the loop may get the trial batch as its first one.
-            skips: What the trial batch must not contain.
-
-        Raises:
-            WorkerDied: A process died.
-            Exception: Whatever building the dataset or the trial batch raised.
+        `tries_out`: wait for a trial batch. `keeps_trial`: the loop may get it as its first one. `skips`: what it must
+        not contain. Raises `WorkerDied`, or what building the dataset or the trial batch raised.
         """
         try:
             with explaining_limits():
@@ -144,11 +134,10 @@ class Dispatcher:
     def begin(self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None = None) -> None:
         """Make `next_batch` deliver this work, and nothing that was handed out before.
 
-        Args:
-            source: Hands out the work, on any thread. It may say that there is none, and have more later: `next_batch`
-                asks it again.
-            settings: What workers know about the work. The order's seed is the base seed of torch's workers.
-            resume: Where each worker's dataset continues, by the worker's id: a packed `Resume`. The others begin anew.
+        `source` hands out the work, on any thread. It may say that there is none, and have more later: `next_batch`
+        asks it again. `settings`: what workers know about the work; the order's seed is the base seed of torch's
+        workers. `resume`: where each worker's dataset continues, by the worker's id: a packed `Resume`. The others
+        begin anew.
         """
         if self._executor.owner is not None:
             self._executor.owner.check()
@@ -235,8 +224,7 @@ class Dispatcher:
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.
 
-        Raises:
-            Exception: A signal handler raised it meanwhile, see `next_batch`.
+        Raises what a signal handler raised meanwhile, see `next_batch`.
         """
         with self._loop_lock:
             before, self._phase = self._phase, Phase.WAITING
@@ -291,15 +279,10 @@ class Dispatcher:
     # Another number of workers ----------------------------------------------------------------------------------------
 
     def resize(self, num_workers: int, limits: Limits) -> None:
-        """Have so many workers from now on. Returns before they have started or ended. Any thread.
+        """Have so many workers from now on, at least 1. Returns before they have started or ended. Any thread.
 
-        Args:
-            num_workers: At least 1.
-            limits: For so many workers.
-
-        Raises:
-            LoaderClosed: The dispatcher was closed.
-            RuntimeError: The number of workers can't change. Nothing has changed.
+        `limits`: for so many workers. Raises `LoaderClosed`, or `RuntimeError` if the number can't change; nothing has
+        changed then.
         """
         if self._executor.owner is not None:
             self._executor.owner.check()

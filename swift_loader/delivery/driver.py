@@ -28,12 +28,9 @@ class Driver:
     """A scheduler and an executor that act on each other."""
 
     def __init__(self, executor: Executor, scheduler: Scheduler, on_restart: Callable[[str], None]) -> None:
-        """Bring the two together.
+        """Bring the two together. The executor isn't started. `lock` guards the scheduler from now on.
 
-        Args:
-            executor: Not started.
-            scheduler: Guarded by `lock` from now on.
-            on_restart: Gets the warning about a process that is replaced. Any thread calls it.
+        `on_restart` gets the warning about a process that is replaced, on any thread.
         """
         self.executor = executor
         self.scheduler = scheduler
@@ -83,8 +80,7 @@ class Driver:
     def receive(self, inbox: Inbox, timeout_s: float | None) -> bool:
         """Wait for events, and let the scheduler handle them. Return whether there were any.
 
-        Raises:
-            Exception: A signal handler raised it. No event is lost.
+        Raises what a signal handler raised. No event is lost.
         """
         events = inbox.wait(timeout_s)
         if events:
@@ -143,8 +139,7 @@ class Driver:
     def receive_or_judge(self, inbox: Inbox) -> None:
         """Receive events. After too long a wait, judge who the loop waits for. An interrupt at any point is harmless.
 
-        Raises:
-            WorkerStalled: No worker has had the batch for too long.
+        Raises `WorkerStalled` if no worker has had the batch for too long.
         """
         watchdog = self.scheduler.watchdog
         if watchdog.deadline_s == math.inf:

@@ -53,14 +53,11 @@ class Receivers:
         on_failure: Callable[[BaseException], None],
         on_absence: Callable[[], None],
     ) -> None:
-        """Get ready. The loop leads.
+        """Get ready. The loop leads. `inboxes`: the loop's, then one for each thread.
 
-        Args:
-            inboxes: The loop's inbox, then one for each thread.
-            receive: Receives events from an inbox and acts on them. Returns at once if the inbox was woken.
-            on_failure: Called with the error that ended a thread. That thread runs it.
-            on_absence: Called if the loop leads, but seems to stay away. Calls `hand_over` if it does. A parked thread
-                runs it.
+        `receive` takes events from an inbox and acts on them. It returns at once if the inbox was woken. `on_failure`
+        gets the error that ended a thread, on that thread. A parked thread calls `on_absence` if the loop leads, but
+        seems to stay away; it calls `hand_over` if the loop does.
         """
         self.inbox = inboxes[0]
         """The loop's."""

@@ -10,18 +10,11 @@ from swift_loader.scheduler.work import PlannedWork
 
 
 def try_out(driver: Driver, inbox: Inbox, work: PlannedWork, grace_s: float, *, keeps_trial: bool) -> None:
-    """Build a batch, and wait until it is there.
+    """Build a batch, and wait until it is there. The caller leads, and has started the executor.
 
-    Args:
-        driver: Of the scheduler and its executor, which has started.
-        inbox: Where to receive from. The caller leads.
-        work: The batch.
-        grace_s: Seconds that replacing a worker may take.
-        keeps_trial: Whether the loop may get the batch as its first one.
-
-    Raises:
-        LoaderClosed: Another thread closed the loader.
-        Exception: Whatever building the batch raised, or why no batch can be built.
+    `grace_s`: seconds that replacing a worker may take. `keeps_trial`: the loop may get the batch as its first one.
+    Raises `LoaderClosed` if another thread closed the loader, else what building the batch raised, or why none can be
+    built.
     """
     with driver.lock:
         driver.scheduler.try_out(work)

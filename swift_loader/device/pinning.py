@@ -95,8 +95,7 @@ class CudaRegistry:
 def relaxed_capture(exchange: Callable[[Any], Any]) -> Iterator[None]:
     """Return a context in which CUDA accepts this thread's calls during another thread's capture.
 
-    Args:
-        exchange: Swaps the thread's capture mode with the int behind its argument, a pointer.
+    `exchange` swaps the thread's capture mode with the int behind its argument, a pointer.
     """
     mode = ctypes.c_int(_RELAXED)
     try:

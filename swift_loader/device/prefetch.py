@@ -45,11 +45,8 @@ class PrefetchQueue:
     def __init__(self, source: HostSource, copies: CopiesInFlight, depth: int, num_batches: int = sys.maxsize) -> None:
         """Begin a pass. Its copies come after the work that the loop has queued so far.
 
-        Args:
-            source: Gives the batches, and moves them.
-            copies: The running copies of all passes.
-            depth: How many batches may be on the device ahead of the loop.
-            num_batches: How many to pull at most.
+        `copies`: the running ones of all passes. `depth`: batches that may be on the device ahead of the loop.
+        `num_batches`: how many to pull at most.
         """
         self._source = source
         self._copies = copies

@@ -36,8 +36,7 @@ def find_target(
 ) -> Target | None:
     """Return where batches go. None: they stay the same.
 
-    Raises:
-        TypeError: `custom` can't be called, or comes without a device, or with a dtype.
+    Raises `TypeError` if `custom` can't be called, or comes without a device, or with a dtype.
     """
     for name, value in (("to_device", custom), ("dtype", dtype)):
         if device is None and value is not None:
@@ -62,9 +61,7 @@ def find_target(
 def device_of(device: Any) -> torch.device:
     """Return a device. A CUDA or XPU device without an index gets the current one.
 
-    Raises:
-        ValueError: torch doesn't know the name.
-        RuntimeError: This machine has no such device.
+    Raises `ValueError` if torch doesn't know the name, `RuntimeError` if this machine has no such device.
     """
     import torch
 
@@ -98,8 +95,7 @@ def default_device() -> torch.device:
 def mover(device: torch.device, custom: Callable[..., Any] | None, dtype: torch.dtype | None) -> Move:
     """Return the function that moves a batch to a device. It calls `custom(batch, device)` if given.
 
-    Raises:
-        TypeError: `custom` can't be called; `dtype` isn't a floating-point dtype, or comes with `custom`.
+    Raises `TypeError` if `custom` can't be called, or `dtype` isn't a floating-point dtype or comes with `custom`.
     """
     if custom is not None:
         if not callable(custom):

@@ -138,31 +138,22 @@ class Executor(Protocol):
     def start(self) -> None:
         """Get ready to build batches. Blocks until the dataset is built. The caller holds no lock.
 
-        Raises:
-            WorkerDied: A process died.
-            Exception: Whatever building the dataset raised.
+        Raises `WorkerDied`, or what building the dataset raised.
         """
         ...
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more.
 
-        Args:
-            generation: The generation.
-            plan: The plan.
-            resume: Where each worker's dataset continues, by the worker's id: a packed `Resume`.
+        `resume`: where each worker's dataset continues, by the worker's id: a packed `Resume`.
         """
         ...
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on. Actions start and dismiss them. There may be more inboxes then.
 
-        Args:
-            num_workers: How many, at least 1.
-            limits: How far ahead of the loop they may work.
-
-        Raises:
-            RuntimeError: Their number can't change. Nothing has changed.
+        `num_workers`: at least 1. `limits`: how far ahead of the loop they may work. Raises `RuntimeError` if their
+        number can't change; nothing has changed then.
         """
         ...
 

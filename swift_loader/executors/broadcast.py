@@ -60,12 +60,9 @@ class Broadcast:
     ) -> None:
         """Connect the ranks. Blocks until all are here.
 
-        Args:
-            store: Of torch.distributed; nobody else uses these names in it.
-            ranks: Their numbers in torch.distributed. The first one loads.
-            rank: This one's.
-            timeout_s: How long a batch waits for the other ranks at most. None: 60 s.
-            stall_warning_s: After how long the user is warned. None: never.
+        `store`: of torch.distributed; nobody else uses these names in it. `ranks`: their numbers in torch.distributed;
+        the first one loads. `timeout_s`: how long a batch waits for the other ranks at most; None: 60 s.
+        `stall_warning_s`: after how long the user is warned; None: never.
         """
         import torch.distributed as dist
 
@@ -83,11 +80,9 @@ class Broadcast:
     def send(self, place: tuple[int, int], content: Any, failures: Sequence[Any] = ()) -> None:
         """Give the other ranks what belongs to a place: an epoch and a step. An error is raised there.
 
-        Raises:
-            EncodeError: The content can't be sent. The others have this error in its place.
-            RankMismatch: A rank is at another place.
-            RankDied: A rank has ended, or has closed its loader.
-            RankStalled: A rank didn't come in time.
+        Raises `EncodeError` if the content can't be sent; the others have this error in its place. Raises
+        `RankMismatch` if a rank is at another place, `RankDied` if one has ended or has closed its loader,
+        `RankStalled` if one didn't come in time.
         """
         pairs = [(replace(one, exception=None), _described(one.exception)) for one in failures]
         refused = None
@@ -105,10 +100,9 @@ class Broadcast:
             raise refused
 
     def receive(self, place: tuple[int, int]) -> tuple[Any, list[Any]]:
-        """Return what the rank that loads has for a place, and the samples that failed in it. Raises as `send` does.
+        """Return what the rank that loads has for a place, and the samples that failed in it.
 
-        Raises:
-            Exception: That rank has an error there.
+        Raises as `send` does, or the error that this rank has there.
         """
         content, pairs = pickle.loads(self._in_step(place, None))
         if isinstance(content, Failure):

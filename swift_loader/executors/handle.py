@@ -199,15 +199,9 @@ class Handle(Generic[AChannel, AProcess]):
     def send(self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
 
-        Args:
-            task: What to build.
-            generation: The first generation of the plan.
-            plan: The plan to use from then on. Sent with the first task that needs it, because frequent seeks would
-                fill the pipe of a busy worker.
-            resumes: Says where its dataset continues, with another plan.
-
-        Returns:
-            The memory of retired slots, see `ReturnedSlots`.
+        `generation`: the plan's first one. `plan`: used from then on. It is sent with the first task that needs it,
+        because frequent seeks would fill the pipe of a busy worker. `resumes` says where its dataset continues, with
+        another plan. Returns the memory of retired slots, see `ReturnedSlots`.
         """
         returned = self.memory.take_returned()
         if self._plan_generation != generation:

@@ -125,8 +125,7 @@ class InlineExecutor:
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Build the next batch. Return nothing if there is no time or no task.
 
-        Raises:
-            Exception: A signal handler raised it. The next call builds the batch.
+        Raises what a signal handler raised. The next call builds the batch then.
         """
         builder = self._builder  # another thread may call close() meanwhile
         if not self._events and self._tasks and builder is not None and timeout_s is None:

@@ -81,17 +81,10 @@ class LocalBuilder:
     ) -> None:
         """Prepare to build batches.
 
-        Args:
-            worker: Serial number of the worker, for the events. Also its id, because it is never replaced.
-            dataset: A map-style dataset; in torch mode, what torch accepts.
-            num_samples: The dataset's length; 0 in torch mode.
-            spec: How batches are made.
-            batch_decoder: See `BatchReader`.
-            metrics: Counts the stages.
-            speaker: Says where errors happened.
-            store: Has the memory of the batches. The builder alone uses it.
-            is_interrupt: See `BatchBuilder`.
-            identity: See `BatchBuilder`.
+        `worker`: its serial number, for the events; also its id, because it is never replaced. `dataset`: map-style; in
+        torch mode, what torch accepts. `num_samples`: 0 in torch mode. `batch_decoder`: see `BatchReader`. `speaker`
+        says where errors happened. `store` has the memory of the batches; the builder alone uses it. `is_interrupt` and
+        `identity`: see `BatchBuilder`.
         """
         self._worker = worker
         self._definitions = NewDefinitions()
@@ -115,9 +108,8 @@ class LocalBuilder:
     def encode(self, task: Send) -> Encoded:
         """Build a batch.
 
-        Raises:
-            BuildError: The user's code raised; see `failed`.
-            StreamEnd: The worker's shard of a stream has no batch left.
+        Raises `BuildError` if the user's code raised, see `failed`; `StreamEnd` if the worker's shard of a stream has
+        no batch left.
         """
         self._definitions.clear()
         built = self._builder.build(self._store, task_of(task))
@@ -126,8 +118,7 @@ class LocalBuilder:
     def decode(self, task: Send, encoded: Encoded) -> list[Event]:
         """Return the events of the batch that was encoded last: its failed samples, then the batch.
 
-        Raises:
-            Exception: The batch can't be decoded.
+        Raises if the batch can't be decoded.
         """
         batch, started_ns = encoded.batch, time.perf_counter_ns()
         outcome = Outcome(self._reader.read(batch, encoded.memory), state=self._builder.state)

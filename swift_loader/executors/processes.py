@@ -73,9 +73,7 @@ def can_fork() -> bool:
 def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
     """Begin in the background what all processes of this start method share. Returns at once, and raises no error.
 
-    Args:
-        start_method: What the user has chosen.
-        modules: What the dataset will import.
+    `modules`: what the dataset will import.
     """
     if start_method.on(PLATFORM) is StartMethod.TEMPLATE:
         from swift_loader.executors.process.roots import ROOTS
@@ -84,13 +82,7 @@ def warm_up(start_method: StartMethod, modules: tuple[str, ...]) -> None:
 
 
 def make_starter(spec: WorkerSpec, options: DeliveryOptions, wording: Wording = LOADER_WORDING) -> Starter:
-    """Return what starts the processes that the options and the platform demand.
-
-    Args:
-        spec: What they build.
-        options: How that is delivered.
-        wording: For errors and warnings.
-    """
+    """Return what starts the processes that the options and the platform demand."""
     if options.executor is not None:
         from swift_loader.executors.ray.supervisor import RaySupervisor
 
@@ -117,14 +109,9 @@ def make_executor(
     on_segment: Callable[[Segment], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Executor:
-    """Return the executor of a starter's processes. It owns the starter.
+    """Return the executor of a starter's processes. It owns the starter. `on_segment`: see `ProcessExecutor`.
 
-    Args:
-        starter: Starts the processes.
-        metrics: Counts the stages.
-        log: Writes a line to the log.
-        on_segment: See `ProcessExecutor`.
-        note: Gets warnings for the user that come while the loop runs, on any thread. None: the log gets them.
+    `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
     """
     from swift_loader.executors.portable.executor import PortableExecutor
     from swift_loader.executors.portable.supervisor import PortableSupervisor

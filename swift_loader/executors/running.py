@@ -34,15 +34,10 @@ class RunningWorkers(Generic[AHandle]):
         *,
         sends_each_plan: bool,
     ) -> None:
-        """Use these workers.
+        """`workers` returns those that there are now, by serial number. `plan`: what they start with.
 
-        Args:
-            workers: Returns those that there are now, by serial number.
-            plan: The plan that they start with.
-            explainer: The words for them.
-            reader: Reads their messages.
-            resumes: Where their datasets continue. The reader keeps them up to date.
-            sends_each_plan: Whether workers get a plan also if it is the one before, because a new iteration begins.
+        `resumes`: where their datasets continue. The reader keeps them up to date. `sends_each_plan`: workers get a
+        plan also if it is the one before, because a new iteration begins.
         """
         self.plan = plan
         self.explainer = explainer

@@ -8,14 +8,7 @@ from swift_loader.options import DeliveryOptions
 
 
 def setup_of(delivery: DeliveryOptions, *, num_workers: int, batch_size: int, has_device: bool) -> Setup:
-    """Return what there is now.
-
-    Args:
-        delivery: Options of the loader.
-        num_workers: Workers now. 0: batches are built in the loop's thread.
-        batch_size: Samples per batch.
-        has_device: Whether batches are moved to a device.
-    """
+    """Return what there is now. `num_workers` 0: batches are built in the loop's thread."""
     in_flight = delivery.in_flight
     return Setup(
         num_workers=num_workers,

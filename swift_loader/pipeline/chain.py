@@ -43,11 +43,8 @@ class Chain:
     def open(self, place: Place, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
         """Return the results from a place on. Threads begin to work.
 
-        Args:
-            place: From `Item.after`, or `beginning`.
-            states: The state of each plain source in turn, or None: from `SourceStates`.
-            run: Owns what is opened.
-            key: Of what the nodes draw.
+        `place`: from `Item.after`, or `beginning`. `states`: the state of each plain source in turn, or None: from
+        `SourceStates`. `run` owns what is opened. `key`: of what the nodes draw.
         """
         openings = self._openings(place, key)
         items = self.origin.open(place[0], states, run, key)
@@ -64,11 +61,7 @@ class Chain:
         return openings
 
     def check(self, place: Any) -> None:
-        """Check that a place has the form of this chain's.
-
-        Raises:
-            StateMismatch: It hasn't.
-        """
+        """Check that a place has the form of this chain's. Raises `StateMismatch` if it hasn't."""
         num_counted = sum(node.counts for node in self.nodes)
         if not isinstance(place, tuple) or len(place) != 1 + num_counted:
             raise StateMismatch(

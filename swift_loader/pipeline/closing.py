@@ -24,12 +24,8 @@ class _Closing:
 def close_together(closes: Sequence[Callable[[], None]], left_s: Callable[[], float]) -> None:
     """Call all of these at the same time, each but the last in a thread of its own.
 
-    Args:
-        closes: Each returns by itself after a while.
-        left_s: Returns for how many more seconds threads are waited for. One that needs longer is left alone.
-
-    Raises:
-        BaseException: The first error, once all were called.
+    Each returns by itself after a while. `left_s` returns for how many more seconds threads are waited for. One that
+    needs longer is left alone. Raises the first error, once all were called.
     """
     closings = [_Closing(close) for close in closes]
     threads = [thread for one in closings[:-1] if (thread := _started(one)) is not None]

@@ -116,8 +116,7 @@ class Epochs:
     def state(self) -> PipelineState:
         """Return where the loop is: after the last item that it got.
 
-        Raises:
-            StateMismatch: The loop is in the middle of an epoch, and a stage hands results on as they come.
+        Raises `StateMismatch` in the middle of an epoch, if a stage hands results on as they come.
         """
         if self._loaded is not None:
             return self._loaded
@@ -139,9 +138,8 @@ class Epochs:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue at a state with the next epoch that begins.
 
-        Raises:
-            TypeError: The state isn't a dict.
-            StateMismatch: It isn't a state of a pipeline with these stages. Nothing has changed.
+        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline with these stages;
+        nothing has changed then.
         """
         loaded = PipelineState.from_dict(state)
         if self._given_seed is not None and loaded.seed != self._given_seed:

@@ -36,9 +36,7 @@ class FailurePolicy:
     def note(self, item: int, error: BaseException) -> None:
         """Record that an item failed. Returns if it is left out.
 
-        Raises:
-            TooManyErrors: Too many items have failed.
-            BaseException: The item's error, if none may fail.
+        Raises the item's error if none may fail, `TooManyErrors` if too many have failed.
         """
         raised = explained(error, place_of(self.stage, item))
         if not self.skips or not isinstance(error, Exception):

@@ -39,12 +39,9 @@ class Feed:
     """Items that wait to be worked on. A source of work for a scheduler."""
 
     def __init__(self, max_items: int, epoch: int, *, puts_back: bool = False) -> None:
-        """Begin empty.
+        """Begin empty. `max_items`: how many may wait here. `epoch`: of the first items.
 
-        Args:
-            max_items: How many items may wait here.
-            epoch: Of the first items.
-            puts_back: Whether the stage puts work back, and calls `note_done` at the end of each item.
+        `puts_back`: the stage puts work back, and calls `note_done` at the end of each item.
         """
         self.relay: Relay[ItemWork] = Relay(max_items)
         self._returned: deque[ItemWork] = deque()

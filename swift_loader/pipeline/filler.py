@@ -23,13 +23,9 @@ class Filler:
         end: Callable[[BaseException | None], None],
         stats: StageStats,
     ) -> None:
-        """Get ready.
+        """Only this thread uses `upstream`. `put` blocks while there is no room; False: nobody wants the item.
 
-        Args:
-            upstream: Only this thread uses it.
-            put: Hands an item over. Blocks while there is no room. False: nobody wants it.
-            end: Gets the error that ended upstream, or None.
-            stats: Of the stage.
+        `end` gets the error that ended upstream, or None.
         """
         self._upstream = upstream
         self._put = put

@@ -56,12 +56,9 @@ def batched(items: Iterable[Item], batch_size: int, *, drop_last: bool) -> Itera
 
 
 def unbatched(items: Iterable[Item], start: Place, num_skipped: int) -> Iterator[Item]:
-    """Give the elements of each item one by one.
+    """Give the elements of each item one by one. The items' values are iterables.
 
-    Args:
-        items: Their values are iterables.
-        start: Where they begin.
-        num_skipped: How many elements of the first one are left out.
+    `start`: where they begin. `num_skipped`: how many elements of the first item are left out.
     """
     before = start
     for item in items:
@@ -80,13 +77,8 @@ def shuffled(
 ) -> Iterator[Item]:
     """Give each time a random one of the next `buffer_size` items.
 
-    Args:
-        items: What comes in.
-        buffer_size: How many items wait.
-        key: Returns the key of an epoch's draws.
-        epoch: The first epoch.
-        start: Where items begin: always where the epoch began, because what waits depends on all items before.
-        num_skipped: How many results are left out.
+    `key` returns the key of an epoch's draws. `epoch`: the first one. `start`: always where the epoch began, because
+    what waits depends on all items before. `num_skipped`: how many results are left out.
     """
     iterator, has_more = iter(items), True
     while has_more:
@@ -119,13 +111,9 @@ def shuffled(
 
 
 def of_rank(items: Iterable[Item], rank: int, world_size: int, *, is_equal: bool) -> Iterator[Item]:
-    """Keep every `world_size`-th item, beginning with number `rank`.
+    """Keep every `world_size`-th item, beginning with number `rank`. The items are the same ones on all ranks.
 
-    Args:
-        items: The same ones on all ranks.
-        rank: This rank.
-        world_size: The number of ranks.
-        is_equal: Whether the items after the last full round are left out, so that all ranks get the same number.
+    `is_equal`: the items after the last full round are left out, so that all ranks get the same number.
     """
     held: Item | None = None
     number = 0
@@ -153,12 +141,8 @@ def cached(
 ) -> Iterator[Item]:
     """Give the first items again and again. Upstream isn't pulled any more once `num_items` came.
 
-    Args:
-        items: What comes in. Ends of epochs are left out.
-        num_items: How many are kept.
-        stop_after: How many results there are; None: without end.
-        start: Where items begin.
-        num_skipped: How many results are left out.
+    Ends of epochs are left out. `stop_after`: how many results there are; None: without end. `start`: where items
+    begin. `num_skipped`: how many results are left out.
     """
     values = (item.value for item in items if item.value is not _END)
     kept = list(itertools.islice(values, num_items))
@@ -169,11 +153,8 @@ def cached(
 def in_turn(flows: list[Iterator[Item] | None], places: list[Place], turn: int, num_before: int) -> Iterator[Item]:
     """Give one item of each flow in turn, until all have ended.
 
-    Args:
-        flows: What is merged; None: has ended.
-        places: Of each flow; empty if it has ended.
-        turn: Which flow is next.
-        num_before: How many items were given before.
+    `flows`: what is merged; None: has ended. `places`: of each flow; empty if it has ended. `turn`: which flow is next.
+    `num_before`: how many items were given before.
     """
     places, number = list(places), num_before
     while any(flow is not None for flow in flows):
@@ -193,12 +174,8 @@ def mixed(
 ) -> Iterator[Item]:
     """Give items of several flows in a random order, until all have ended.
 
-    Args:
-        flows: What is mixed; None: has ended.
-        weights: How often each is chosen, relative to the others that haven't ended.
-        key: Of the draws.
-        places: Of each flow; empty if it has ended.
-        num_before: How many items were given before.
+    `flows`, `places` and `num_before`: as in `in_turn`. `weights`: how often each is chosen, relative to the others
+    that haven't ended. `key`: of the draws.
     """
     places, number = list(places), num_before
     left = [index for index, flow in enumerate(flows) if flow is not None]

@@ -36,8 +36,7 @@ class Kind(Enum):
 def as_function(given: Any) -> Callable[[Any], Any]:
     """Return a function for what the user gave to a stage: a callable, or a dict or list to look items up in.
 
-    Raises:
-        TypeError: It is neither.
+    Raises `TypeError` if it is neither.
     """
     if callable(given):
         return given  # type: ignore[no-any-return]

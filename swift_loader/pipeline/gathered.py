@@ -89,8 +89,7 @@ class Drawn:
     def of(cls, weights: Sequence[float] | None, num_pipelines: int) -> Drawn:
         """Check the weights. None: all the same.
 
-        Raises:
-            ValueError: There is not a positive number for each pipeline.
+        Raises `ValueError` unless there is a positive number for each pipeline.
         """
         chosen = [1.0] * num_pipelines if weights is None else [float(weight) for weight in weights]
         if len(chosen) != num_pipelines or not all(0 < weight < math.inf for weight in chosen):

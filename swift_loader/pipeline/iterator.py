@@ -38,18 +38,10 @@ class OpenRun:
         begins: Sequence[SourceBegin | None],
         own: Callable[[Run], None],
     ) -> OpenRun:
-        """Open a pipeline at a state.
+        """Open a pipeline at a state. Raises what starting its processes raised, and leaves nothing behind then.
 
-        Args:
-            chain: The pipeline.
-            state: Where to begin.
-            event_loop: For coroutines.
-            tells_epochs: Whether sources are told the epochs that follow without a pause.
-            begins: What the sources' states are already, if that is known.
-            own: Called with the run before it starts anything.
-
-        Raises:
-            Exception: Whatever starting its processes raised. Nothing is left behind.
+        `event_loop`: for coroutines. `tells_epochs`: sources are told the epochs that follow without a pause. `begins`:
+        what the sources' states are already, if that is known. `own` is called with the run before it starts anything.
         """
         run = Run(state.epoch, state.seed, event_loop, tells_epochs=tells_epochs, begins=begins)
         own(run)

@@ -153,13 +153,9 @@ class Pour:
     """Pours a generator's results into a relay, in a worker thread."""
 
     def __init__(self, function: Callable[[Any], Iterator[Any]], seed: int, timeout_s: float | None, name: str) -> None:
-        """Run this generator.
+        """Run this generator. `sample_rng()` in it is keyed by the seed and the item.
 
-        Args:
-            function: `sample_rng()` in it is keyed by the seed and the item.
-            seed: Of what it draws.
-            timeout_s: How long the stage waits for a result; None: no limit.
-            name: Of the stage, for errors.
+        `timeout_s`: how long the stage waits for a result; None: no limit. `name`: of the stage, for errors.
         """
         self._function = function
         self._seed = seed

@@ -46,18 +46,13 @@ class Origin(Protocol):
         ...
 
     def check(self, entry: Any) -> None:
-        """Check the first entry of a place.
-
-        Raises:
-            StateMismatch: It isn't one of this origin.
-        """
+        """Check the first entry of a place. Raises `StateMismatch` if it isn't one of this origin."""
         ...
 
     def check_states(self, states: Iterator[Any]) -> None:
         """Check the states of the sources, as `open` takes them.
 
-        Raises:
-            StateMismatch: A source can't take its state.
+        Raises `StateMismatch` if a source can't take its state.
         """
         ...
 

@@ -59,13 +59,8 @@ def process_executor(
 ) -> Executor:
     """Return an executor of worker processes. It isn't started.
 
-    Args:
-        function: Called with each item. It is sent to the processes.
-        num_workers: How many processes.
-        delivery: How far ahead they may work.
-        plan: Has the seed of what the function draws.
-        stage: The stage's name, for errors.
-        gives_list: Whether the function is a generator.
+    `function` is called with each item. It is sent to the processes. `delivery`: how far ahead they may work. `plan`
+    has the seed of what the function draws. `stage`: its name, for errors. `gives_list`: the function is a generator.
     """
     mode = TorchMode(
         num_workers=num_workers,

@@ -32,13 +32,10 @@ class Relay(Generic[Thing]):
         on_timeout: Callable[[], BaseException] = TimeoutError,
         on_take: Callable[[], None] | None = None,
     ) -> None:
-        """Begin empty.
+        """Begin empty. `max_things`: how many may wait to be taken.
 
-        Args:
-            max_things: How many may wait to be taken.
-            timeout_s: How long the taker waits for one; None: no limit.
-            on_timeout: Returns the error after such a wait.
-            on_take: Called after each take of an iteration, on the taker's thread.
+        `timeout_s`: how long the taker waits for one; None: no limit. `on_timeout` returns the error after such a wait.
+        `on_take` is called after each take of an iteration, on the taker's thread.
         """
         self.max_things = max_things
         self._things: queue.SimpleQueue[Thing | _End] = queue.SimpleQueue()
@@ -85,8 +82,7 @@ class Relay(Generic[Thing]):
     def __iter__(self) -> Iterator[Thing]:
         """Take all things. Blocks while there is none.
 
-        Raises:
-            BaseException: The giver's error, or that of a wait that took too long.
+        Raises the giver's error, or that of a wait that took too long.
         """
         things, room = self._things, self._room
         while True:

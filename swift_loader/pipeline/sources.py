@@ -118,14 +118,9 @@ def source_items(
 ) -> Iterator[Item]:
     """Return the items of a source from an epoch on.
 
-    Args:
-        source: See `check_source`.
-        start: Where the first epoch begins.
-        epoch: The first one.
-        is_endless: Whether one epoch comes after the other.
-        tells_epochs: Whether to tell the source each epoch after the first one, if it has `set_epoch`.
-        states: Get the source's states.
-        use_loop: For async sources.
+    `source`: see `check_source`. `start`: where the first epoch begins. `is_endless`: one epoch comes after the other.
+    `tells_epochs`: the source is told each epoch after the first one, if it has `set_epoch`. `states` get the source's
+    states. `use_loop`: for async sources.
     """
     while True:
         yield from _epoch_items(source, start, epoch, states, use_loop)
@@ -225,11 +220,7 @@ async def _draw(
 
 
 def check_source(source: Any) -> None:
-    """Check that items can come from it.
-
-    Raises:
-        TypeError: They can't.
-    """
+    """Check that items can come from it. Raises `TypeError` if they can't."""
     if not (isinstance(source, Iterable) or hasattr(source, "__aiter__") or is_indexed(source)):
         raise TypeError(
             f"the source is a {type(source).__name__}; it must be an iterable, an async iterable, or have "

@@ -43,16 +43,10 @@ class Stage:
         *,
         goes_on: bool = False,
     ) -> None:
-        """Start nothing.
+        """Start nothing. A thread of the stage uses `upstream`. `epoch`: of the first items.
 
-        Args:
-            upstream: What comes in. A thread of the stage uses it.
-            executor: Calls the function.
-            settings: How far ahead of downstream it may work, and in which order results come.
-            policy: What becomes of items that fail.
-            stats: Counts the items.
-            epoch: Of the first items.
-            goes_on: Whether an item is worked on again after each of its results: `any_results` gives them.
+        `settings`: how far ahead of downstream it may work, and in which order results come. `policy`: what becomes of
+        items that fail. `goes_on`: an item is worked on again after each of its results; `any_results` gives them.
         """
         limits = settings.limits
         self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
@@ -66,8 +60,7 @@ class Stage:
     def start(self, plan: PlanSettings) -> None:
         """Start the executor, and begin to pull from upstream. `plan`: what workers know about the items.
 
-        Raises:
-            Exception: Whatever starting the executor raised.
+        Raises what starting the executor raised.
         """
         try:
             self._dispatcher.start(tries_out=False, keeps_trial=False)
@@ -96,9 +89,7 @@ class Stage:
     def all_results(self, start: Place, num_skipped: int) -> Iterator[Item]:
         """Return all results of each item's generator, in order.
 
-        Args:
-            start: Where upstream began.
-            num_skipped: How many results of the first item are left out.
+        `start`: where upstream began. `num_skipped`: how many results of the first item are left out.
         """
         before = start
         for delivery, work in self._deliveries():
@@ -123,8 +114,7 @@ class Stage:
     def any_results(self, start: Place) -> Iterator[Item]:
         """Return all results of all items' generators, as they come.
 
-        Args:
-            start: Where upstream began. No place says more.
+        `start`: where upstream began; no place says more.
         """
         num_results = 0
         for delivery, work in self._deliveries():
@@ -157,8 +147,7 @@ class Stage:
     def _deliveries(self) -> Iterator[tuple[Delivery, ItemWork]]:
         """Return what the workers answer. Blocks while there is nothing.
 
-        Raises:
-            BaseException: The executor failed, or upstream's error, after all results.
+        Raises the executor's error if it failed, or upstream's, after all results.
         """
         feed, num_taken = self._feed, 0
         while True:

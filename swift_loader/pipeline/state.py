@@ -45,9 +45,7 @@ class PipelineState:
     def from_dict(cls, state: Mapping[str, Any]) -> PipelineState:
         """Return a state that `to_dict` gave.
 
-        Raises:
-            TypeError: It isn't a dict.
-            StateMismatch: It isn't a state of a pipeline.
+        Raises `TypeError` if it isn't a dict, `StateMismatch` if it isn't a state of a pipeline.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")

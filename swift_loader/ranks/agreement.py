@@ -39,20 +39,12 @@ def agree_on_run(
 ) -> SameData | None:
     """Check that all ranks have the same run and options. Without a chosen seed, give them rank 0's.
 
-    Args:
-        run: The run that this rank is about to start.
-        ranks: Which rank this is.
-        options: The options that must be equal on all ranks.
-        is_made_here: True if this process made the loader, False if it got the loader from another process, as by
-            pickle or fork.
-        shares_batches: Whether this rank may share batches with those that need the same data.
+    `run`: what this rank is about to start. `options`: those that must be equal on all ranks. `is_made_here`: this
+    process made the loader; False: it got the loader from another process, as by pickle or fork. `shares_batches`: this
+    rank may share batches with those that need the same data.
 
-    Returns:
-        This rank and those that share batches with it. None if there are no others.
-
-    Raises:
-        ValueError: The ranks have different options, or each has drawn its own seed.
-        RuntimeError: A rank didn't arrive.
+    Returns this rank and those that share batches with it; None if there are no others. Raises `ValueError` if the
+    ranks have different options or each has drawn its own seed, `RuntimeError` if a rank didn't arrive.
     """
     if _is_alone(ranks):
         return None
@@ -92,9 +84,8 @@ def _same_data(answers: list[Facts], ranks: Ranks) -> SameData | None:
 def agree_on_length(ranks: Ranks, num_samples: int) -> None:
     """Check that the dataset has the same length on all ranks.
 
-    Raises:
-        ValueError: The lengths differ, or a rank couldn't build the dataset.
-        RuntimeError: A rank didn't arrive.
+    Raises `ValueError` if the lengths differ or a rank couldn't build the dataset, `RuntimeError` if a rank didn't
+    arrive.
     """
     _check_equal(_exchange(ranks, {_LENGTH: num_samples}) or [])
 
@@ -102,9 +93,7 @@ def agree_on_length(ranks: Ranks, num_samples: int) -> None:
 def agree_on_seed(ranks: Ranks, seed: int) -> int:
     """Return the seed that rank 0 passed. Blocks until all ranks are here.
 
-    Raises:
-        ValueError: The ranks can't exchange it.
-        RuntimeError: A rank didn't arrive.
+    Raises `ValueError` if the ranks can't exchange it, `RuntimeError` if a rank didn't arrive.
     """
     if _is_alone(ranks):
         return seed
@@ -186,11 +175,7 @@ def _exchange(ranks: Ranks, facts: Facts) -> list[Facts] | None:
 
 
 def _check_equal(answers: list[Facts]) -> None:
-    """Check that all ranks report the same facts.
-
-    Raises:
-        ValueError: They don't. The message names the first difference.
-    """
+    """Check that all ranks report the same facts. Raises `ValueError` that names the first difference."""
     for other in answers:
         for name, value in answers[0].items():
             if name not in _MAY_DIFFER and other.get(name) != value:

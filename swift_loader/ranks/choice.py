@@ -26,10 +26,8 @@ class RankChoice:
     def find(self, nb_consumer: int | None) -> Ranks:
         """Return the rank of this process. `nb_consumer` is the option, or None.
 
-        Raises:
-            TypeError: Two arguments exclude each other.
-            ValueError: They contradict each other, the option or the launcher.
-            RuntimeError: There are several ranks, and nothing says which one this is.
+        Raises `TypeError` if two arguments exclude each other, `ValueError` if they contradict each other, the option
+        or the launcher, `RuntimeError` if there are several ranks, and nothing says which one this is.
         """
         if self.consumer_index is not None and self.rank is not None:
             raise TypeError("consumer_index and rank are both given; they are one argument, so give rank only")

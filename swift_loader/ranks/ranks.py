@@ -74,14 +74,10 @@ class MeshPlace:
 def place_in(mesh: Any, data_dims: Sequence[str] | None = None) -> MeshPlace:
     """Return the data-parallel coordinate of this rank.
 
-    Args:
-        mesh: A `torch.distributed.device_mesh.DeviceMesh`, or what has its `mesh_dim_names`, `shape` and
-            `get_coordinate()`.
-        data_dims: Names of the dimensions whose ranks get different data. None: known by their names.
-
-    Raises:
-        TypeError: It isn't a mesh, or `data_dims` aren't names.
-        ValueError: A dimension is unknown or has no name, or this rank isn't in the mesh.
+    `mesh`: a `torch.distributed.device_mesh.DeviceMesh`, or what has its `mesh_dim_names`, `shape` and
+    `get_coordinate()`. `data_dims`: names of the dimensions whose ranks get different data; None: known by their names.
+    Raises `TypeError` if it isn't a mesh or these aren't names, `ValueError` if a dimension is unknown or has no name,
+    or this rank isn't in the mesh.
     """
     try:
         names, shape, coordinate = mesh.mesh_dim_names, tuple(mesh.shape), mesh.get_coordinate()
@@ -163,16 +159,10 @@ class Ranks:
 
 
 def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | None) -> Ranks:
-    """Return the data-parallel rank in a device mesh.
+    """Return the data-parallel rank in a device mesh. `mesh` and `data_dims`: as in `place_in`.
 
-    Args:
-        mesh: A `torch.distributed.device_mesh.DeviceMesh`.
-        data_dims: Names of the dimensions that split the data. None: known by their names.
-        world_size: The option `nb_consumer`, or None.
-
-    Raises:
-        TypeError: It isn't a mesh, or `data_dims` aren't names.
-        ValueError: The mesh doesn't tell the coordinate, or it isn't that of `nb_consumer` ranks.
+    `world_size`: the option `nb_consumer`, or None. Raises as `place_in` does, and `ValueError` if the mesh isn't one
+    of `nb_consumer` data-parallel ranks.
     """
     place = place_in(mesh, data_dims)
     if world_size not in (None, place.world_size):
@@ -185,8 +175,7 @@ def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | 
 def ranks_of_job(rank: int, world_size: int) -> Ranks:
     """Return the data-parallel rank that `start(rank, world_size=...)` gave. All ranks of the job call it.
 
-    Raises:
-        ValueError: The rank isn't below the world size.
+    Raises `ValueError` if the rank isn't below the world size.
     """
     return _with_processes(_checked(Ranks(rank, world_size, "start()")), None)
 
@@ -212,14 +201,9 @@ def _ranks_in(mesh: Any) -> tuple[int, ...] | None:
 def find_ranks(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Ranks:
     """Return the rank of this process and the world size.
 
-    Args:
-        rank: The `consumer_index` given to `start()`, or None.
-        world_size: The option `nb_consumer`, or None.
-        environment: Environment variables, in which launchers set rank and world size.
-
-    Raises:
-        ValueError: The rank isn't below the world size, or the launcher's world size isn't `nb_consumer`.
-        RuntimeError: There are several ranks, and nothing says which one this is.
+    `rank`: the `consumer_index` given to `start()`, or None. `world_size`: the option `nb_consumer`, or None. Launchers
+    set both in `environment`. Raises `ValueError` if the rank isn't below the world size or the launcher's world size
+    isn't `nb_consumer`, `RuntimeError` if there are several ranks, and nothing says which one this is.
     """
     if rank is not None and world_size is not None:
         return _checked(Ranks(rank, world_size, "start()"))

@@ -60,12 +60,8 @@ class Rendezvous:
     def join(cls, store: Any, process: int, processes: Sequence[int], facts: Facts, name: str = "") -> Rendezvous:
         """Publish the facts of this rank. Doesn't block.
 
-        Args:
-            store: Of torch.distributed.
-            process: This rank.
-            processes: The ranks that exchange facts.
-            facts: What this rank says.
-            name: Of the exchanges among these ranks. Those of other ranks need another one.
+        `store`: of torch.distributed. `process`: this rank. `processes`: the ranks that exchange facts. `name`: of the
+        exchanges among these ranks. Those of other ranks need another one.
         """
         prefix = f"{_PREFIX}/{name}" if name else _PREFIX
         rendezvous = cls(store, int(store.add(f"{prefix}/process {process}", 1)), process, processes, prefix)
@@ -77,10 +73,8 @@ class Rendezvous:
     def gather(self) -> list[Facts]:
         """Return the facts of all ranks, in the order of `processes`.
 
-        Blocks until all have joined, at most for the store's time-out (that of `init_process_group`).
-
-        Raises:
-            RuntimeError: A rank didn't come, or one stopped waiting.
+        Blocks until all have joined, at most for the store's time-out (that of `init_process_group`). Raises
+        `RuntimeError` if a rank didn't come, or one stopped waiting.
         """
         self._wait()
         if self.store.check([self._key("left")]):

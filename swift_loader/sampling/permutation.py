@@ -84,13 +84,8 @@ def derive_keys(base: int, numbers: Positions) -> Positions:
 def permute(positions: Positions, size: int, keys: Positions) -> Positions:
     """Return the image of each position under the permutation of `range(size)` that its key selects.
 
-    Args:
-        positions: `(n,)`, each below `size`.
-        size: Number of positions in the permutation.
-        keys: `(1,)` for one permutation, or `(n,)` for one key per position.
-
-    Returns:
-        `(n,)`, a new array.
+    `positions`: `(n,)`, each below `size`. `keys`: `(1,)` for one permutation, or `(n,)` for one key per position.
+    Returns `(n,)`, a new array.
     """
     if size <= 1:
         return np.zeros_like(positions)

@@ -76,14 +76,10 @@ class OrderSettings:
 
     @classmethod
     def of(cls, *, seed: int, shuffle: bool, window: int | None, batch_size: int) -> OrderSettings:
-        """Return the settings of a new run.
+        """Return the settings of a new run. `batch_size`: at its start.
 
-        Args:
-            seed: Seed of the permutation.
-            shuffle: Whether to shuffle at all.
-            window: Number of samples to shuffle together; 0: all of them. The runs are as long as the batch size
-                allows. None: short runs, and a window so large that batches are mixed like those of a uniform shuffle.
-            batch_size: The batch size at the start of the run.
+        `window`: samples to shuffle together; 0: all of them. The runs are as long as the batch size allows. None:
+        short runs, and a window so large that batches are mixed like those of a uniform shuffle.
         """
         if window is None:
             return cls(seed, shuffle, local_window(batch_size), RUN_LENGTH)

@@ -61,9 +61,7 @@ class Ledger(Generic[Answer]):
     def begin(self, source: WorkSource, *, reuses_trial: bool) -> list[Batch[Answer]]:
         """Begin a new generation. Return the READY batches that nobody needs any more.
 
-        Args:
-            source: Hands out the work.
-            reuses_trial: Whether the trial batch, if it is READY, is used for the first batch of the same work.
+        `reuses_trial`: the trial batch, if it is READY, is used for the first batch of the same work.
         """
         dropped = self.ready()
         is_first = not self.generation
@@ -130,15 +128,8 @@ class Ledger(Generic[Answer]):
     def complete(self, serial: int, generation: int, sequence: int, answer: Answer, build_s: float | None) -> bool:
         """Record a worker's answer to its oldest task. Return False if the batch isn't needed any more.
 
-        Args:
-            serial: The worker's serial number.
-            generation: The generation of the task.
-            sequence: The sequence of the task.
-            answer: The answer.
-            build_s: How long the worker took; None if it has built no batch.
-
-        Raises:
-            ProtocolError: The worker answers another task.
+        `serial`: the worker's. `generation` and `sequence`: the task's. `build_s`: how long the worker took; None if it
+        has built no batch. Raises `ProtocolError` if the worker answers another task.
         """
         is_current = generation == self.generation
         self.queues.complete(serial, (generation, sequence), build_s, is_current=is_current)
@@ -153,8 +144,7 @@ class Ledger(Generic[Answer]):
     def end_shard(self, serial: int, generation: int, sequence: int) -> None:
         """Record that a worker's shard of a stream had no batch left for its oldest task.
 
-        Raises:
-            ProtocolError: The worker answers another task, or one that isn't of a stream.
+        Raises `ProtocolError` if the worker answers another task, or one that isn't of a stream.
         """
         is_current = generation == self.generation
         self.queues.pop(serial, (generation, sequence), is_current=is_current)
@@ -172,8 +162,7 @@ class Ledger(Generic[Answer]):
     def skip(self, serial: int, generation: int) -> None:
         """Record that a worker skipped its oldest task, which belonged to an earlier generation.
 
-        Raises:
-            ProtocolError: The worker had to do it.
+        Raises `ProtocolError` if the worker had to do it.
         """
         task = self.queues.first(serial)
         if task is None or task[0] != generation or generation == self.generation:

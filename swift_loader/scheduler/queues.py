@@ -99,27 +99,15 @@ class Queues:
     def pop(self, serial: int, task: Task, *, is_current: bool) -> None:
         """Remove the oldest task of a worker, which has answered it without a batch.
 
-        Args:
-            serial: The worker's serial number.
-            task: The task that it answers.
-            is_current: Whether the task belongs to the current generation.
-
-        Raises:
-            ProtocolError: The worker answers another task.
+        `serial`: the worker's. `is_current`: the task belongs to the current generation. Raises `ProtocolError` if the
+        worker answers another task.
         """
         self._room.note_less(self._pop(serial, task, is_current=is_current))
 
     def complete(self, serial: int, task: Task, build_s: float | None, *, is_current: bool) -> None:
         """Remove the oldest task of a worker. Its batch is READY now if it is needed.
 
-        Args:
-            serial: As in `pop`.
-            task: As in `pop`.
-            build_s: How long the worker took; None if it has built no batch.
-            is_current: As in `pop`.
-
-        Raises:
-            ProtocolError: The worker answers another task.
+        `build_s`: how long the worker took; None if it has built no batch. The rest is as in `pop`.
         """
         queue = self._pop(serial, task, is_current=is_current)
         if build_s is not None:  # a failure takes less time than a batch, which would raise the worker's task limit

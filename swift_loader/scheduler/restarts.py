@@ -32,8 +32,7 @@ class Restarts:
     def __init__(self, budget: int) -> None:
         """Start without deaths.
 
-        Args:
-            budget: How many workers in a row with one id may be replaced before one of them builds a batch.
+        `budget`: how many workers in a row with one id may be replaced before one of them builds a batch.
         """
         self._budget = budget
         self._in_a_row: dict[int, int] = {}

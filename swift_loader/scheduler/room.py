@@ -124,9 +124,7 @@ class Room:
     def least_of_id(self, worker_id: int, max_ready: float) -> int | None:
         """Return the worker with this id that has the least to do; None if none has room.
 
-        Args:
-            worker_id: The id.
-            max_ready: With so many READY batches, a worker has no room.
+        With `max_ready` READY batches, a worker has no room.
         """
         loads = [
             queue.load

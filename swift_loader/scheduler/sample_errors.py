@@ -65,9 +65,8 @@ class SampleErrors:
     def __init__(self, max_errors: float | None) -> None:
         """Start without failures.
 
-        Args:
-            max_errors: How many samples may fail in an epoch. An integer counts samples, a float below 1 is a fraction
-                of the epoch's samples, None is no limit.
+        `max_errors`: how many samples may fail in an epoch. An integer counts samples, a float below 1 is a fraction of
+        the epoch's samples, None is no limit.
         """
         self._max_errors = max_errors
         self._kept: deque[SampleFailure] = deque(maxlen=MAX_KEPT_FAILURES)
@@ -92,8 +91,7 @@ class SampleErrors:
     def note(self, failures: Sequence[SampleFailure]) -> None:
         """Record the failures of a batch, before the loop gets it.
 
-        Raises:
-            TooManyErrors: The pass now has more failures than `max_errors` allows.
+        Raises `TooManyErrors` if the pass now has more than `max_errors` allows.
         """
         for failure in failures:
             self._kept.append(failure)

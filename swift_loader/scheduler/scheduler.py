@@ -143,12 +143,9 @@ class Scheduler:
     def begin(self, source: WorkSource, *, keeps_meaning: bool) -> list[Any]:
         """Begin a new generation. Return the outcomes and failures that nobody needs any more.
 
-        They are the user's objects, whose finalisers may run any code: drop them outside the lock.
-
-        Args:
-            source: Hands out the work.
-            keeps_meaning: Whether equal work is the same batch as before. If not, no batch is blamed for the deaths so
-                far, and the trial batch isn't used.
+        They are the user's objects, whose finalisers may run any code: drop them outside the lock. `keeps_meaning`:
+        equal work is the same batch as before. If not, no batch is blamed for the deaths so far, and the trial batch
+        isn't used.
         """
         if self.state is SchedulerState.NEW:
             self.state = SchedulerState.RUNNING
@@ -230,8 +227,7 @@ class Scheduler:
     def decide(self, now_s: float) -> list[Action]:
         """Return what to do now: first what events and times have caused, then each task for which there is room.
 
-        Raises:
-            Exception: The source of work raised it. What was decided before comes with the next call.
+        Raises what the source of work raised. What was decided before comes with the next call.
         """
         actions = self._actions
         if self.state is SchedulerState.RUNNING or self.state is SchedulerState.NEW:
@@ -247,8 +243,7 @@ class Scheduler:
     def handle(self, event: Event, now_s: float) -> None:
         """Take in what happened.
 
-        Raises:
-            ProtocolError: A worker said what makes no sense. The caller then handles `ExecutorFailed`.
+        Raises `ProtocolError` if a worker said what makes no sense. The caller then handles `ExecutorFailed`.
         """
         if self.state is SchedulerState.CLOSED:
             return

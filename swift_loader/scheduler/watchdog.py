@@ -26,9 +26,8 @@ class Watchdog:
     def __init__(self, stall_warning_s: float | None, timeout_s: float | None) -> None:
         """Watch no wait yet.
 
-        Args:
-            stall_warning_s: How long a task may take before there is a warning; None: no warning.
-            timeout_s: How long a task may take, and how long the loop waits for it; None: no limit.
+        `stall_warning_s`: how long a task may take before there is a warning; None: no warning. `timeout_s`: how long a
+        task may take, and how long the loop waits for it; None: no limit.
         """
         self._stall_warning_s = math.inf if stall_warning_s is None else stall_warning_s
         self._timeout_s = math.inf if timeout_s is None else timeout_s
@@ -46,10 +45,8 @@ class Watchdog:
     def begin(self, now_s: float, grace_s: float) -> None:
         """Begin to watch a wait.
 
-        Args:
-            now_s: When it begins.
-            grace_s: How much longer than `timeout_s` the loop waits if no worker has the batch, because replacing one
-                takes time.
+        `grace_s`: how much longer than `timeout_s` the loop waits if no worker has the batch, because replacing one
+        takes time.
         """
         self._grace_s = grace_s
         self.began_s, self.deadline_s = now_s, now_s + self._period_s

@@ -87,14 +87,9 @@ class PlannedSource:
     def __init__(
         self, epoch: int, step: int, num_batches: Callable[[int], int], last_irregular_epoch: int | None = None
     ) -> None:
-        """Begin at a batch.
+        """Begin at a batch. `num_batches` returns how many an epoch has.
 
-        Args:
-            epoch: The epoch to begin at.
-            step: The step in this epoch.
-            num_batches: Returns how many batches an epoch has.
-            last_irregular_epoch: All later epochs have the same number of batches, and no epoch has more. Default: the
-                epoch to begin at.
+        `last_irregular_epoch`: all later epochs have the same number of batches, and no epoch has more. None: `epoch`.
         """
         self._epoch, self._step = epoch, step
         self._num_batches = num_batches

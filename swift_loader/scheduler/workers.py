@@ -98,11 +98,7 @@ class Worker:
     """Whether `work` is the trial batch."""
 
     def move(self, move: WorkerMove) -> None:
-        """Go to the next state.
-
-        Raises:
-            ProtocolError: There is no such move from this state.
-        """
+        """Go to the next state. Raises `ProtocolError` if there is no such move from this state."""
         state = WORKER_STATES.get((self.state, move))
         if state is None:
             raise ProtocolError(f"worker {self.serial} is {self.state.value}, which {move.value} can't follow")

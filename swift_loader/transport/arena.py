@@ -53,11 +53,8 @@ _MAX_NDIM = 32
 def numpy_dtype(name: str, ndim: int) -> np.dtype[Any] | None:
     """Return the dtype of an array on which a tensor can be made; None if there is none.
 
-    `torch.from_numpy` takes 1 us, `torch.frombuffer` 4.
-
-    Args:
-        name: Of torch's dtype, such as "float32".
-        ndim: The tensor's number of axes.
+    `torch.from_numpy` takes 1 us, `torch.frombuffer` 4. `name`: of torch's dtype, such as "float32". `ndim`: the
+    tensor's number of axes.
     """
     return np.dtype(name) if name in _NUMPYS and ndim <= _MAX_NDIM else None
 
@@ -80,13 +77,10 @@ class Arena:
         more: Callable[[int], NDArray[np.uint8] | None] | None = None,
         copies_late: bool = False,
     ) -> None:
-        """Begin with memory of which nothing is used.
+        """Begin with memory of which nothing is used: `(capacity,) uint8`.
 
-        Args:
-            memory: `(capacity,) uint8`.
-            more: Returns memory of at least so many bytes, or None. Called for the first block, if `memory` is empty
-                and the block is large.
-            copies_late: What is placed is copied by `move_to`. Nobody may change it until then.
+        `more` returns memory of at least so many bytes, or None. It is called for the first block, if `memory` is empty
+        and the block is large. `copies_late`: what is placed is copied by `move_to`. Nobody may change it until then.
         """
         self._memory = memory
         self._more = more

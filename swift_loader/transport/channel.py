@@ -57,8 +57,7 @@ class Channel:
     def pair(cls) -> tuple[Channel, Channel]:
         """Return the two ends of a new pipe.
 
-        Raises:
-            NoDescriptorsLeft: This process has no file descriptors left.
+        Raises `NoDescriptorsLeft` if this process has no file descriptors left.
         """
         one, other = new_socketpair(socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
@@ -71,10 +70,8 @@ class Channel:
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send one message, with duplicates of the descriptors; blocks while the pipe is full.
 
-        Raises:
-            BrokenPipeError: The peer is gone. Sometimes this is a ConnectionResetError.
-            NoDescriptorsLeft: This process has no file descriptor left for a long message.
-            ProtocolError: The message is too long.
+        Raises `BrokenPipeError`, sometimes `ConnectionResetError`, if the peer is gone, `NoDescriptorsLeft` if this
+        process has no file descriptor left for a long message, `ProtocolError` if the message is too long.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             self._send_in_file(message, descriptors)
@@ -99,10 +96,9 @@ class Channel:
     def receive(self, *, wait: bool = True) -> Received | None:
         """Return the next message, or None at the end of the stream. Blocks until then, unless `wait` is False.
 
-        Raises:
-            BlockingIOError: `wait` is False and there is no message.
-            NoDescriptorsLeft: This process has no file descriptors left for those in the message.
-            ProtocolError: The message is too long, carries too many descriptors, or is cut short.
+        Raises `BlockingIOError` if `wait` is False and there is no message, `NoDescriptorsLeft` if this process has no
+        file descriptors left for those in the message, `ProtocolError` if the message is too long, carries too many
+        descriptors, or is cut short.
         """
         flags = _WAIT if wait else _DONT_WAIT
         while True:
@@ -158,11 +154,7 @@ def _cut_short(happened: int, descriptors: list[int]) -> SwiftLoaderError:
 
 
 def _from_file(mark: Received) -> Received:
-    """Return the message that a mark announces.
-
-    Raises:
-        ProtocolError: The file has another length.
-    """
+    """Return the message that a mark announces. Raises `ProtocolError` if the file has another length."""
     *descriptors, file = mark.descriptors
     _, length = _MARK.unpack(mark.data)
     try:

@@ -211,14 +211,11 @@ class CodeEncoder(Encoder):
         *,
         sends_code: bool = True,
     ) -> None:
-        """Get ready.
+        """`stream` gets the pickles, `arena` the bulk data.
 
-        Args:
-            stream: Receives the pickles.
-            arena: Receives the bulk data.
-            number_of: Returns the number of a definition that the receiver has; then only the number is sent.
-            note: Is called with each class and function that is sent. If given, the receiver hasn't run the script.
-            sends_code: False: raise `CodeNeeded` if code would have to be sent.
+        `number_of` returns the number of a definition that the receiver has; then only the number is sent. `note` is
+        called with each class and function that is sent. If given, the receiver hasn't run the script. Without
+        `sends_code`, raise `CodeNeeded` if code would have to be sent.
         """
         super().__init__(stream, arena, number_of)
         self.dispatch_table = reducers()

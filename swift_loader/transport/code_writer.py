@@ -40,9 +40,8 @@ class CodeWriter:
     def write(self, content: object) -> None:
         """Write all pickles.
 
-        Raises:
-            EncodeError: A variable of the script can't be sent, or an attribute of one of its classes.
-            Exception: The content can't be sent.
+        Raises `EncodeError` if a variable of the script can't be sent, or an attribute of one of its classes; another
+        error if the content can't be sent.
         """
         self._fills.add(Fill(None, content, ""))  # without a name: the caller explains an error of the content
         self._write_fills()
@@ -146,11 +145,7 @@ class CodeWriter:
             self._dump(Call(rebuild.import_modules, used))
 
     def _dump_as(self, name: str, part: object) -> None:
-        """Write code.
-
-        Raises:
-            EncodeError: It can't be sent; the message begins with `name`.
-        """
+        """Write code. Raises `EncodeError` that begins with `name` if it can't be sent."""
         try:
             self._dump(part)
         except (EncodeError, CodeNeeded):

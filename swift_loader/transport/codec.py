@@ -35,15 +35,11 @@ _HINT = "Return arrays, tensors, numbers, strings or containers of them, or pass
 
 
 def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
-    """Copy the bulk data of a batch into the arena, and return the rest.
+    """Copy the bulk data of a batch into the arena, except what was made in it, and return the rest.
 
-    Args:
-        batch: Anything that pickle or this codec can serialise.
-        arena: Receives the bulk data, except what was made in it.
-        number_of: `Definitions.number_of`; or `Definitions.add`, to collect the definitions that the peer needs.
-
-    Raises:
-        EncodeError: A part of the batch can't be sent; the message names its path and its type.
+    `batch`: anything that pickle or this codec can serialise. `number_of`: `Definitions.number_of`; or
+    `Definitions.add`, to collect the definitions that the peer needs. Raises `EncodeError` that names the path and the
+    type of a part that can't be sent.
     """
     stream = io.BytesIO()
     encoder = Encoder(stream, arena, number_of)
@@ -60,16 +56,10 @@ def encode(batch: object, arena: Arena, number_of: NumberOf) -> Encoded:
 def encode_with_code(content: object, note: Callable[[object], object]) -> tuple[Encoded, Arena]:
     """Return an object's structure and its bulk data, for a process that hasn't run the user's script.
 
-    Args:
-        content: Anything that pickle can serialise, and code, locks and the like that scripts hold.
-        note: Is called with each class and function that is sent by value.
-
-    Returns:
-        The structure, and an arena that refers to the content's own memory until it is moved.
-
-    Raises:
-        EncodeError: The code can't be sent, because of a global variable that it uses or an attribute of a class.
-        Exception: The content can't be sent.
+    `content`: anything that pickle can serialise, and code, locks and the like that scripts hold. `note` is called with
+    each class and function that is sent by value. The arena refers to the content's own memory until it is moved.
+    Raises `EncodeError` if the code can't be sent, because of a global variable that it uses or an attribute of a
+    class; another error if the content can't be sent.
     """
     from swift_loader.transport.code import CodeEncoder
 
@@ -124,15 +114,9 @@ def try_out(part: object) -> None:
 def decode(meta: memoryview, num_blocks: int, memory: NDArray[np.uint8], definitions: Definitions) -> Any:
     """Return the batch whose bulk data is in `memory`.
 
-    Args:
-        meta: The value of `Encoded.meta`.
-        num_blocks: The value of `Encoded.num_blocks`.
-        memory: `(n,) uint8`, writable. The larger arrays of the batch are views of it and keep it alive.
-        definitions: The encoder's, in the same order.
-
-    Raises:
-        ProtocolError: A buffer lies outside the memory.
-        Exception: A class of the batch raised this while it was rebuilt.
+    `meta` and `num_blocks`: those of `Encoded`. `memory`: `(n,) uint8`, writable. The larger arrays of the batch are
+    views of it and keep it alive. `definitions`: the encoder's, in the same order. Raises `ProtocolError` if a buffer
+    lies outside the memory, or what a class of the batch raised while it was rebuilt.
     """
     rows, structure = _take_table(meta, num_blocks)
     buffers = _buffers(rows, memory, definitions)
@@ -172,8 +156,7 @@ def _load_with_code(structure: memoryview, buffers: Iterator[Any]) -> Finished:
 def encode_bytes(data: object, arena: Arena) -> Encoded:
     """Copy the output of the user's `batch_encoder` into the arena, and return what `decode_bytes` needs to find it.
 
-    Raises:
-        TypeError: `data` isn't bytes, a bytearray or a memoryview.
+    Raises `TypeError` if `data` isn't bytes, a bytearray or a memoryview.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"batch_encoder returned a {type_name(data)}; it must return bytes")
@@ -184,8 +167,7 @@ def encode_bytes(data: object, arena: Arena) -> Encoded:
 def decode_bytes(meta: memoryview, memory: NDArray[np.uint8]) -> bytes:
     """Return a copy of the bytes that the user's `batch_encoder` returned for a batch.
 
-    Raises:
-        ProtocolError: The bytes lie outside the memory.
+    Raises `ProtocolError` if they lie outside the memory.
     """
     offset, nbytes = ROW.unpack(meta)
     if offset + nbytes > len(memory):

@@ -51,8 +51,7 @@ class CounterWriter:
     def share(self) -> int:
         """Count in a new page from now on. Return its descriptor, which the caller passes on and closes.
 
-        Raises:
-            SharedMemoryFull: There is not enough memory.
+        Raises `SharedMemoryFull` if there is not enough memory.
         """
         segment, descriptor = Segment.create(mmap.PAGESIZE)
         self.count_in(segment)
@@ -100,11 +99,9 @@ class CounterReader:
     """The trainer's side. Any thread may read."""
 
     def __init__(self, segment: Segment, read_length: Callable[[], int | None]) -> None:
-        """Read a worker's page.
+        """Read a worker's page, `segment`.
 
-        Args:
-            segment: The page.
-            read_length: Returns the length of the worker's list of samples; None if it is unknown. May block shortly.
+        `read_length` returns the length of the worker's list of samples; None if it is unknown. May block shortly.
         """
         self._segment = segment
         """This reference keeps the page mapped."""

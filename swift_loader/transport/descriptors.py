@@ -58,8 +58,7 @@ def explaining_limits() -> Iterator[None]:
 def avoid_std_streams(descriptor: int) -> int:
     """Return the descriptor itself if it is 3 or higher, else a duplicate that is. Takes ownership of `descriptor`.
 
-    Raises:
-        NoDescriptorsLeft: No duplicate could be made; `descriptor` is closed.
+    Raises `NoDescriptorsLeft` if no duplicate could be made; `descriptor` is closed then.
     """
     if descriptor >= _FIRST:
         return descriptor

@@ -166,8 +166,7 @@ class _Buffers:
 def can_reduce_tensor(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements can be copied. If not, torch's own `__reduce_ex__` is used.
 
-    Raises:
-        TypeError: The tensor can't be sent at all.
+    Raises `TypeError` if the tensor can't be sent at all.
     """
     if tensor.requires_grad and not tensor.is_leaf:
         raise TypeError("a tensor that requires grad and isn't a leaf can't be sent; call detach() on it")

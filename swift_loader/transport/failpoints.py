@@ -109,11 +109,7 @@ class Item:
 
 
 def parse_failpoints(text: str) -> list[Item]:
-    """Return the items of the variable's value.
-
-    Raises:
-        ValueError: An item is malformed; the message names it.
-    """
+    """Return the items of the variable's value. Raises `ValueError` that names a malformed item."""
     items = []
     for part in filter(None, text.split(";")):
         what, *conditions = part.split(",")

@@ -77,8 +77,7 @@ def _checksum(kind: int, generation: int, body: bytes | memoryview) -> int:
 def unpack_frame(data: memoryview) -> Frame:
     """Return the message in `data`. Its body is a view of `data`.
 
-    Raises:
-        ProtocolError: The magic, kind, length or checksum is wrong.
+    Raises `ProtocolError` if the magic, kind, length or checksum is wrong.
     """
     if len(data) < _HEAD.size:
         raise ProtocolError(f"a message of {len(data)} bytes is shorter than its head of {_HEAD.size}")

@@ -51,8 +51,7 @@ class FixedBody:
     def unpack(cls: type[_Fixed], frame: Frame) -> _Fixed:
         """Return the message in a frame.
 
-        Raises:
-            ProtocolError: The body has another length, or the class refuses the values.
+        Raises `ProtocolError` if the body has another length, or the class refuses the values.
         """
         try:
             return cls(*cls.LAYOUT.unpack(frame.body))
@@ -74,11 +73,7 @@ class PickledBody:
 
     @classmethod
     def unpack(cls: type[_Pickled], frame: Frame) -> _Pickled:
-        """Return the message in a frame.
-
-        Raises:
-            ProtocolError: The body isn't a pickle of as many fields.
-        """
+        """Return the message in a frame. Raises `ProtocolError` if the body isn't a pickle of as many fields."""
         try:
             return cls(*pickle.loads(frame.body))
         except Exception as error:  # pickle raises all sorts

@@ -126,12 +126,8 @@ class PayloadLayout(FixedBody):
 def write_payload(content: object, environment: Environment) -> tuple[PayloadLayout, int, Definitions]:
     """Write an object to an anonymous file, from which another process can rebuild it.
 
-    Returns:
-        The layout, a descriptor that the caller owns, and the definitions that were sent by value. The template numbers
-        its copies of them the same way.
-
-    Raises:
-        EncodeError: A part of the object can't be sent.
+    Returns the layout, a descriptor that the caller owns, and the definitions that were sent by value. The template
+    numbers its copies of them the same way. Raises `EncodeError` if a part of the object can't be sent.
     """
     draft, definitions = _encode(content, environment)
     nbytes = capacity_for(draft.nbytes)
@@ -141,8 +137,7 @@ def write_payload(content: object, environment: Environment) -> tuple[PayloadLay
 def pack_payload(content: object, environment: Environment) -> tuple[PayloadLayout, NDArray[np.uint8], Definitions]:
     """Return the same as `write_payload`, in memory of this process instead of a file.
 
-    Raises:
-        EncodeError: A part of the object can't be sent.
+    Raises `EncodeError` if a part of the object can't be sent.
     """
     draft, definitions = _encode(content, environment)
     memory = np.empty(draft.nbytes, np.uint8)

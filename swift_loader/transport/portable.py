@@ -81,8 +81,7 @@ class PipeChannel:
     def send(self, message: bytes) -> None:
         """Send a message; blocks while the pipe is full.
 
-        Raises:
-            BrokenPipeError: The peer is gone, or this end is closed. Sometimes this is another OSError.
+        Raises `BrokenPipeError`, sometimes another `OSError`, if the peer is gone, or this end is closed.
         """
         with self._sending:
             if self.end.closed:
@@ -97,8 +96,7 @@ class PipeChannel:
     def receive(self, *, wait: bool = True) -> Received | None:
         """Return the next message, or None at the end of the stream. Blocks until then, unless `wait` is False.
 
-        Raises:
-            BlockingIOError: `wait` is False and there is no message.
+        Raises `BlockingIOError` if `wait` is False and there is no message.
         """
         try:
             if not wait and not self.end.poll(0):
@@ -161,8 +159,7 @@ class SegmentNames:
 def create(name: str, nbytes: int) -> Segment:
     """Return a new segment.
 
-    Raises:
-        SharedMemoryFull: There is not enough memory, or there are no file descriptors left.
+    Raises `SharedMemoryFull` if there is not enough memory, or there are no file descriptors left.
     """
     if sys.platform == "win32":
         memory = SharedMemory(name, create=True, size=nbytes)
@@ -184,9 +181,8 @@ def create(name: str, nbytes: int) -> Segment:
 def attach(name: str, nbytes: int) -> Segment:
     """Return a mapping of another process's segment, and remove its name.
 
-    Raises:
-        FileNotFoundError: There is no such segment, because the process that created it has ended.
-        SharedMemoryFull: The mapping failed, or the segment is smaller than `nbytes`.
+    Raises `FileNotFoundError` if the process that created it has ended, `SharedMemoryFull` if the mapping failed, or
+    the segment is smaller than `nbytes`.
     """
     if sys.platform == "win32":
         memory = SharedMemory(name)

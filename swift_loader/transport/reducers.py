@@ -288,12 +288,8 @@ def _new_memmap(
 ) -> Any:
     """Return a `np.memmap` of the same file.
 
-    Args:
-        file: Path, mode, offset of the mapping in the file in bytes, and length of the mapping in bytes.
-        dtype: The array's dtype.
-        shape: The array's shape.
-        start: Offset of the array in the mapping, in bytes.
-        strides: The array's strides, in bytes.
+    `file`: path, mode, offset of the mapping in the file, and its length. `start`: offset of the array in the mapping.
+    Offsets, length and strides are in bytes.
     """
     name, mode, offset, nbytes = file
     # Not Python's mmap: it keeps a descriptor (until Python 3.13), which would look like a file that forks share.

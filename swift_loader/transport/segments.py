@@ -69,8 +69,7 @@ class Segment:
     def map(cls, descriptor: int, nbytes: int, flags: int) -> Segment:
         """Return a mapping of a file's first bytes. The descriptor stays open.
 
-        Raises:
-            SharedMemoryFull: The mapping failed.
+        Raises `SharedMemoryFull` if the mapping failed.
         """
         address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
         if address in (None, _MAP_FAILED):
@@ -82,8 +81,7 @@ class Segment:
     def create(cls, nbytes: int) -> tuple[Segment, int]:
         """Return a new segment and its descriptor, which the caller passes on and closes.
 
-        Raises:
-            SharedMemoryFull: There is not enough memory, or there are no file descriptors left.
+        Raises `SharedMemoryFull` if there is not enough memory, or there are no file descriptors left.
         """
         descriptor = _new_memfd(nbytes)
         try:
@@ -96,15 +94,10 @@ class Segment:
 
     @classmethod
     def attach(cls, descriptor: int, nbytes: int, *, private: bool = False) -> Segment:
-        """Return a mapping of another process's segment, and close its descriptor.
+        """Return a mapping of another process's segment, and close its descriptor, also if it raises.
 
-        Args:
-            descriptor: Owned by this call.
-            nbytes: Size of the segment.
-            private: Keep writes in this process (copy on write).
-
-        Raises:
-            SharedMemoryFull: The mapping failed, or the segment is smaller than `nbytes`.
+        `private`: keep writes in this process (copy on write). Raises `SharedMemoryFull` if the mapping failed, or the
+        segment is smaller than `nbytes`.
         """
         try:
             size = os.fstat(descriptor).st_size
@@ -144,12 +137,8 @@ class Segment:
 def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:
     """Return the descriptor of a new anonymous file. Writing takes half as long as mapping the file to fill it.
 
-    Args:
-        pieces: Its content, front to back.
-        nbytes: Its size; the rest is zeros.
-
-    Raises:
-        SharedMemoryFull: There is not enough memory, or there are no file descriptors left.
+    `pieces`: its content, front to back. `nbytes`: its size; the rest is zeros. Raises `SharedMemoryFull` if there is
+    not enough memory, or there are no file descriptors left.
     """
     descriptor = _new_memfd(nbytes)
     try:
@@ -200,11 +189,7 @@ def _seal(descriptor: int) -> None:
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Set a memfd's size and reserve its pages.
-
-    Raises:
-        SharedMemoryFull: There is not enough memory.
-    """
+    """Set a memfd's size and reserve its pages. Raises `SharedMemoryFull` if there is not enough memory."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:

@@ -66,22 +66,14 @@ class FreeSlots:
         return self._free.pop(best)
 
     def release(self, slot: int) -> None:
-        """Take a slot back.
-
-        Raises:
-            KeyError: The slot is unknown or already free.
-        """
+        """Take a slot back. Raises `KeyError` if it is unknown or already free."""
         if slot not in self._capacities or slot in self._free:
             raise KeyError(slot)
         self._free.append(slot)
         self._freed_at[slot] = self._num_taken
 
     def remove(self, slot: int) -> None:
-        """Forget a slot that is in use.
-
-        Raises:
-            KeyError: The slot is unknown or free.
-        """
+        """Forget a slot that is in use. Raises `KeyError` if it is unknown or free."""
         if slot in self._free:
             raise KeyError(slot)
         del self._capacities[slot]

@@ -37,11 +37,9 @@ class SegmentStore:
     """Recycled slots in shared memory. If none is free, it creates a new one, so the worker never waits."""
 
     def __init__(self, send: Callable[[bytes], None], make: Callable[[int, int], Segment]) -> None:
-        """Begin without slots.
+        """Begin without slots. `send` sends a message to the trainer.
 
-        Args:
-            send: Sends a message to the trainer.
-            make: Returns the segment of a new slot, given its number and bytes, once the trainer was told of it.
+        `make` returns the segment of a new slot, given its number and bytes, once the trainer was told of it.
         """
         self._send = send
         self._make_segment = make
@@ -52,8 +50,7 @@ class SegmentStore:
     def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
         """Return a slot of at least `nbytes` and its memory.
 
-        Raises:
-            SharedMemoryFull: A new segment is needed, and there is not enough memory.
+        Raises `SharedMemoryFull` if a new segment is needed, and there is not enough memory.
         """
         slot = self._free.take(nbytes)
         for unfit in self._free.evict():

@@ -114,11 +114,7 @@ class BatchActor:
     def start(self, payload: Payload, serial: int, identity: Identity | None, around: Surroundings) -> Answer:
         """Build the dataset. Answers READY or FAILURE.
 
-        Args:
-            payload: Of the loader.
-            serial: The worker's serial number.
-            identity: Which of the n workers it is, for a dataset that must know.
-            around: See `Surroundings`.
+        `identity`: which of the n workers it is, for a dataset that must know.
         """
         self._thread_id = threading.get_ident()
         _settle(around)
@@ -219,11 +215,7 @@ class _CallChannel:
         self._sent.append(message)
 
     def receive(self, *, wait: bool = True) -> Received:  # noqa: ARG002 - a call brings all there is
-        """Return the next message.
-
-        Raises:
-            BlockingIOError: There is none.
-        """
+        """Return the next message. Raises `BlockingIOError` if there is none."""
         if not self._received:
             raise BlockingIOError
         return Received(memoryview(self._received.popleft()), [])

@@ -65,14 +65,10 @@ class BatchBuilder:
     ) -> None:
         """Prepare to build batches.
 
-        Args:
-            dataset: A map-style dataset; in torch mode, what torch accepts.
-            num_samples: The dataset's length; 0 in torch mode.
-            spec: The options that workers need.
-            definitions: Numbered as in the trainer.
-            is_interrupt: Returns whether an error is an interrupt, and not from the user's code.
-            worker: In torch mode: which worker this is. None: the calling thread.
-            usage: Measures the CPU time. None: that of the calling thread.
+        `dataset`: map-style; in torch mode, what torch accepts. `num_samples`: 0 in torch mode. `definitions`: numbered
+        as in the trainer. `is_interrupt` returns whether an error is an interrupt, and not from the user's code.
+        `worker`: in torch mode, which worker this is; None: the calling thread. `usage` measures the CPU time; None:
+        that of the calling thread.
         """
         options, mode, seed = spec.options, spec.options.torch, spec.plan.order.seed
         self._batch_encoder = options.batch_encoder
@@ -115,11 +111,9 @@ class BatchBuilder:
     def build(self, store: SlotStore, task: Task) -> Batch:
         """Build a batch and return its announcement. The bulk data is in a slot of `store`.
 
-        It is built twice if the first attempt shows that it draws random numbers.
-
-        Raises:
-            BuildError: The user's code raised; `__cause__` is its exception.
-            StreamEnd: The worker's shard of a stream has no batch left for this task.
+        It is built twice if the first attempt shows that it draws random numbers. Raises `BuildError` if the user's
+        code raised; `__cause__` is its exception. Raises `StreamEnd` if the worker's shard of a stream has no batch
+        left for this task.
         """
         try:
             built = self._attempt(store, task)

@@ -40,11 +40,9 @@ class DatasetBuilder:
     """The payload and the dataset built from it: EMPTY ─read─► READ ─build─► BUILT ─drop─► EMPTY."""
 
     def __init__(self, content: Callable[[], tuple[WorkerSpec, Definitions]], environment: Environment) -> None:
-        """Read nothing yet.
+        """Read nothing yet. `environment`: the trainer's settings.
 
-        Args:
-            content: Returns the payload's content. It stays, because the content's arrays may be views of its memory.
-            environment: The settings of the trainer.
+        `content` returns the payload's content. It stays, because the content's arrays may be views of its memory.
         """
         self._content = content
         self._environment = environment
@@ -143,9 +141,7 @@ class DatasetBuilder:
     def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:
         """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.
 
-        Raises:
-            BrokenPipeError: The trainer is gone.
-            Exception: Whatever `worker_init_fn` raised.
+        Raises `BrokenPipeError` if the trainer is gone, or what `worker_init_fn` raised.
         """
         options, plan = self.spec.options, self.spec.plan
         if options.torch is None:

@@ -32,11 +32,8 @@ class BuildError(Exception):
     ) -> None:
         """Record what was being done.
 
-        Args:
-            stage: The stage of building a batch.
-            index: The dataset index of the sample that was being fetched, if known.
-            note: Text to append to the traceback.
-            failures: If all samples of a batch failed: these samples, in the order of the batch. Else empty.
+        `index`: the dataset index of the sample that was being fetched, if known. `note`: text to append to the
+        traceback. `failures`: if all samples of a batch failed, these, in the order of the batch; else empty.
         """
         super().__init__(stage.value)
         self.stage = stage

@@ -129,8 +129,7 @@ class Fetcher:
     def fetch(self, seed: int, epoch: int, indices: list[int]) -> Fetched:
         """Return the samples of a batch. Calls `Seeding.begin`; the caller calls `Seeding.needs_rebuild`.
 
-        Raises:
-            BuildError: A sample failed, and it can't be skipped or replaced; `__cause__` is its exception.
+        Raises `BuildError` if a sample failed, and it can't be skipped or replaced; `__cause__` is its exception.
         """
         seeding = self._seeding
         get_items = None if seeding.by_sample and self._gives_single_samples else self._get_items

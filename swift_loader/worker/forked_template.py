@@ -29,11 +29,9 @@ def be_forked_template(
 ) -> NoReturn:
     """Be a template from now on. Runs in the fork, on its only thread, with all signals blocked.
 
-    Args:
-        trainer_pid: The process that forked.
-        pipes: The descriptors of the channel, for traces, and for stderr.
-        foreign: The descriptors of the trainer's loaders. They may contain `pipes`.
-        dataset_builder: Returns the trainer's own dataset and functions.
+    `trainer_pid`: the process that forked. `pipes`: the descriptors of the channel, for traces, and for stderr.
+    `foreign`: the descriptors of the trainer's loaders, which may contain `pipes`. `dataset_builder` returns the
+    trainer's own dataset and functions.
     """
     die_with_parent(trainer_pid)
     gc.freeze()  # no object of the trainer is ever finalised here: that might act on what it shares with the trainer

@@ -29,11 +29,7 @@ def is_importing() -> bool:
 
 
 def refuse_nesting() -> None:
-    """Raise if this process is a loader's, and is importing the dataset's modules.
-
-    Raises:
-        RuntimeError: It is.
-    """
+    """Raise `RuntimeError` if this process is a loader's, and is importing the dataset's modules."""
     if _is_importing.get():
         raise RuntimeError(
             "a module starts a loader when it is imported, and this loader's own process imports that module to get "

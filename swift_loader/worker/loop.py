@@ -46,8 +46,7 @@ class TaskChannel(Protocol):
     def receive(self, *, wait: bool = True) -> Received | None:
         """Return the next message; None at the end of the stream.
 
-        Raises:
-            BlockingIOError: `wait` is False and there is no message.
+        Raises `BlockingIOError` if `wait` is False and there is no message.
         """
         ...
 
@@ -61,15 +60,9 @@ class RetiringStore(SlotStore, Protocol):
 
 
 def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport) -> None:
-    """Serve until the trainer closes the channel or dies.
+    """Serve until the trainer closes the channel or dies. Owns the channel. `report` is sent to the trainer.
 
-    Args:
-        channel: Connects to the trainer; owned by this call.
-        builder: Builds the batches.
-        report: Describes the dataset; sent to the trainer.
-
-    Raises:
-        SystemExit: Raised by the user's code. The worker must end, and the trainer must see that.
+    Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
         announce(channel, builder, report).serve()
@@ -79,8 +72,7 @@ def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport) -> 
 def announce(channel: Channel, builder: BatchBuilder, report: BuildReport) -> TaskLoop:
     """Tell the trainer that the worker is ready. Return what answers its tasks. The arguments are `run_worker`'s.
 
-    Raises:
-        BrokenPipeError: The trainer is gone. Sometimes this is a ConnectionResetError.
+    Raises `BrokenPipeError`, sometimes `ConnectionResetError`, if the trainer is gone.
     """
     descriptor = builder.counters.share()
     try:

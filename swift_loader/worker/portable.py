@@ -175,8 +175,7 @@ class _Link:
     def receive(self, *, wait: bool = True) -> Received | None:
         """Return the next message; None once the trainer has hung up.
 
-        Raises:
-            BlockingIOError: `wait` is False and there is no message.
+        Raises `BlockingIOError` if `wait` is False and there is no message.
         """
         try:
             return self._received.get(block=wait)

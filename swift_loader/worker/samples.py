@@ -47,9 +47,8 @@ class Samples(Protocol):
     def fetch(self, task: Task) -> Fetched:
         """Return the samples of a batch. Calls `Seeding.begin`; the caller calls `Seeding.needs_rebuild`.
 
-        Raises:
-            BuildError: The user's code raised; `__cause__` is its exception.
-            StreamEnd: There is no batch left for this task.
+        Raises `BuildError` if the user's code raised; `__cause__` is its exception. Raises `StreamEnd` if there is no
+        batch left for this task.
         """
         ...
 
@@ -90,11 +89,7 @@ class PlannedSamples:
 
 
 def checked_keys(task: Task) -> Any:
-    """Return the keys of a task.
-
-    Raises:
-        BuildError: They couldn't be sent.
-    """
+    """Return the keys of a task. Raises `BuildError` if they couldn't be sent."""
     if isinstance(task.indices, LostKeys):
         raise BuildError(FailureStage.FETCH) from EncodeError(task.indices.reason)
     return task.indices.to_list() if isinstance(task.indices, IndexArray) else task.indices
@@ -115,14 +110,9 @@ class KeyedSamples:
     """Samples by the keys that a sampler chose."""
 
     def __init__(self, dataset: Any, mode: TorchMode, rng: Rng, seed: int, worker: TorchIdentity | None) -> None:
-        """Get ready.
+        """`dataset`: map-style. Its state, if it has one, is part of the snapshots. `mode`: how torch's workers do it.
 
-        Args:
-            dataset: A map-style dataset. Its state, if it has one, is part of the snapshots.
-            mode: How torch's workers do it.
-            rng: How the generators are seeded.
-            seed: The base seed that the generators were seeded with.
-            worker: Which worker this is; None: nothing here is a worker.
+        `seed`: the base seed that the generators were seeded with. `worker` None: nothing here is a worker.
         """
         # A batch that is built twice would change the dataset's state twice.
         self.seeding = Seeding(rng, by_sample=rng is Rng.SAMPLE and hasattr(dataset, "state_dict"))
@@ -139,8 +129,7 @@ class KeyedSamples:
     def use_plan(self, plan: PlanSettings, resume: bytes | None, turn: int) -> None:  # noqa: ARG002 - it has no turns
         """Use another base seed from now on. Continue with the dataset's saved state, if there is one.
 
-        Raises:
-            BuildError: The dataset doesn't accept its state.
+        Raises `BuildError` if the dataset doesn't accept its state.
         """
         self._seed = plan.order.seed
         if self._worker is not None:

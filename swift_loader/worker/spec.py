@@ -131,8 +131,7 @@ class WorkerSpec:
 def length_of(dataset: Any, torch: TorchMode | None = None) -> int:
     """Return the number of samples; 0 in torch mode, where the length has no meaning and may not exist.
 
-    Raises:
-        TypeError: The dataset is not map-style.
+    Raises `TypeError` if the dataset is not map-style.
     """
     if torch is not None:
         return 0

@@ -31,9 +31,8 @@ class StackDumper:
     def __init__(self, descriptor: int) -> None:
         """Install the handlers of the signals.
 
-        Args:
-            descriptor: The socket over which the trainer asks: with a byte. The first one brings the pipe. Both must
-                stay open. The trainer has made them non-blocking, so writing never blocks.
+        `descriptor`: the socket over which the trainer asks: with a byte. The first one brings the pipe. Both must stay
+        open. The trainer has made them non-blocking, so writing never blocks.
         """
         self._asked = descriptor
         self._traces = _take_pipe(descriptor)

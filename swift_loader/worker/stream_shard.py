@@ -25,12 +25,9 @@ class RankSamples:
     """The samples of one rank of a stream. The rank that a sample belongs to gets the error in its place."""
 
     def __init__(self, stream: Iterator[Any], shard: StreamShard, num_to_skip: int = 0) -> None:
-        """Begin.
+        """`stream` gives the samples of all ranks in turn. `shard`: which ones are wanted.
 
-        Args:
-            stream: Gives the samples of all ranks in turn.
-            shard: Which ones are wanted.
-            num_to_skip: How many samples other ranks still get before it is rank 0's turn.
+        `num_to_skip`: how many samples other ranks still get before it is rank 0's turn.
         """
         self._stream = stream
         self._shard = shard

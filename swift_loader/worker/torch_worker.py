@@ -38,11 +38,7 @@ class TorchWorker:
         """What the generators were seeded with at the start, until the first generation begins."""
 
     def begin(self, base_seed: int) -> None:
-        """Seed the generators, let torch's functions do as in its workers, and call `worker_init_fn`.
-
-        Raises:
-            Exception: Whatever `worker_init_fn` raised.
-        """
+        """Seed the generators, let torch's functions do as in its workers, and call `worker_init_fn`."""
         self.reseed(base_seed)
         self._announce(base_seed)
         self._unused_seed = base_seed

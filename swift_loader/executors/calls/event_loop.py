@@ -162,13 +162,7 @@ class CoroutineCrew:
     """Workers that do one task at a time each, all on one event loop."""
 
     def __init__(self, job: AsyncJob, num_workers: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the workers.
-
-        Args:
-            job: Does a task. Runs for all workers at the same time.
-            num_workers: How many.
-            loop: Where they run. It runs in another thread.
-        """
+        """Make the workers. `job` runs for all of them at the same time, on `loop`, which runs in another thread."""
         self._job = job
         self._loop = loop
         self._waiting: list[deque[Send]] = [deque() for _ in range(num_workers)]

@@ -40,12 +40,8 @@ class CallExecutor:
     ) -> None:
         """Make an executor that isn't started.
 
-        Args:
-            crew: Does the tasks.
-            num_workers: How many it does at the same time.
-            name: Of the stage, for errors.
-            settings: Of a plan without samples.
-            describe: Returns which item a work is, for errors.
+        `num_workers`: tasks that the crew does at the same time. `name`: of the stage, for errors. `settings`: of a
+        plan without samples. `describe` returns which item a work is, for errors.
         """
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""

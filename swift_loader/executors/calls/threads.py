@@ -17,12 +17,9 @@ class ThreadCrew:
     """Threads that do one task at a time each."""
 
     def __init__(self, job: Job, num_threads: int, name: str) -> None:
-        """Make the threads, without starting them.
+        """Make the threads, without starting them. `job` runs in all of them at the same time.
 
-        Args:
-            job: Does a task. Runs in all threads at the same time.
-            num_threads: How many.
-            name: What they are for.
+        `name`: what they are for.
         """
         self._job = job
         self._post: Post = print  # until `start`

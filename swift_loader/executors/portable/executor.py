@@ -57,14 +57,10 @@ class PortableExecutor:
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
     ) -> None:
-        """Make an executor that isn't started.
+        """Make an executor that isn't started. It owns the supervisor, whose first worker may be running already.
 
-        Args:
-            supervisor: The executor owns it. Its first worker may be running already.
-            metrics: Counts the stages.
-            log: Writes a line to the log.
-            on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
-                calls it.
+        `on_segment` gets each segment before the first batch lies in it, and again with each batch. Any thread calls
+        it.
         """
         self._supervisor = supervisor
         self._metrics = metrics
@@ -77,10 +73,8 @@ class PortableExecutor:
     def start(self) -> None:
         """Start the workers. Blocks until the first one has built the dataset.
 
-        Raises:
-            LoaderClosed: Another thread has closed the executor.
-            WorkerDied: The first worker died.
-            Exception: Whatever building the dataset raised.
+        Raises `LoaderClosed` if another thread has closed the executor, `WorkerDied` if the first worker died, or what
+        building the dataset raised.
         """
         supervisor, options = self._supervisor, self._supervisor.options
         self._log(_NOTICE)

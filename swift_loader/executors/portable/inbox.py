@@ -80,12 +80,7 @@ class Inbox:
     """The workers to listen to. Used by one thread at a time."""
 
     def __init__(self, reader: MessageReader, posted: Posted | None) -> None:
-        """Begin without workers.
-
-        Args:
-            reader: Turns messages into events.
-            posted: Events from elsewhere that this inbox returns, too; or None.
-        """
+        """Begin without workers. `posted`: events from elsewhere that this inbox returns, too."""
         self.interrupt: Exception | None = None
         self.is_taking_in = False
         self._reader = reader

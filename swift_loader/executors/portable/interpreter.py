@@ -74,14 +74,9 @@ class Interpreter:
         on_end: Callable[[int], None],
         identity: Identity | None = None,
     ) -> None:
-        """Start it.
+        """Start it. A thread of this object sends `payload`, and `identity` behind it.
 
-        Args:
-            launch: Starts the process.
-            serial: The worker's serial number.
-            payload: What to build. Sent by a thread.
-            on_end: Called with the serial number once the process has ended. A thread of this object calls it.
-            identity: Sent behind the payload.
+        `on_end` is called with the serial number once the process has ended, on a thread of this object.
         """
         self.serial = serial
         self.names = SegmentNames()
@@ -173,8 +168,7 @@ class Interpreter:
     def attach(self, slot: int | None, nbytes: int, _descriptors: list[int]) -> Segment:
         """Map memory that it announced; see `executors.handle.HandledProcess`.
 
-        Raises:
-            FileNotFoundError: The memory is gone, because the process has ended.
+        Raises `FileNotFoundError` if the memory is gone, because the process has ended.
         """
         segment = attach(self.names.of(slot), PAGE_NBYTES if slot is None else nbytes)
         if slot is not None:

@@ -53,13 +53,9 @@ class Launch:
         )
 
     def start(self, tasks: AnyConnection, requests: AnyConnection, names: str, serial: int) -> subprocess.Popen[bytes]:
-        """Start an interpreter as a worker. It gets copies of its ends of the pipes.
+        """Start an interpreter as a worker. It gets copies of its ends of the pipes, `tasks` and `requests`.
 
-        Args:
-            tasks: Its end of the pipe for tasks.
-            requests: Its end of the pipe for requests.
-            names: What the names of its segments begin with.
-            serial: Its serial number.
+        `names`: what the names of its segments begin with.
         """
         arguments = [str(tasks.fileno()), str(requests.fileno()), names, str(serial), *self.path]
         with FORKS.starting, self._without_interrupts() as flags:

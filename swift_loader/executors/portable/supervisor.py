@@ -93,9 +93,8 @@ class PortableSupervisor:
     def start_first(self) -> None:
         """Start the first worker, unless that was done. Returns while it builds the dataset.
 
-        Raises:
-            RuntimeError: This process is itself a worker that imports the user's module.
-            EncodeError: The dataset or a function can't be sent.
+        Raises `RuntimeError` if this process is itself a worker that imports the user's module, `EncodeError` if the
+        dataset or a function can't be sent.
         """
         self._check_open()
         if self._payload is None:
@@ -126,16 +125,9 @@ class PortableSupervisor:
     ) -> tuple[int, float]:
         """Start the first worker, unless that was done. Wait until it built the dataset.
 
-        Args:
-            on_wait: Called once if the wait takes longer than `patience_s`.
-            patience_s: Seconds; None: never call `on_wait`.
-
-        Returns:
-            The length of the dataset, and the seconds that it took to build it, including the interpreter's start.
-
-        Raises:
-            WorkerDied: The worker died.
-            Exception: Whatever `start_first` or building the dataset raised.
+        Calls `on_wait` once if the wait takes longer than `patience_s`; None: never. Returns the length of the dataset,
+        and the seconds that it took to build it, including the interpreter's start. Raises `WorkerDied` if the worker
+        died, or what `start_first` or building the dataset raised.
         """
         built = self.wait_first_build(on_wait, patience_s)
         return built.num_samples, built.build_s
@@ -172,8 +164,7 @@ class PortableSupervisor:
     def watch_all(self, inboxes: Inboxes) -> None:
         """Have the inboxes listen to all workers, those that are started later included.
 
-        Raises:
-            LoaderClosed: No more process starts.
+        Raises `LoaderClosed` if no more process starts.
         """
         with self._lock:
             self._check_open()

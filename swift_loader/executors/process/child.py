@@ -23,8 +23,7 @@ class ChildProcess(Protocol):
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code once the process has ended, and reap it.
 
-        Raises:
-            subprocess.TimeoutExpired: That takes longer than `timeout` seconds.
+        Raises `subprocess.TimeoutExpired` if that takes longer than `timeout` seconds.
         """
 
 

@@ -40,11 +40,7 @@ class DatasetCheck:
         """dataset index -> checksum of the sample, from the first process that reported it"""
 
     def compare(self, report: BuildReport, who: str) -> None:
-        """Add a report.
-
-        Raises:
-            DatasetMismatch: It differs from an earlier one.
-        """
+        """Add a report. Raises `DatasetMismatch` if it differs from an earlier one."""
         with self._lock:
             first = self._first = self._first or report
             if report.num_samples != first.num_samples:

@@ -30,13 +30,8 @@ def died(
 ) -> WorkerDied:
     """Return the error for a process that died.
 
-    Args:
-        who: Which process.
-        exit_code: As from `os.waitstatus_to_exitcode`; None if it is unknown.
-        consequence: What it means for the loop.
-        traces: Output of the fault handler, if it crashed.
-        stderr: The last lines of its stderr.
-        terms: The words for the hint.
+    `exit_code`: as from `os.waitstatus_to_exitcode`; None: unknown. `consequence`: what it means for the loop.
+    `traces`: output of the fault handler, if it crashed. `stderr`: its last lines. `terms`: the words for the hint.
     """
     hint = ""
     if exit_code == -_SIGKILL:

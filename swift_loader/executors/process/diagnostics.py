@@ -117,14 +117,9 @@ class Diagnostics:
     ) -> str:
         """Return the Python stacks of all threads of the process, or the reason why there are none.
 
-        Blocks for half a second at most, with `by_force` for a second.
-
-        Args:
-            pid: The process's id.
-            pidfd: The process's pidfd.
-            silent: Why a process that runs may not answer.
-            by_force: Whether to send a signal if the process doesn't answer. It may interrupt system calls of C code,
-                so it is only for a process that will be killed anyway.
+        Blocks for half a second at most, with `by_force` for a second. `silent`: why a process that runs may not
+        answer. `by_force` sends a signal if the process doesn't answer. It may interrupt system calls of C code, so it
+        is only for a process that will be killed anyway.
         """
         self.last_traces()
         with contextlib.suppress(OSError):  # it has ended

@@ -46,10 +46,7 @@ class EventLoopThread:
     ) -> None:
         """Make the thread, without starting it.
 
-        Args:
-            look_after: Called on the thread before each wait.
-            on_failure: Called on the thread with an error that ended its work.
-            name: The thread's.
+        It calls `look_after` before each wait, and `on_failure` with an error that ended its work.
         """
         self.loop = EventLoop()
         """Only the thread uses it, except for `wake`."""
@@ -78,9 +75,7 @@ class EventLoopThread:
     def call(self, function: Callable[[], Result]) -> Future[Result]:
         """Call a function on the thread. The future holds its result.
 
-        Raises:
-            LoaderClosed: The thread is being stopped.
-            BaseException: The error that ended the thread's work.
+        Raises `LoaderClosed` if the thread is being stopped, or the error that ended its work.
         """
         answer: Future[Result] = Future()
 
@@ -135,8 +130,7 @@ class EventLoopThread:
     def run_until(self, is_done: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Process events until `is_done()` is true. Return False if that takes longer than `limit_s`.
 
-        Raises:
-            Stopped: The thread is being stopped.
+        Raises `Stopped` if the thread is being stopped.
         """
         done_in_time = self.loop.run_until(lambda: is_done() or self._state is not _State.OPEN, limit_s)
         self.check_open()

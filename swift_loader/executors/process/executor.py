@@ -53,14 +53,10 @@ class ProcessExecutor:
         log: Callable[[str], None],
         on_segment: Callable[[Segment], None] | None = None,
     ) -> None:
-        """Make an executor that isn't started.
+        """Make an executor that isn't started. It owns the supervisor, whose template may be running already.
 
-        Args:
-            supervisor: The executor owns it. Its template may be running already.
-            metrics: Counts the stages.
-            log: Writes a line to the log.
-            on_segment: Gets each segment before the first batch lies in it, and again with each batch. Any thread
-                calls it.
+        `on_segment` gets each segment before the first batch lies in it, and again with each batch. Any thread calls
+        it.
         """
         self._supervisor = supervisor
         self._metrics = metrics
@@ -75,9 +71,7 @@ class ProcessExecutor:
     def start(self) -> None:
         """Start template and workers. Blocks until the dataset is built.
 
-        Raises:
-            WorkerDied: A process died.
-            Exception: Whatever building the dataset raised.
+        Raises `WorkerDied`, or what building the dataset raised.
         """
         supervisor, options = self._supervisor, self._supervisor.options
         num_samples, build_s = supervisor.wait_built(self._warn_of_template, options.stall_warning_s)

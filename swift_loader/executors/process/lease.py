@@ -67,10 +67,7 @@ class LeaseBook:
     def lease(self, slot: int, segment: Segment, used: int | None = None) -> LeasedMemory:
         """Return `(nbytes,) uint8` over a slot; the slot is in use while a reference to it exists.
 
-        Args:
-            slot: Its number.
-            segment: Its memory.
-            used: How many bytes of it the batch fills; by default all.
+        `used`: how many bytes of it the batch fills; None: all.
         """
         leased: LeasedMemory = LeasedMemory((segment.nbytes,), np.uint8, buffer=segment.memory)
         self._held[slot] = Lease(segment.nbytes, segment.nbytes - (segment.nbytes if used is None else used))

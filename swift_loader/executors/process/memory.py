@@ -42,8 +42,7 @@ class WorkerMemory:
     def __init__(self, max_segments: int) -> None:
         """Begin without segments.
 
-        Args:
-            max_segments: How many a worker needs if the user keeps no batch. Free ones beyond this number are retired.
+        `max_segments`: how many a worker needs if the user keeps no batch. Free ones beyond this number are retired.
         """
         self.max_segments = max_segments
         """As above. Any thread may change it."""

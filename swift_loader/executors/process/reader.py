@@ -43,15 +43,9 @@ class MessageReader:
         on_segment: Callable[[Segment], None] | None,
         resumes: ResumePoints,
     ) -> None:
-        """Get ready.
+        """`on_segment` gets each segment before the first batch lies in it, and again with each batch.
 
-        Args:
-            batches: Decodes batches.
-            datasets: Compares the workers' datasets.
-            explainer: Turns failures into exceptions.
-            metrics: Counts the stages.
-            on_segment: Gets each segment before the first batch lies in it, and again with each batch.
-            resumes: Gets the states of the workers' datasets.
+        `resumes` gets the states of the workers' datasets.
         """
         self._resumes = resumes
         self._batches = batches
@@ -76,13 +70,8 @@ class MessageReader:
     def read(self, worker: AnyHandle, received: Received, inbox: Inbox) -> Event | None:
         """Return the event of a message; None if it is of no interest to the scheduler.
 
-        Args:
-            worker: Who sent it.
-            received: The message.
-            inbox: Gets the exception of a signal handler that interrupted the decoding of a batch.
-
-        Raises:
-            ProtocolError: The message is invalid.
+        `inbox` gets the exception of a signal handler that interrupted the decoding of a batch. Raises `ProtocolError`
+        if the message is invalid.
         """
         frame = unpack_frame(received.data)
         if frame.kind is Kind.BATCH:

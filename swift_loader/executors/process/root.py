@@ -40,12 +40,7 @@ class Root:
     """One root process. It starts with the first request. Any thread may call its methods, which return at once."""
 
     def __init__(self, launch: Launch, conditions: Conditions) -> None:
-        """Start nothing.
-
-        Args:
-            launch: Starts the interpreter. Closed with this object.
-            conditions: What the interpreter will have.
-        """
+        """Start nothing. `launch` starts the interpreter, and is closed with this object."""
         self.conditions = conditions
         self.refusal: RootRefused | None = None
         """Why it forks no more. Written once, by its thread."""

@@ -50,14 +50,11 @@ class Roots:
     def fork(self, launch: Launch, modules: tuple[str, ...], *, may_start: bool) -> Future[BlankTemplate] | None:
         """Ask for a template, a fork of the root. Returns at once.
 
-        Args:
-            launch: The environment that the template must have.
-            modules: What it will import.
-            may_start: Whether to start another root if the current one has another environment.
+        `launch`: the environment that the template must have. `modules`: what it will import. `may_start`: start
+        another root if the current one has another environment.
 
-        Returns:
-            The future, which may hold `RootRefused`; then a second call may have more success. None if there is no root
-            for this.
+        Returns the future, which may hold `RootRefused`; then a second call may have more success. None if there is no
+        root for this.
         """
         with self._lock:
             self._look_after()
@@ -71,13 +68,9 @@ class Roots:
     ) -> tuple[Future[BlankTemplate], frozenset[str]] | None:
         """Ask for a template before it is known which modules it will need. Returns at once.
 
-        Args:
-            launch: The environment that the template must have.
-            modules: Those that are known already.
-
-        Returns:
-            The future, as that of `fork`, and modules that the template will have. None if there is no root that has
-            imported those that are known.
+        `launch`: the environment that the template must have. `modules`: those that are known already. Returns the
+        future, as that of `fork`, and modules that the template will have. None if there is no root that has imported
+        those that are known.
         """
         with self._lock:
             self._look_after()

@@ -65,9 +65,8 @@ class Supervisor:
     def start_first(self) -> None:
         """Start the first template, unless that was done. Returns while it builds the dataset.
 
-        Raises:
-            RuntimeError: This process is itself a template that imports the user's module.
-            EncodeError: The dataset or a function can't be sent.
+        Raises `RuntimeError` if this process is itself a template that imports the user's module, `EncodeError` if the
+        dataset or a function can't be sent.
         """
         if self._building is None:
             refuse_nesting()
@@ -85,16 +84,9 @@ class Supervisor:
     ) -> tuple[int, float]:
         """Start the first template, unless that was done. Wait until it built the dataset.
 
-        Args:
-            on_wait: Called once if the wait takes longer than `patience_s`.
-            patience_s: Seconds; None: never call `on_wait`.
-
-        Returns:
-            The length of the dataset, and the seconds that it took to build it, including the interpreter's start.
-
-        Raises:
-            WorkerDied: The template died.
-            Exception: Whatever `start_first` or building the dataset raised.
+        Calls `on_wait` once if the wait takes longer than `patience_s`; None: never. Returns the length of the dataset,
+        and the seconds that it took to build it, including the interpreter's start. Raises `WorkerDied` if the template
+        died, or what `start_first` or building the dataset raised.
         """
         self.start_first()
         assert self._building is not None
@@ -104,11 +96,8 @@ class Supervisor:
     def start_workers(self, inboxes: Inboxes) -> None:
         """Start the first workers, or all if each is an interpreter of its own. Returns when their processes exist.
 
-        They needn't be ready by then. From then on, what happens to the processes is posted as an event.
-
-        Raises:
-            WorkerDied: A template died.
-            Exception: Whatever building a dataset raised.
+        They needn't be ready by then. From then on, what happens to the processes is posted as an event. Raises
+        `WorkerDied` if a template died, or what building a dataset raised.
         """
 
         def start() -> None:

@@ -113,9 +113,8 @@ def is_readable(pidfd: int, limit_s: float | None = 0) -> bool:
 def _only(descriptors: list[int], what: str) -> int:
     """Return the one descriptor that came with a message.
 
-    Raises:
-        NoDescriptorsLeft: None came, because the kernel drops descriptors if the receiver has no room for them.
-        ProtocolError: More than one came.
+    Raises `NoDescriptorsLeft` if none came, because the kernel drops descriptors if the receiver has no room for them,
+    and `ProtocolError` if more than one came.
     """
     if not descriptors:
         raise out_of_descriptors_error()
@@ -216,11 +215,7 @@ class TemplateProcess:
         return process
 
     def take_in(self) -> None:
-        """Read all messages of the template, and note if it is gone.
-
-        Raises:
-            ProtocolError: A message is invalid.
-        """
+        """Read all messages of the template, and note if it is gone. Raises `ProtocolError` if one is invalid."""
         try:
             while (received := self._channel.receive(wait=False)) is not None:
                 self._note(received)

@@ -26,12 +26,9 @@ class TemplateStarts:
     """Starts interpreters and asks for forks of the root, in one recorded environment."""
 
     def __init__(self, launch: Launch, modules: tuple[str, ...], start_method: StartMethod) -> None:
-        """Get ready.
+        """`launch` is closed with this object. `modules`: what a template will import, as far as it is known yet.
 
-        Args:
-            launch: The environment. Closed with this object.
-            modules: What a template will import, as far as it is known yet.
-            start_method: `SPAWN` never uses the root.
+        `start_method`: `SPAWN` never uses the root.
         """
         self._launch = launch
         self._modules = modules
@@ -64,12 +61,8 @@ class TemplateStarts:
     def next(self, thread: EventLoopThread, *, is_first: bool) -> tuple[Start, BlankTemplate | None]:
         """Return what starts the next template, and the fork of the root that it is, if it is one. Supervisor's thread.
 
-        Args:
-            thread: Goes on with its work meanwhile.
-            is_first: Whether it is the loader's first one. Later ones use the root only if that has their environment.
-
-        Raises:
-            Stopped: The thread is being stopped.
+        `thread` goes on with its work meanwhile. `is_first`: it is the loader's first one. Later ones use the root only
+        if that has their environment. Raises `Stopped` if the thread is being stopped.
         """
         blank = self._fork_root(thread, is_first=is_first) if self._uses_root else None
         return (self._launch.start, None) if blank is None else (blank.start, blank)

@@ -47,13 +47,9 @@ class Templates:
         await_replacement: Callable[[WorkerDied], None],
         wording: Wording,
     ) -> None:
-        """Get ready.
+        """`thread`: the supervisor's.
 
-        Args:
-            spec: Sent to the templates.
-            thread: The supervisor's.
-            await_replacement: Called with the error that says how a template died. Returns if it is to be replaced.
-            wording: For errors.
+        `await_replacement` is called with the error that says how a template died. It returns if it is to be replaced.
         """
         self.spec = spec
         """Sent to the templates."""
@@ -85,9 +81,7 @@ class Templates:
     def prepare(self) -> None:
         """Write what all templates get.
 
-        Raises:
-            EncodeError: The dataset or a function can't be sent.
-            LoaderClosed: The thread is being stopped.
+        Raises `EncodeError` if the dataset or a function can't be sent, `LoaderClosed` if the thread is being stopped.
         """
         if self.forks_trainer:
             self._fork = TrainerFork(self.spec)
@@ -202,12 +196,7 @@ class Templates:
                 self._thread.loop.unwatch(descriptor)
 
     def wait_built(self, template: TemplateProcess) -> Built:
-        """Return a template's report on its dataset.
-
-        Raises:
-            WorkerDied: The template died.
-            Exception: Whatever building the dataset raised.
-        """
+        """Return a template's report on its dataset. Raises `WorkerDied`, or what building the dataset raised."""
         self._thread.run_until(lambda: template.answer is not None or template.is_gone)
         if isinstance(template.answer, Failure):
             who = f"the template process (pid {template.pid})"
@@ -231,8 +220,7 @@ class Templates:
     def compare(self, template: TemplateProcess, built: Built) -> None:
         """Check that a later template built the same dataset as the first one.
 
-        Raises:
-            DatasetMismatch: It didn't.
+        Raises `DatasetMismatch` if it didn't.
         """
         who = f"another template process (pid {template.pid})"
         self.datasets.compare(built.report, who)
@@ -253,8 +241,7 @@ class Templates:
     def living(self) -> TemplateProcess:
         """Return the template that workers are forked from. If it is gone, replace it first.
 
-        Raises:
-            WorkerDied: It is gone and was a fork of the trainer, which can't be made again.
+        Raises `WorkerDied` if it was a fork of the trainer, which can't be made again.
         """
         while self.all[0].is_gone:
             if self.forks_trainer:

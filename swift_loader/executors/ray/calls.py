@@ -59,13 +59,10 @@ class ActorCalls:
         announce: Callable[[], None],
         is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Call nothing yet.
+        """Call nothing yet. `actor`: Ray's handle.
 
-        Args:
-            actor: Ray's handle.
-            is_of_call: Returns whether the error of a call is the call's own, so that the actor lives.
-            announce: Called when there may be something to take. Any thread.
-            is_connected: Returns whether Ray can be called.
+        `is_of_call` returns whether the error of a call is the call's own, so that the actor lives. `announce` is
+        called when there may be something to take, on any thread. `is_connected` returns whether Ray can be called.
         """
         self._actor = actor
         self._is_of_call = is_of_call
@@ -89,8 +86,7 @@ class ActorCalls:
     def send(self, message: bytes) -> None:
         """Send a message. A plan waits for the task that needs it.
 
-        Raises:
-            BrokenPipeError: Ray can't call the actor any more.
+        Raises `BrokenPipeError` if Ray can't call the actor any more.
         """
         self._kept.append(message)
         if unpack_frame(memoryview(message)).kind is Kind.PLAN:

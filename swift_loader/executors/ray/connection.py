@@ -18,11 +18,7 @@ from swift_loader.errors import warn
 
 
 def imported_ray() -> Any:
-    """Return the module `ray`.
-
-    Raises:
-        ImportError: Ray isn't installed.
-    """
+    """Return the module `ray`. Raises `ImportError` if Ray isn't installed."""
     try:
         import ray
     except ImportError as error:
@@ -64,10 +60,8 @@ class Connection:
     def open(self) -> None:
         """Connect this process to the cluster, unless it is connected.
 
-        Raises:
-            ImportError: Ray isn't installed.
-            ConnectionError: There is no cluster.
-            RuntimeError: The process uses Ray Client, which has no object store.
+        Raises `ImportError` if Ray isn't installed, `ConnectionError` if there is no cluster, `RuntimeError` if the
+        process uses Ray Client, which has no object store.
         """
         ray = imported_ray()
         with _SHARED.lock:

@@ -54,14 +54,9 @@ class ActorExecutor:
         on_segment: Callable[[Segment], None] | None = None,
         note: Callable[[str], None] | None = None,
     ) -> None:
-        """Make an executor that isn't started.
+        """Make an executor that isn't started. It owns the supervisor, whose actors may be running already.
 
-        Args:
-            supervisor: The executor owns it. Its actors may be running already.
-            metrics: Counts the stages.
-            log: Writes a line to the log.
-            on_segment: See `ArrivalStore`.
-            note: Gets warnings for the user, on any thread. None: the log gets them.
+        `on_segment`: see `ArrivalStore`. `note` gets warnings for the user, on any thread; None: the log gets them.
         """
         self._supervisor = supervisor
         self._metrics = metrics
@@ -77,13 +72,8 @@ class ActorExecutor:
     def start(self) -> None:
         """Start the actors. Blocks until the first one has built the dataset.
 
-        Raises:
-            ImportError: Ray isn't installed.
-            ConnectionError: There is no cluster.
-            LoaderClosed: Another thread has closed the executor.
-            WorkerDied: All actors were lost.
-            WorkerStalled: No actor has found room.
-            Exception: Whatever building the dataset raised.
+        Raises as `connect` does, `LoaderClosed` if another thread has closed the executor, `WorkerDied` if all actors
+        were lost, `WorkerStalled` if none has found room, or what building the dataset raised.
         """
         supervisor, options = self._supervisor, self._supervisor.options
         built = supervisor.wait_first_build(self._warn_of_build, options.stall_warning_s, warn)
@@ -95,10 +85,7 @@ class ActorExecutor:
     def connect(self) -> None:
         """Connect this process to the cluster, and have Ray start the actors. Returns at once.
 
-        Raises:
-            ImportError: Ray isn't installed.
-            ConnectionError: There is no cluster.
-            EncodeError: The dataset or a function can't be sent.
+        Raises as `ActorLaunch.prepare` does.
         """
         self._supervisor.start_first()
 
@@ -112,11 +99,9 @@ class ActorExecutor:
     ) -> None:
         """Use the actors beside other workers, which have built the dataset. Waits for no actor. Call `connect` first.
 
-        Args:
-            plan: The plan that all workers start with.
-            build_s: Seconds that the first build of the dataset took.
-            datasets: Compares what all workers have built.
-            post: Gets each actor that may have an answer, and events. Any thread calls it.
+        `plan`: what all workers start with. `build_s`: seconds that the first build of the dataset took. `datasets`
+        compares what all workers have built. `post` gets each actor that may have an answer, and events. Any thread
+        calls it.
         """
         supervisor = self._supervisor
         supervisor.datasets, supervisor.post = datasets, post

@@ -30,8 +30,7 @@ def first_build_of(
 ) -> FirstBuild:
     """Return what an actor's first answer says. It has come after `build_s`.
 
-    Raises:
-        Exception: Whatever building the dataset raised.
+    Raises what building the dataset raised.
     """
     frame = unpack_frame(memoryview(answer.messages[-1]))
     if frame.kind is not Kind.FAILURE:

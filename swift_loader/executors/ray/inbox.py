@@ -36,10 +36,7 @@ class ActorInbox:
     def __init__(self, waiting: ThreadInbox[Any], reader: MessageReader, look: Callable[[], Event | None]) -> None:
         """Return the events of what this inbox gets, as the reader reads it.
 
-        Args:
-            waiting: What is posted.
-            reader: Reads the answers.
-            look: Called before each wait. Returns an event if nothing would end the wait.
+        `waiting`: what is posted. `look` is called before each wait. It returns an event if nothing would end the wait.
         """
         self.interrupt: Exception | None = None
         self.is_taking_in = False

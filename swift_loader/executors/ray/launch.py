@@ -22,13 +22,7 @@ class ActorLaunch:
     """Makes the actors of one loader: NEW ─prepare─► READY ─drop─► NEW. The caller holds its lock."""
 
     def __init__(self, spec: WorkerSpec, wanted: RayExecutor, connection: Connection) -> None:
-        """Prepare nothing.
-
-        Args:
-            spec: Sent to the actors.
-            wanted: What the user wants of the actors.
-            connection: To the cluster. Opened by `prepare`.
-        """
+        """Prepare nothing: `prepare` opens the connection. `wanted`: what the user wants of the actors."""
         self.definitions = Definitions()
         """The definitions that travel by value, under the numbers that the actors use. Known once it is prepared."""
         self._spec = spec
@@ -48,10 +42,8 @@ class ActorLaunch:
     def prepare(self) -> None:
         """Connect to the cluster, and put there what the actors build the dataset from.
 
-        Raises:
-            ImportError: Ray isn't installed.
-            ConnectionError: There is no cluster.
-            EncodeError: The dataset or a function can't be sent.
+        Raises `ImportError` if Ray isn't installed, `ConnectionError` if there is no cluster, `EncodeError` if the
+        dataset or a function can't be sent.
         """
         layout, memory, self.definitions = self._packed()
         self._connection.open()
@@ -95,10 +87,7 @@ class ActorLaunch:
     ) -> tuple[ActorCalls, ActorProcess]:
         """Have Ray start an actor, which builds the dataset. Returns at once.
 
-        Args:
-            serial: Its serial number.
-            identity: See `BatchActor.start`.
-            announce: Called when it may have answered. Any thread.
+        `identity`: see `BatchActor.start`. `announce` is called when the actor may have answered, on any thread.
         """
         has_own_folder = "working_dir" in (self._wanted.runtime_env or {})
         around = Surroundings(import_path(), None if has_own_folder else working_directory())

@@ -65,11 +65,9 @@ class ArrivalStore:
     def __init__(self, max_viewed: int, max_free: int, on_segment: Callable[[Segment], None] | None) -> None:
         """Begin empty.
 
-        Args:
-            max_viewed: How many bytes of the object store the views may hold.
-            max_free: How many free slots are kept.
-            on_segment: Gets each slot before a batch lies in it; see `ProcessExecutor`. With it, all batches are copied
-                into slots.
+        `max_viewed`: how many bytes of the object store the views may hold. `max_free`: how many free slots are kept.
+        `on_segment` gets each slot before a batch lies in it, see `ProcessExecutor`. With it, all batches are copied
+        into slots.
         """
         self.max_free = max_free
         """As above. Any thread may change it."""

@@ -140,13 +140,7 @@ class MixedExecutor:
     """The workers of one loader: processes and actors."""
 
     def __init__(self, local: ProcessExecutor | PortableExecutor, remote: ActorExecutor, num_local: int) -> None:
-        """Make an executor that isn't started.
-
-        Args:
-            local: The processes. Owned by this object, as the other one.
-            remote: The actors.
-            num_local: Workers with lower ids are processes.
-        """
+        """Make an executor that isn't started. It owns both. Workers with ids below `num_local` are processes."""
         self._local = local
         self._remote = remote
         self._num_local = num_local
@@ -156,10 +150,8 @@ class MixedExecutor:
     def start(self) -> None:
         """Start the processes, then the actors. Blocks until a process has built the dataset.
 
-        Raises:
-            ImportError: Ray isn't installed.
-            ConnectionError: There is no cluster.
-            Exception: Whatever starting the processes raised.
+        Raises `ImportError` if Ray isn't installed, `ConnectionError` if there is no cluster, or what starting the
+        processes raised.
         """
         local = self._local
         self._remote.connect()  # first, because it may fail at once

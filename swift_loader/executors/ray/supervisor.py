@@ -65,14 +65,7 @@ class RaySupervisor:
     def __init__(
         self, spec: WorkerSpec, options: DeliveryOptions, executor: RayExecutor, wording: Wording = LOADER_WORDING
     ) -> None:
-        """Connect and start nothing.
-
-        Args:
-            spec: Sent to the actors.
-            options: How batches are delivered.
-            executor: What the user wants of the actors.
-            wording: For errors and warnings.
-        """
+        """Connect and start nothing."""
         self.spec = spec
         self.options = options
         self.wording = wording
@@ -109,10 +102,7 @@ class RaySupervisor:
     def start_first(self) -> None:
         """Start all actors, unless that was done. Returns while Ray places them, and they build the dataset.
 
-        Raises:
-            ImportError: Ray isn't installed.
-            ConnectionError: There is no cluster.
-            EncodeError: The dataset or a function can't be sent.
+        Raises as `ActorLaunch.prepare` does.
         """
         with self._lock:
             self._check_open()
@@ -151,15 +141,9 @@ class RaySupervisor:
     ) -> FirstBuild:
         """Start the actors, unless that was done. Wait until one of them has built the dataset.
 
-        Args:
-            on_wait: Called once if building takes longer than `patience_s`.
-            patience_s: Seconds; None: never call it.
-            note: Gets a warning if no actor has room.
-
-        Raises:
-            WorkerDied: All actors were lost.
-            WorkerStalled: No actor has found room within `placement_timeout`.
-            Exception: Whatever `start_first` or building the dataset raised.
+        Calls `on_wait` once if building takes longer than `patience_s`; None: never. `note` gets a warning if no actor
+        has room. Raises `WorkerDied` if all actors were lost, `WorkerStalled` if none has found room within
+        `placement_timeout`, or what `start_first` or building the dataset raised.
         """
         self.start_first()
         wanted = self._wanted
@@ -197,8 +181,7 @@ class RaySupervisor:
     def _begin_again(self, lost: Sequence[tuple[RayWorker, Lost]]) -> None:
         """Replace all actors, if their nodes have died before one of them has built the dataset.
 
-        Raises:
-            WorkerDied: At least one has ended by itself, or this was tried too often.
+        Raises `WorkerDied` if at least one has ended by itself, or this was tried too often.
         """
         self._num_begun += 1
         for worker, answer in lost:

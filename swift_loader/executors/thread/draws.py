@@ -26,11 +26,9 @@ class DrawWatch:
     """Warns once. All worker threads of a loader use it."""
 
     def __init__(self, inbox: ThreadInbox[Event], note: Callable[[str], None]) -> None:
-        """Begin to watch. Call it on the loop's thread.
+        """Begin to watch. Call it on the loop's thread. `inbox` knows whether that thread blocks.
 
-        Args:
-            inbox: Knows whether the loop's thread blocks.
-            note: Gets the warning. Any thread calls it.
+        `note` gets the warning, on any thread.
         """
         self._inbox = inbox
         self._note = note

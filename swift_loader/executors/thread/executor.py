@@ -75,12 +75,7 @@ class ThreadExecutor:
     ) -> None:
         """Make an executor that isn't started.
 
-        Args:
-            spec: How batches are made.
-            options: How many workers there are, among others.
-            metrics: Counts the stages.
-            dataset: The dataset of the first worker, or of all.
-            note: Gets warnings for the user. Any thread calls it.
+        `dataset`: that of the first worker, or of all. `note` gets warnings for the user, on any thread.
         """
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""
@@ -116,9 +111,7 @@ class ThreadExecutor:
     def start(self) -> None:
         """Start the threads. With `dataset_per_worker`, it builds the other datasets first.
 
-        Raises:
-            Exception: Whatever building a dataset raised.
-            LoaderClosed: Another thread has stopped the executor.
+        Raises what building a dataset raised, or `LoaderClosed` if another thread has stopped the executor.
         """
         num_samples = length_of(self._dataset, self._spec.options.torch)
         self._first_plan = plan = Plan.of(num_samples, self._spec.plan)
@@ -214,8 +207,7 @@ class ThreadExecutor:
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on.
 
-        Raises:
-            RuntimeError: Another worker would need a copy of the dataset, which others use.
+        Raises `RuntimeError` if another worker would need a copy of the dataset, which others use.
         """
         options = self._spec.options
         if num_workers > self._options.num_workers and options.dataset_per_worker and options.dataset_class is None:

@@ -18,9 +18,7 @@ class TaskThread(Generic[Task]):
     def __init__(self, serve: Callable[[Iterator[Task]], None], name: str) -> None:
         """Make a thread that isn't started.
 
-        Args:
-            serve: Runs in the thread, with the tasks as they come. They end once it is stopped.
-            name: Of the thread.
+        `serve` runs in it, with the tasks as they come. They end once it is stopped.
         """
         self._serve = serve
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()

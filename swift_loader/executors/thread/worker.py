@@ -42,11 +42,8 @@ class ThreadWorker:
     ) -> None:
         """Make a worker that isn't started.
 
-        Args:
-            serial: Unique among all workers of the loader.
-            worker_id: Which of the n workers it is, from 0.
-            make_builder: Called on the thread, before it is ready. May build a dataset.
-            surroundings: What it shares with the others.
+        `serial`: unique among all workers of the loader. `worker_id`: which of the n workers it is, from 0.
+        `make_builder` is called on the thread, before it is ready. It may build a dataset.
         """
         self.serial = serial
         self.worker_id = worker_id
