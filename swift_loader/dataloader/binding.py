@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.torch_collate import registered_functions
 from swift_loader.dataloader.changes import look_at
-from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.own_options import OwnOptions
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.threads import needs_copies
 from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.worker.seeding import Rng
+from swift_loader.worker.stream_state import is_stateful
 
 
 def shows_its_worker(loader: DataLoader[Any]) -> bool:

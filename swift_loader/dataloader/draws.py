@@ -26,6 +26,7 @@ from swift_loader.dataloader.generators import (
 )
 from swift_loader.dataloader.index_arrays import batched_arrays
 from swift_loader.transport.task import IndexArray
+from swift_loader.worker.stream_state import is_stateful
 
 _NOTHING = object()
 
@@ -72,11 +73,6 @@ class DrawsState:
     """What `set_epoch` has set on the dataset. None: it has no epoch."""
     is_over: bool
     """Whether the epoch is over, so that the next one begins."""
-
-
-def is_stateful(thing: Any) -> bool:
-    """Return whether an object has `state_dict` and `load_state_dict`."""
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
 class Draws:

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
-from swift_loader.dataloader.draws import Draws, is_stateful
+from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.worker.stream_shard import RankSamples, StreamShard
-from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
+from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface, is_stateful
 
 
 class InlineEpoch:

@@ -19,7 +19,6 @@ from swift_loader.batch.tensor_arrays import collate_to_send
 from swift_loader.batch.torch_collate import registered_functions
 from swift_loader.dataloader.changes import look_at
 from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
-from swift_loader.dataloader.draws import is_stateful
 from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.dataloader.own_options import OwnOptions
 from swift_loader.dataloader.processes import ProcessView
@@ -43,6 +42,7 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.stream_shard import StreamShard
+from swift_loader.worker.stream_state import is_stateful
 from swift_loader.worker.torch_mode import TorchMode
 
 _SERIALS = count()

@@ -10,7 +10,8 @@ from swift_loader.errors import StateMismatch
 from swift_loader.pipeline.functions import name_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
-from swift_loader.pipeline.sources import SourceStart, has_state, length_of, source_items
+from swift_loader.pipeline.sources import SourceStart, length_of, source_items
+from swift_loader.worker.stream_state import is_stateful
 
 
 class Origin(Protocol):
@@ -119,7 +120,7 @@ class Plain:
     def check_states(self, states: Iterator[Any]) -> None:
         """Check that the source has a way to take its state."""
         state = next(states, None)
-        if state is not None and not has_state(self.source):
+        if state is not None and not is_stateful(self.source):
             kind = type(self.source).__name__
             raise StateMismatch(f"the state has one of the source, but a {kind} has no load_state_dict() to take it")
 

@@ -13,6 +13,7 @@ from typing import Any
 from swift_loader.executors.calls.event_loop import call_soon
 from swift_loader.pipeline.items import Item, Marker
 from swift_loader.pipeline.relay import Relay
+from swift_loader.worker.stream_state import is_stateful
 
 _NOTHING = object()
 
@@ -36,14 +37,9 @@ def is_indexed(source: Any) -> bool:
     return not hasattr(source, "__iter__") and hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
-def has_state(source: Any) -> bool:
-    """Return whether the source can say where it is, and continue there."""
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-
-
 def takes_states(source: Any) -> bool:
     """Return whether the source can say in the middle of an epoch where it is."""
-    return has_state(source) and getattr(source, "is_exact", True)
+    return is_stateful(source) and getattr(source, "is_exact", True)
 
 
 def state_of(source: Any) -> Any:
@@ -127,7 +123,7 @@ def source_items(
         epoch += 1
         if tells_epochs and is_endless and hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
-        if has_state(source):
+        if is_stateful(source):
             states.note((epoch, 0), state_of(source))
         if not is_endless:
             return

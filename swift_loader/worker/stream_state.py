@@ -8,18 +8,34 @@ An `IterableDataset` of the `datasets` package is a case of its own:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 _HUGGINGFACE = "datasets.iterable_dataset.IterableDataset"
 _SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 """Both are looked for by name: the package needn't be there, and nothing public tells of a buffer."""
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A dataset, sampler or iterator that says where it is and continues there. It needn't derive from this class."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is. Pickled with the loader's state, so plain values are best."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called."""
+        ...
+
+
+def is_stateful(thing: Any) -> bool:
+    """Return whether an object is `Stateful`, also by `__getattr__`, which `isinstance` doesn't see everywhere."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
 def has_exact_state(thing: Any) -> bool:
     """Return whether a dataset or an iterator can save a state that says all about where it is."""
-    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-        return False
-    return not any(type(part).__name__ == _SHUFFLE_BUFFER for part in _parts(thing))
+    return is_stateful(thing) and not any(type(part).__name__ == _SHUFFLE_BUFFER for part in _parts(thing))
 
 
 def is_huggingface(dataset: Any) -> bool:
