@@ -28,8 +28,11 @@ RunWorker = Callable[[int, Channel], None]
 class ForkServer:
     """Forks workers on request, reaps them, and reports how they ended."""
 
-    def __init__(self, channel: Channel, run_worker: RunWorker, stack_dumper: StackDumper) -> None:
-        """`run_worker` serves a channel as the worker with this serial number, in a fork."""
+    def __init__(self, channel: Channel, run_worker: RunWorker, stack_dumper: StackDumper, trainer: int = -1) -> None:
+        """`run_worker` serves a channel as the worker with this serial number, in a fork.
+
+        `trainer`: a pidfd; its end is the end. -1: the kernel kills this process then.
+        """
         self._channel = channel
         self._stack_dumper = stack_dumper
         self._run_worker = run_worker
@@ -37,14 +40,19 @@ class ForkServer:
         """pidfd -> (worker, pid)"""
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
+        self._trainer = trainer
+        if trainer >= 0:
+            self._poll.register(trainer, select.POLLIN)
 
     def serve(self) -> None:
-        """Handle requests and exits of workers; return when the trainer has closed the channel."""
+        """Handle requests and exits of workers; return when the trainer has closed the channel or has ended."""
         is_wanted = True
         while is_wanted:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
                     self._reap(descriptor)
+                elif descriptor == self._trainer:
+                    is_wanted = False
                 else:
                     is_wanted = self._take_request() and is_wanted
         for _, pid in self._children.values():
@@ -92,7 +100,7 @@ class ForkServer:
     def _drop_descriptors(self) -> None:
         """Close the template's own descriptors. Those that modules opened stay open, because they may be in use."""
         self._channel.close()
-        for descriptor in self._children:
+        for descriptor in (*self._children, *([self._trainer] if self._trainer >= 0 else [])):
             os.close(descriptor)
 
     def _reap(self, pidfd: int) -> None:

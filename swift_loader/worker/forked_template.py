@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint
@@ -24,29 +24,38 @@ from swift_loader.worker.stack_dumps import StackDumper
 from swift_loader.worker.template import build_and_serve, reset_signals
 
 
+class Trainer(NamedTuple):
+    """The process that forked."""
+
+    pid: int
+    pidfd: int
+    """Readable once it has ended. -1: the kernel kills the fork then."""
+
+
 def be_forked_template(
-    trainer_pid: int, pipes: tuple[int, int, int], foreign: Iterable[int], dataset_builder: DatasetBuilder
+    trainer: Trainer, pipes: tuple[int, int, int], foreign: Iterable[int], dataset_builder: DatasetBuilder
 ) -> NoReturn:
     """Be a template from now on. Runs in the fork, on its only thread, with all signals blocked.
 
-    `trainer_pid`: the process that forked. `pipes`: the descriptors of the channel, for traces, and for stderr.
+    `pipes`: the descriptors of the channel, for traces, and for stderr.
     `foreign`: the descriptors of the trainer's loaders, which may contain `pipes`. `dataset_builder` returns the
     trainer's own dataset and functions.
     """
-    die_with_parent(trainer_pid)
+    if trainer.pidfd < 0:
+        die_with_parent(trainer.pid)
     gc.freeze()  # no object of the trainer is ever finalised here: that might act on what it shares with the trainer
     lead_group()
     channel, traces, stderr = (fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3) for descriptor in pipes)
     _replace_descriptors(stderr, {*foreign, *pipes})
     _reset_python()
     _forget_signal_handlers()
-    run_and_exit(partial(_serve, Channel.from_descriptor(channel), StackDumper(traces), dataset_builder))
+    run_and_exit(partial(_serve, Channel.from_descriptor(channel), StackDumper(traces), dataset_builder, trainer.pidfd))
 
 
-def _serve(channel: Channel, stack_dumper: StackDumper, dataset_builder: DatasetBuilder) -> int:
+def _serve(channel: Channel, stack_dumper: StackDumper, dataset_builder: DatasetBuilder, trainer: int) -> int:
     failpoint(Failpoint.TEMPLATE_BOOT)
     try:
-        return build_and_serve(channel, dataset_builder, stack_dumper)
+        return build_and_serve(channel, dataset_builder, stack_dumper, trainer)
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the trainer is gone
 

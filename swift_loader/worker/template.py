@@ -165,8 +165,10 @@ def _receive_payload(channel: Channel, stack_dumper: StackDumper) -> int:
     return build_and_serve(channel, DatasetBuilder(partial(read_payload, layout, segment), environment), stack_dumper)
 
 
-def build_and_serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
-    """Build the dataset and serve the trainer until it hangs up; return the exit code."""
+def build_and_serve(
+    channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int = -1
+) -> int:
+    """Build the dataset and serve the trainer until it hangs up; return the exit code. `trainer`: see `ForkServer`."""
     streams = ForkHazards.of_streams()
     stack_dumper.start()
     failpoint(Failpoint.TEMPLATE_SET_UP)
@@ -177,11 +179,11 @@ def build_and_serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dum
         return 0
     options = dataset_builder.spec.options
     if options.start_method is StartMethod.FORK and options.dataset is not None:
-        return _share(channel, dataset_builder, stack_dumper)
-    return _build(channel, dataset_builder, stack_dumper, streams)
+        return _share(channel, dataset_builder, stack_dumper, trainer)
+    return _build(channel, dataset_builder, stack_dumper, streams, trainer)
 
 
-def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
+def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int) -> int:
     """Serve with the trainer's own dataset, which workers share whatever it holds; return the exit code."""
     if not _try_to_build(channel, dataset_builder):
         return 0
@@ -190,7 +192,7 @@ def _share(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
     dataset_builder.is_shared = True
     report = dataset_builder.report()
     channel.send(Built(report, forkable=True, reason="").pack())
-    return _serve(channel, dataset_builder, stack_dumper)
+    return _serve(channel, dataset_builder, stack_dumper, trainer)
 
 
 def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
@@ -203,7 +205,9 @@ def _try_to_build(channel: Channel, dataset_builder: DatasetBuilder) -> bool:
     return True
 
 
-def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, streams: ForkHazards) -> int:
+def _build(
+    channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, streams: ForkHazards, trainer: int
+) -> int:
     """Build the dataset, report whether it can be shared, and serve or let the fallback serve; return the exit code."""
     imported = ForkHazards.settled([channel.fileno(), *stack_dumper.descriptors], stack_dumper.thread_ids)
     options = dataset_builder.spec.options
@@ -214,7 +218,7 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         stack_dumper.stop()  # the process must have a single thread when it is forked
         fallback = FallbackTemplate.fork()
         if fallback is None:
-            return _serve(channel, dataset_builder, stack_dumper)
+            return _serve(channel, dataset_builder, stack_dumper, trainer)
         stack_dumper.start()
     if not _try_to_build(channel, dataset_builder):
         if fallback is not None:
@@ -239,7 +243,7 @@ def _build(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: Stac
         fallback.release()  # the dataset is shared; or it left threads, which would run on here if the fallback served
     report = dataset_builder.report_length() if reason else dataset_builder.report()
     channel.send(Built(report, forkable=not reason, reason=reason).pack())
-    return _serve(channel, dataset_builder, stack_dumper)
+    return _serve(channel, dataset_builder, stack_dumper, trainer)
 
 
 def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: ForkHazards) -> str:
@@ -249,13 +253,13 @@ def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: F
     return "start_method='spawn'" if start_method is StartMethod.SPAWN else ""
 
 
-def _serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper) -> int:
+def _serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int) -> int:
     """Start workers on request until the trainer closes the channel."""
     set_num_threads(1)
     gc.collect()
     gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
-        ForkServer(channel, partial(_run_worker, dataset_builder), stack_dumper).serve()
+        ForkServer(channel, partial(_run_worker, dataset_builder), stack_dumper, trainer).serve()
     failpoint(Failpoint.TEMPLATE_STOP)
     return 0
 

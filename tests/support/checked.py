@@ -43,13 +43,9 @@ class Checked:
     ) -> None:
         """Begin.
 
-        Args:
-            num_samples: Its length.
-            nbytes: Of a sample's array.
-            big_at: A sample that has `big_nbytes` instead.
-            big_nbytes: See there.
-            fails_every: So many samples, one raises; 0 is never.
-            narrow: Whether batches are large messages through a narrow pipe, which blocks whoever sends two at once.
+        `nbytes`: of a sample's array. `big_at`: a sample that has `big_nbytes` instead. `fails_every`: of so many
+        samples one raises; 0 is never. `narrow`: batches are large messages through a narrow pipe, which blocks whoever
+        sends two at once.
         """
         self.num_samples, self.nbytes = num_samples, nbytes
         self.big_at, self.big_nbytes = big_at, big_nbytes

@@ -62,9 +62,8 @@ class FakeDevice:
     def __init__(self, lag: int = 0, max_queued: int = 1024) -> None:
         """Make a device.
 
-        Args:
-            lag: How many copies may be behind before the oldest one is made by itself.
-            max_queued: How much work the loop's stream takes before the loop has to wait, as CUDA has a limit.
+        `lag`: how many copies may be behind before the oldest one is made by itself. `max_queued`: how much work the
+        loop's stream takes before the loop has to wait, as CUDA has a limit.
         """
         self.log: list[str] = []
         self.num_passed = 0

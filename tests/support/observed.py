@@ -58,12 +58,7 @@ def observe(
 ) -> Observations:
     """Return what a loader with these costs gives, if no one waits for a core.
 
-    Args:
-        costs: What a batch costs.
-        setup: The loader.
-        num_batches: How many the loop got.
-        slowest: The slowest samples.
-        stretch: By how much the worker's time at a batch is longer if so many others are busy when it begins.
+    `stretch`: by how much the worker's time at a batch is longer if so many others are busy when it begins.
     """
     batches = np.zeros(num_batches, BATCH)
     free = [0.0] * max(1, setup.num_workers)

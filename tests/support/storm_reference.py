@@ -116,11 +116,7 @@ class Agreement:
         self._seen: dict[int, int] = {}
 
     def note(self, batch: Fingerprint, where: str) -> Fingerprint:
-        """Return what is to be compared with the reference.
-
-        Raises:
-            Deviation: A sample isn't what another worker made of it.
-        """
+        """Return what is to be compared with the reference. Raises if a sample isn't what another worker made of it."""
         if not self.is_needed:
             return batch
         pairs = list(zip(batch.ids, batch.checksums, strict=True))

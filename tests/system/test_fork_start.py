@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -95,15 +96,6 @@ def test_a_tensor_in_shared_memory_is_shared_with_the_trainer() -> None:
     assert shared.tolist() == list(range(24))
 
 
-def test_a_generator_and_a_lock_work_in_each_worker() -> None:
-    def draw(held: Any, index: int) -> int:
-        numbers, lock = held
-        with lock:
-            return int(next(numbers)) * 0 + index
-
-    assert seen_by_workers(((i for i in range(1000)), threading.Lock()), draw) == list(range(24))
-
-
 def test_a_queue_that_the_trainer_used_works_in_the_workers() -> None:
     queue = _CONTEXT.Queue()
     queue.put(-1)
@@ -145,6 +137,26 @@ def test_a_dataset_class_that_opens_files_is_built_by_each_worker(tmp_path: Path
         batches = list(loader)
     assert ids_of(batches) == list(range(24))
     assert all(batch["is_own"].all() for batch in batches)
+
+
+def test_the_dataset_has_what_belongs_to_the_thread_that_starts_the_loader_which_may_end() -> None:
+    local, lock, started = threading.local(), threading.Lock(), list[SwiftLoader]()
+
+    def look(database: Any, _: int) -> int:
+        with lock:
+            return int(local.value + database.execute("select 20").fetchone()[0] + torch.is_grad_enabled())
+
+    def start() -> None:
+        local.value = 3
+        torch.set_grad_enabled(False)
+        started.append(forking(Held(sqlite3.connect(":memory:"), look), validate=False))
+        started[0].start()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    with started[0] as loader:
+        assert [batch["seen"].tolist() for batch in loader] == [[23] * 4] * 6
 
 
 def test_torch_has_one_thread_there_even_if_the_trainer_has_used_more() -> None:
@@ -252,19 +264,25 @@ def test_the_end_of_a_script_runs_once(tmp_path: Path) -> None:
     assert sorted(printed[1:]) == ["", "at exit", "finalised"]
 
 
-def test_a_fork_ends_with_the_trainer() -> None:
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_a_fork_ends_with_the_trainer(thread: str) -> None:
     program = """
-import signal
+import signal, sys, threading
 from swift_loader import SwiftLoader
 from tests.support import datasets
 loader = SwiftLoader(dataset=datasets.Counting(), batch_size=4, worker_per_consumer=2, start_method="fork")
-next(iter(loader))
+thread = threading.Thread(target=lambda: next(iter(loader)))
+if sys.argv[1] == "main":
+    thread.run()
+else:
+    thread.start()
+    thread.join()
 supervisor = loader._lifecycle.session.dispatcher._executor._supervisor
 workers = supervisor.workers.all.values()
 print(*(one.pid for one in supervisor.templates.all), *(one.process.pid for one in workers), flush=True)
 signal.pause()
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as trainer:
+    with subprocess.Popen([sys.executable, "-c", program, thread], stdout=subprocess.PIPE, cwd=ROOT) as trainer:
         assert trainer.stdout is not None
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
         trainer.kill()

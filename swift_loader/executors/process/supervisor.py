@@ -71,8 +71,6 @@ class Supervisor:
         if self._building is None:
             refuse_nesting()
             self.templates.prepare()
-            if self.templates.forks_trainer:
-                self._thread.call(self.templates.add).result()  # the caller waits, so it holds no lock in the fork
             self._building = self._thread.call(self.templates.build_first)
 
     def is_current(self) -> bool:

@@ -16,7 +16,7 @@ from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
 from swift_loader.executors.process.diagnostics import Diagnostics
-from swift_loader.executors.process.event_loop_thread import EventLoopThread
+from swift_loader.executors.process.event_loop_thread import EventLoopThread, Stopped
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.template import TemplateProcess
@@ -79,13 +79,17 @@ class Templates:
     # Any thread -------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Write what all templates get.
+        """Write what all templates get, or fork the trainer, on this thread.
 
         Raises `EncodeError` if the dataset or a function can't be sent, `LoaderClosed` if the thread is being stopped.
         """
         if self.forks_trainer:
             self._fork = TrainerFork(self.spec)
             self.definitions = self._fork.definitions
+            try:
+                self._begin(self._fork.start)
+            except Stopped:
+                raise LoaderClosed("the loader was closed; make a new one") from None
             return
         launch = Launch.of_this_process()
         starts = TemplateStarts(launch, self.spec.modules, self.spec.options.start_method)
@@ -146,38 +150,41 @@ class Templates:
     def build_first(self) -> tuple[Built, float]:
         """Return the first template's report and the seconds that it needed."""
         began_s = time.monotonic()
-        built = self.wait_built(self.all[0] if self.all else self.add())
+        if self._fork is None:
+            self.add()
+        else:
+            self._listen(self.all[0])
+        built = self.wait_built(self.all[0])
         self.datasets.compare(built.report, "the template process")
         return built, time.monotonic() - began_s
 
     def add(self) -> TemplateProcess:
         """Start a template, and let it build the dataset."""
-        blank = None
-        if self._fork is not None:
-            start: Start = self._fork.start
-        else:
-            assert self._starts is not None
-            start, blank = self._starts.next(self._thread, is_first=self.first is None)
+        assert self._starts is not None
+        assert self._payload is not None
+        start, blank = self._starts.next(self._thread, is_first=self.first is None)
         try:
             template = self._begin(start)
         finally:
             if blank is not None:
                 blank.close()  # it has started, or isn't wanted any more
-        if self._payload is not None:
-            template.send_payload(*self._payload)
+        self._listen(template)
+        template.send_payload(*self._payload)
         return template
 
     def _begin(self, start: Start) -> TemplateProcess:
-        """Start a template, and listen to it."""
+        """Start a template. Any thread."""
         with self._thread.lock:
             self._thread.check_open()
             with explaining_limits():
                 template = TemplateProcess(start)
             self.all = (*self.all, template)
+        return template
+
+    def _listen(self, template: TemplateProcess) -> None:
         self.watch(template.diagnostics)
         for descriptor in (template.fileno(), template.pidfd):
             self._thread.loop.watch(descriptor, lambda: self._listen_to(template))
-        return template
 
     def watch(self, diagnostics: Diagnostics) -> None:
         """Forward the stderr of a process."""

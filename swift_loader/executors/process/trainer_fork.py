@@ -1,8 +1,7 @@
 """Starts a template as a fork of the trainer, for datasets and functions that can't be serialised.
 
-The supervisor's thread forks, because the kernel kills a process when the thread that forked it ends. Meanwhile the
-thread that starts the loader waits, so it holds no lock that the fork might need. Locks of the user's other threads
-stay locked in the fork, as with any fork.
+The thread that starts the loader forks, so the dataset finds what belongs to that thread: `threading.local`, torch's
+grad mode, an SQLite connection. Locks of the user's other threads stay locked in the fork, as with any fork.
 
 A fork is made once per loader: a second one would be a copy of a trainer that has changed meanwhile. So workers that
 die are replaced, by forks of the fork, and the template isn't.
@@ -13,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.payload import Environment
 from swift_loader.worker.dataset_builder import DatasetBuilder
-from swift_loader.worker.forked_template import be_forked_template
+from swift_loader.worker.forked_template import Trainer, be_forked_template
 from swift_loader.worker.process_exit import flush_streams
 from swift_loader.worker.spec import WorkerSpec
 
@@ -38,8 +38,10 @@ class TrainerFork:
         """Classes and functions that can't be imported. The fork has the same ones, under the same numbers."""
 
     def start(self, channel: int, traces: int, stderr: int) -> ForkedChild:
-        """Fork this process. The fork gets copies of the descriptors. Runs on the supervisor's thread."""
-        trainer_pid = os.getpid()
+        """Fork this process. The fork gets copies of the descriptors. Runs on the thread that starts the loader."""
+        # The kernel kills a process when the thread that forked it ends, so another thread's fork watches the process.
+        is_main = threading.current_thread() is threading.main_thread()
+        trainer = Trainer(os.getpid(), -1 if is_main else os.pidfd_open(os.getpid()))
         # One thread: torch's pool of threads isn't in the fork, and waiting for it would never end.
         environment = replace(Environment.of_this_process(self._spec.modules), torch_threads=1)
         builder = DatasetBuilder(lambda: (self._spec, self.definitions), environment)
@@ -51,11 +53,13 @@ class TrainerFork:
                 pid = os.fork()
             if pid == 0:
                 try:
-                    be_forked_template(trainer_pid, (channel, traces, stderr), _descriptors(), builder)
+                    be_forked_template(trainer, (channel, traces, stderr), _descriptors(), builder)
                 finally:
                     os._exit(1)  # whatever happens, the trainer's code isn't run twice
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            if trainer.pidfd >= 0:
+                os.close(trainer.pidfd)
         return ForkedChild(pid)
 
 

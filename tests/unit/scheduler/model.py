@@ -395,8 +395,7 @@ class World:
     def settle(self, *, is_kind: bool) -> None:
         """Let all be well from now on: whatever is to come must come, or the failure.
 
-        Args:
-            is_kind: Whether workers that hang or were killed end by themselves. If not, the scheduler must see to it.
+        `is_kind`: workers that hang or were killed end by themselves. If not, the scheduler must see to it.
         """
         for _ in range(10_000):
             if self.is_told or self.is_done():
