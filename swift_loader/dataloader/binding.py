@@ -5,12 +5,14 @@ If no batch shows which worker has built it, any worker may build it, and their 
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from swift_loader.batch.torch_collate import registered_functions
-from swift_loader.dataloader.changes import look_at
+from swift_loader.batch.tree import search
 from swift_loader.dataloader.own_options import OwnOptions
 from swift_loader.dataloader.randomness import rng_of
 from swift_loader.dataloader.threads import needs_copies
@@ -31,7 +33,8 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
         return False
     if not OwnOptions.of(loader).uses_threads(loader.num_workers) and rng_of(loader) is not Rng.SAMPLE:
         return True
-    return look_at(loader.dataset, loader.collate_fn, registered_functions()).has_generator
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+    return any(True for _ in search([loader.dataset, loader.collate_fn], lambda thing: isinstance(thing, kinds)))
 
 
 def refuse_resize(loader: DataLoader[Any], num_workers: int) -> None:

@@ -34,7 +34,7 @@ from swift_loader.dataloader.sharing import check_resumes, check_stream_options,
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.tuning import check_auto, first_number
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
-from swift_loader.dataloader.workers import LoaderWorkers, Marks, WorkerShelf, WorkerStart, warm_root
+from swift_loader.dataloader.workers import LoaderWorkers, WorkerShelf, WorkerStart, warm_root
 from swift_loader.options import MAX_WORKERS, AutoWorkers
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.report import Report
@@ -51,8 +51,8 @@ _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameter
 class DataLoader(TorchDataLoader[_Batch_co]):
     """torch's DataLoader on the workers of this package.
 
-    Same arguments, same batches, and the same order for the same seed. Workers stay between epochs and are replaced
-    when they die. `state_dict()` works after any batch.
+    Same arguments, same batches, and the same order for the same seed. Workers that die are replaced. `state_dict()`
+    works after any batch.
 
         loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=4)
         for epoch in range(10):
@@ -110,11 +110,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             drop_last: True leaves out the last batch if it isn't full.
             timeout: Seconds that the loop waits for a batch; 0: no limit.
             worker_init_fn: Called in each worker process with its id, before it loads anything.
-            multiprocessing_context: "fork", "spawn" or "forkserver", or a context. Default: as "forkserver"; by a fork
-                of this process if the dataset can't be serialised.
+            multiprocessing_context: "fork", "spawn" or "forkserver", or a context. Default: the program's, a fork on
+                Linux before Python 3.14. A fork is made by each `iter()`.
             generator: Gives the order and the workers' seeds. Default: torch's default generator.
             prefetch_factor: Batches in flight per worker. With 2, the default, the loader chooses.
-            persistent_workers: True keeps the workers, also where new ones could do otherwise.
+            persistent_workers: True keeps the workers from epoch to epoch. They notice no change of the dataset.
             pin_memory_device: Ignored, as in torch.
             in_order: False delivers batches as soon as they are built.
             snapshot_every_n_steps: How often the state of a dataset is saved, in batches of a worker. None or 0: never.
@@ -330,8 +330,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         return EvenEpoch(epoch, self._votes)
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
-        marks = Marks.of(self, self._shard())
-        workers = self._shelf.take(marks)
+        shard = self._shard()
+        workers = self._shelf.take(shard)
         if workers is not None and resume is not None and self.persistent_workers:
             workers.close()  # their generators and datasets have gone on since the state was saved
             workers = None
@@ -344,16 +344,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         draws = Draws(self, epoch, state, self._substitute, base_seed=base_seed)
         if workers is None:
             seed_pipe(self.dataset, draws.pipe_seed)
-            workers = self._start_of(marks)(draws.base_seed)
+            workers = self._start(shard, draws.base_seed)
         if not isinstance(self.dataset, IterableDataset):
             return IndexEpoch(self, draws, workers, self._shelf, resume)
         return StreamEpoch(self, draws, workers, self._shelf, resume, copies_of(self) if self._latest is None else None)
 
-    def _start_of(self, marks: Marks) -> Callable[[int], LoaderWorkers]:
-        """Return what starts workers with a base seed, as the loader is now."""
-        every = self.snapshot_every_n_steps or 0
-        start = WorkerStart.of(self, marks, rng=rng_of(self), snapshot_every=every)
-        return lambda base_seed: start.start(base_seed, self._observer.metrics)
+    def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
+        """Start workers with a base seed, as the loader is now."""
+        every, is_first = self.snapshot_every_n_steps or 0, self._latest is None
+        start = WorkerStart.of(self, shard, rng=rng_of(self), warns_of_draws=is_first, snapshot_every=every)
+        return start.start(base_seed, self._observer.metrics)
 
     # What is measured -------------------------------------------------------------------------------------------------
 

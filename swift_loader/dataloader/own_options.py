@@ -5,6 +5,7 @@ They have the names, meanings and checks of SwiftLoader's.
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,12 @@ class OwnOptions:
     def start_method_for(self, context: Any) -> StartMethod:
         """Return how to start worker processes. `context`: the loader's `multiprocessing_context`.
 
-        None: a fresh interpreter from which workers are forked, which works for most datasets on all platforms.
+        None: what torch takes then, the program's default, which is a fork on Linux before Python 3.14.
         """
         if self.start_method is not None:
             return self.start_method
-        asked = "" if context is None else context.get_start_method()
+        if context is None:  # the first of all is the system's default; asking for it would fix it
+            asked = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        else:
+            asked = context.get_start_method()
         return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)

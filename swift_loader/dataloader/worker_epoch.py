@@ -28,7 +28,7 @@ class _WorkersInUse:
 
     def __init__(self, epoch: object, workers: LoaderWorkers, shelf: WorkerShelf) -> None:
         self._workers: LoaderWorkers | None = workers
-        self._persist = workers.marks.persist
+        self._persist = workers.persist
         self.processes = workers.processes
         self._end_processes = workers.close
         self._give_back = weakref.finalize(epoch, shelf.put, workers)
@@ -265,7 +265,7 @@ class StreamEpoch:
         self._last_worker = -1 if resumed is None else resumed.last_worker
         self._shards: Shards | SharedShards = Shards(loader, resume)
         self._in_use = _WorkersInUse(self, workers, self._shelf)
-        shard, first_batches = workers.marks.shard, None
+        shard, first_batches = workers.shard, None
         self._num_sharing = 0 if shard is None else shard.world_size
         if shard is not None:
             self._shards = SharedShards(self._num_workers, resume, is_persistent=self._is_persistent)

@@ -1,24 +1,21 @@
-"""The workers of a DataLoader. They stay from epoch to epoch where that gives what torch's new ones would."""
+"""The workers of a DataLoader: new ones for each epoch, or the same with `persistent_workers`."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from typing import Any
 
-import torch
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.tensor_arrays import collate_to_send
 from swift_loader.batch.torch_collate import registered_functions
-from swift_loader.dataloader.changes import look_at
-from swift_loader.dataloader.datapipes import init_of_workers, is_seeded_pipe
+from swift_loader.dataloader.datapipes import init_of_workers
 from swift_loader.dataloader.failures import with_torch_text
 from swift_loader.dataloader.own_options import OwnOptions
 from swift_loader.dataloader.processes import ProcessView
@@ -28,7 +25,6 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, WorkerStalled, warn
 from swift_loader.executors.base import Executor
-from swift_loader.executors.environment import SET_BY_LIBRARIES, working_directory
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
@@ -42,7 +38,6 @@ from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
 from swift_loader.worker.stream_shard import StreamShard
-from swift_loader.worker.stream_state import is_stateful
 from swift_loader.worker.torch_mode import TorchMode
 
 _SERIALS = count()
@@ -59,11 +54,16 @@ class LoaderWorkers:
         worker_options: WorkerOptions,
         delivery: DeliveryOptions,
         base_seed: int,
-        marks: Marks,
         metrics: Metrics,
+        *,
+        persist: bool,
     ) -> None:
         """Start the workers, and wait until there is a dataset for them."""
-        self.marks = marks
+        self.persist = persist
+        """Whether they serve later epochs too."""
+        assert worker_options.torch is not None
+        self.shard = worker_options.torch.shard
+        """This rank's part of a stream that the loader shares out."""
         self.serial = next(_SERIALS)
         """Later ones have a larger number."""
         self._delivery = delivery
@@ -200,41 +200,6 @@ def warm_root(loader: DataLoader[Any]) -> None:
         warm_up(own.start_method_for(loader.multiprocessing_context), modules_of(*things))
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """What tells whether workers of an earlier epoch do as new ones would."""
-
-    may_stay: bool
-    """False: a new epoch needs new workers, because theirs may differ from those that torch would start."""
-    fingerprint: int
-    """Of the dataset and the functions. Always 0 with `persistent_workers`: torch's don't notice changes either."""
-    persist: bool = False
-    """With `persistent_workers`."""
-    shard: StreamShard | None = None
-    """This rank's part of a stream that the loader shares out."""
-
-    @classmethod
-    def of(cls, loader: DataLoader[Any], shard: StreamShard | None = None) -> Marks:
-        """Return the marks of the loader as it is now."""
-        if is_seeded_pipe(loader.dataset):
-            return cls(may_stay=False, fingerprint=0)
-        if loader.persistent_workers:
-            return cls(may_stay=True, fingerprint=0, persist=True, shard=shard)
-        dataset = loader.dataset
-        is_fresh = isinstance(dataset, IterableDataset) or is_stateful(dataset) or loader.worker_init_fn is not None
-        if is_fresh:
-            return cls(may_stay=False, fingerprint=0, shard=shard)
-        look = look_at(dataset, loader.collate_fn, registered_functions())
-        return cls(may_stay=not look.has_generator, fingerprint=hash((look.fingerprint, *_surroundings())))
-
-
-def _surroundings() -> Iterator[Any]:
-    """Yield what new workers would have from this process, apart from the dataset."""
-    yield working_directory()
-    yield torch.get_default_dtype()
-    yield frozenset((name, value) for name, value in os.environ.items() if name not in SET_BY_LIBRARIES)
-
-
 def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
     """Return how batches come to the loop, as the loader is now."""
     own = OwnOptions.of(loader)
@@ -264,11 +229,15 @@ class WorkerStart:
 
     worker_options: WorkerOptions
     delivery: DeliveryOptions
-    marks: Marks
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], marks: Marks, *, rng: Rng, snapshot_every: int) -> WorkerStart:
-        """Return what the loader asks for as it is now. `rng`: how worker processes seed."""
+    def of(
+        cls, loader: DataLoader[Any], shard: StreamShard | None, *, rng: Rng, warns_of_draws: bool, snapshot_every: int
+    ) -> WorkerStart:
+        """Return what the loader asks for as it is now.
+
+        `rng`: how worker processes seed. `warns_of_draws`: threads look whether the dataset draws where nothing seeds.
+        """
         own = OwnOptions.of(loader)
         uses_threads = own.uses_threads(loader.num_workers)
         mode = TorchMode(
@@ -281,7 +250,7 @@ class WorkerStart:
             snapshot_every=snapshot_every,
             persists=loader.persistent_workers,
             collate_functions=registered_functions(),
-            shard=marks.shard,
+            shard=shard,
         )
         workers = WorkerOptions(
             dataset_class=None,
@@ -289,14 +258,14 @@ class WorkerStart:
             dataset=loader.dataset,
             collate_fn=collate_to_send if loader.collate_fn is default_collate else loader.collate_fn,
             batch_encoder=None,
-            rng=wanted_rng(loader) if uses_threads else rng,
+            rng=rng if not uses_threads else wanted_rng(loader) if warns_of_draws else Rng.NONE,
             on_error=OnError.RAISE,
             validate=False,
             start_method=own.start_method_for(loader.multiprocessing_context),
             dataset_per_worker=uses_threads and needs_copies(loader.dataset),
             torch=mode,
         )
-        return cls(workers, delivery_of(loader), marks)
+        return cls(workers, delivery_of(loader))
 
     def spec(self, base_seed: int) -> WorkerSpec:
         """Return what is sent to the processes."""
@@ -317,16 +286,18 @@ class WorkerStart:
         A dataset that can't be sent is shared by forking this process, as torch does.
         """
         options, reason = self.worker_options, self.why_forked()
+        assert options.torch is not None
+        persist = options.torch.persists
         if not reason:
             try:
-                return LoaderWorkers(options, self.delivery, base_seed, self.marks, metrics)
+                return LoaderWorkers(options, self.delivery, base_seed, metrics, persist=persist)
             except EncodeError as error:
                 if not self._may_fork:
                     raise
                 reason = str(error)
         _tell_of_fork(reason)
         forked = replace(options, start_method=StartMethod.FORK)
-        return LoaderWorkers(forked, self.delivery, base_seed, self.marks, metrics)
+        return LoaderWorkers(forked, self.delivery, base_seed, metrics, persist=persist)
 
 
 @cache
@@ -336,18 +307,18 @@ def _tell_of_fork(reason: str) -> None:
 
 
 class WorkerShelf:
-    """Keeps the workers of a DataLoader between two epochs."""
+    """Keeps the workers of a DataLoader with `persistent_workers` between two epochs."""
 
     def __init__(self) -> None:
         self._idle: LoaderWorkers | None = None
         self._is_open = True
 
-    def take(self, marks: Marks) -> LoaderWorkers | None:
-        """Return the workers that wait, if they do as new ones would; None if there are none."""
+    def take(self, shard: StreamShard | None) -> LoaderWorkers | None:
+        """Return the workers that wait, if they are for this part of a stream; None if there are none."""
         idle, self._idle = self._idle, None
         if idle is None or idle.is_closed or not idle.owner.is_here():  # a fork of the process has the parent's
             return None
-        if idle.marks == marks:
+        if idle.shard == shard:
             return idle
         idle.close()
         return None
@@ -364,7 +335,7 @@ class WorkerShelf:
 
     def _may_stay(self, workers: LoaderWorkers) -> bool:
         can_work = workers.failure is None and not workers.has_stalled and not workers.is_closed
-        return self._is_open and can_work and workers.marks.may_stay
+        return self._is_open and can_work and workers.persist
 
     def drop(self) -> None:
         """Close the workers that wait."""

@@ -139,25 +139,6 @@ def test_batches_share_no_memory_with_the_dataset() -> None:
     assert (before == dataset.ROWS).all()
 
 
-def test_workers_stay_for_the_next_epoch_and_share_the_dataset() -> None:
-    loader = threaded(Varied())
-    iterator = iter(loader)
-    before = worker_threads()
-    assert len(before) == 2
-    list(iterator)
-    list(loader)
-    assert worker_threads() == before
-
-
-def test_an_attribute_that_is_set_between_epochs_is_seen() -> None:
-    dataset = Faulty(-1, fail)
-    loader = threaded(dataset)
-    assert numbers(loader) == list(range(NUM_SAMPLES))
-    dataset.at = 5
-    with pytest.raises(OwnError):
-        numbers(loader)
-
-
 def test_out_of_order_each_batch_comes_once() -> None:
     class SlowAtFirst(Faulty):
         def __getitem__(self, index: int) -> int:

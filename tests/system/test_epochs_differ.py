@@ -1,9 +1,13 @@
-"""Random draws differ from epoch to epoch, also in workers that stay."""
+"""Epochs differ: in their random draws, also in workers that stay, and in what new workers have of the program."""
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import sys
+from array import array
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from swift_loader.dataloader.dataloader import DataLoader
-from tests.support.helpers import exhaustive, set_environ
+from tests.support.helpers import exhaustive, set_environ, slow
 
 
 def draw() -> list[float]:
@@ -101,36 +105,52 @@ def test_generators_go_on_after_a_resume_between_epochs_as_without_it() -> None:
     assert [int(number) for number in resumed] == expected
 
 
-class OwnGenerator(Draws):
-    """Has a generator of its own."""
+SETTING = "0"
+
+
+class Changing(Dataset[str]):
+    """Shows what it holds, and in a fork what is around it. All of it changes in place."""
 
     def __init__(self) -> None:
+        self.looks_around = False
         self.generator = random.Random(1)
+        self.draw = self.generator.random
+        self.transform = [0].count
+        self.recent, self.numbers = deque([0, 0], maxlen=2), {0}
+        self.objects, self.bytes, self.integers = np.array([0], object), bytearray(1), array("i", [0])
+        self.file, self.long, self.tensor = io.BytesIO(), dict.fromkeys(range(1000), 0), torch.zeros(2)
 
-    def __getitem__(self, index: int) -> list[float]:
-        return [self.generator.random()]
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> str:
+        around = (os.environ.get("SURROUNDINGS"), os.getcwd(), torch.is_grad_enabled(), SETTING)
+        held = (self.recent, self.numbers, self.objects, self.bytes, self.integers, self.file.getvalue(), self.tensor)
+        return repr((self.draw(), self.transform(0), held, self.long[777], around if self.looks_around else ()))
+
+    def change(self, epoch: int) -> None:
+        self.transform.__self__.append(0)  # type: ignore[attr-defined]
+        self.recent.append(epoch)
+        self.numbers.add(epoch)
+        self.objects[0] = self.bytes[0] = self.integers[0] = self.long[777] = epoch
+        self.file.write(b"x")
+        self.tensor.numpy()[0] = self.tensor.data[1] = epoch
 
 
-def test_a_generator_of_the_dataset_begins_anew_in_each_epoch_as_with_torch() -> None:
-    found = []
-    for loader_class in (TorchDataLoader, DataLoader):
-        options: Any = {"num_workers": 2, "multiprocessing_context": "fork"}
-        loader: Any = loader_class(OwnGenerator(), **options)
-        found.append([[float(batch[0]) for batch in loader] for _ in range(2)])
+@pytest.mark.parametrize("context", ["fork", slow("forkserver"), slow("spawn")])
+def test_new_workers_have_the_program_as_it_is(context: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[list[list[str]]] = []
+    for loader_class, method in ((TorchDataLoader, "fork"), (DataLoader, context)):
+        dataset = Changing()
+        dataset.looks_around = context == "fork"
+        loader: Any = loader_class(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+        found.append([])
+        for epoch in range(3):
+            set_environ(monkeypatch, "SURROUNDINGS", str(epoch))
+            monkeypatch.chdir(tmp_path if epoch % 2 else tmp_path.parent)
+            monkeypatch.setattr(sys.modules[__name__], "SETTING", str(epoch))
+            with torch.set_grad_enabled(epoch == 1):
+                found[-1].append(list(loader))
+            dataset.change(epoch + 1)
     assert found[1] == found[0]
-
-
-class Surroundings(Draws):
-    def __getitem__(self, index: int) -> Any:
-        return os.environ.get("SURROUNDINGS", ""), str(Path.cwd()), str(torch.get_default_dtype())
-
-
-@pytest.mark.slow
-def test_workers_notice_a_changed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    loader: DataLoader[Any] = DataLoader(Surroundings(), batch_size=4, num_workers=1, collate_fn=list)
-    before = Path.cwd()
-    list(loader)
-    set_environ(monkeypatch, "SURROUNDINGS", "other")
-    assert next(iter(loader))[0] == ("other", str(before), "torch.float32")
-    monkeypatch.chdir(tmp_path)
-    assert next(iter(loader))[0] == ("other", str(tmp_path), "torch.float32")
+    assert len({str(epoch) for epoch in found[0]}) == 3

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,7 +19,8 @@ import psutil
 import pytest
 import torch
 
-from swift_loader import SwiftLoader, WorkerDied
+from swift_loader import DataLoader, SwiftLoader, WorkerDied
+from swift_loader.executors.process import templates
 from swift_loader.executors.process.supervisor import Supervisor
 from tests.support import datasets
 from tests.support.helpers import ROOT, ids_of, make_loader, run_script, wait_until
@@ -62,18 +63,6 @@ def test_the_dataset_may_hold_an_open_file(tmp_path: Path) -> None:
     with (tmp_path / "numbers").open("rb") as file:
         seen = seen_by_workers(file, lambda file, index: os.pread(file.fileno(), 1, index)[0])
     assert seen == list(range(24))
-
-
-def test_the_dataset_may_hold_a_socket_of_the_user() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        seen_by_workers(theirs, lambda sock, index: sock.send(bytes([index])))
-        received: set[int] = set()
-        with suppress(BlockingIOError):
-            while True:
-                received.update(ours.recv(1000))
-        assert received == set(range(24))
 
 
 @pytest.mark.parametrize("validate", [False, True])
@@ -191,6 +180,28 @@ def test_a_fork_of_the_trainer_that_dies_ends_the_loader() -> None:
                 pass
         with pytest.raises(WorkerDied):
             next(iterator)
+
+
+def test_a_dataloader_whose_fork_dies_says_so_after_a_correct_prefix_and_goes_on_from_its_state() -> None:
+    dataset: Any = datasets.Counting(4000)
+    loader: DataLoader[Any] = DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
+    iterator = iter(loader)
+    got = [int(next(iterator)["id"])]
+    os.kill(psutil.Process(iterator._workers[0].pid).ppid(), signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"state_dict\(\).*multiprocessing_context='forkserver'"):
+        got.extend(int(batch["id"]) for batch in iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert [*got, *(int(batch["id"]) for batch in loader)] == list(range(4000))
+    assert len(got) < 4000
+
+
+def test_a_fork_that_hangs_is_killed_and_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "ANSWER_LIMIT_S", 0.5)
+    dataset: Any = Held({}, lambda _, index: index)
+    monkeypatch.setitem(dataset.held, "hangs", True)  # until the end of this test
+    multiprocessing.util.register_after_fork(dataset, lambda dataset: dataset.held and threading.Event().wait())
+    with pytest.raises(WorkerDied, match=r"locks.*multiprocessing_context='forkserver'"):
+        iter(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))
 
 
 def test_workers_have_no_descriptors_of_other_loaders() -> None:

@@ -30,10 +30,21 @@ from swift_loader.transport.payload import Environment, PayloadLayout, modules_o
 from swift_loader.transport.template_messages import Built
 from swift_loader.worker.spec import StartMethod, WorkerSpec
 
+ANSWER_LIMIT_S = 30.0
+"""How long a fork of the trainer that builds nothing may take to answer."""
+
+_HANGS = (
+    "it didn't answer within {:g} s of the fork, and was killed. A fork has none of the program's threads, and locks "
+    "that they hold at that moment stay locked. Give multiprocessing_context='forkserver', or start the threads later"
+)
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
-    "process has changed since. Make a new loader, or let the loader replace it: use start_method='template', with a "
-    "dataset that can be serialised"
+    "process has changed since. "
+)
+_ADVICE = "Make a new loader, or have it replaced: give start_method='template', and a dataset that can be serialised"
+_ADVICE_LIKE_TORCH = (
+    "Go on with a new epoch, or from the loader's state_dict(). Or have it replaced: give "
+    "multiprocessing_context='forkserver', and a dataset that can be serialised"
 )
 
 
@@ -204,7 +215,10 @@ class Templates:
 
     def wait_built(self, template: TemplateProcess) -> Built:
         """Return a template's report on its dataset. Raises `WorkerDied`, or what building the dataset raised."""
-        self._thread.run_until(lambda: template.answer is not None or template.is_gone)
+        limit_s = ANSWER_LIMIT_S if self.forks_trainer and self.spec.options.torch is not None else None
+        if not self._thread.run_until(lambda: template.answer is not None or template.is_gone, limit_s):
+            template.end(_HANGS.format(ANSWER_LIMIT_S))
+            self._thread.run_until(lambda: template.is_gone)
         if isinstance(template.answer, Failure):
             who = f"the template process (pid {template.pid})"
             raise self._wording.failure(template.answer, who, self.definitions, "")
@@ -214,11 +228,13 @@ class Templates:
 
     def _death_of(self, template: TemplateProcess) -> WorkerDied:
         diagnostics, terms = template.diagnostics, self._wording.terms
-        starts = f"{terms.build} and starts the {terms.workers}"
+        reason = f"{terms.build} and starts the {terms.workers}"
+        if self.forks_trainer:
+            reason = _NO_SECOND_FORK + (_ADVICE if self.spec.options.torch is None else _ADVICE_LIKE_TORCH)
         return died(
             f"the template process (pid {template.pid})",
             template.wait_exit_code(),
-            template.reason or (_NO_SECOND_FORK if self.forks_trainer else starts),
+            template.reason or reason,
             traces=diagnostics.last_traces(),
             stderr=diagnostics.last_lines(),
             terms=terms,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork, Work, WorkSource
+from swift_loader.scheduler.work import PlannedSource, PlannedWork, Work, WorkSource
 
 
 def first(source: WorkSource, num: int) -> list[Work | None]:
@@ -25,9 +25,3 @@ def test_epochs_without_batches_hand_out_nothing_or_are_passed_over_up_to_the_la
     lengths = {0: 1, 1: 0, 2: 0, 3: 1}
     source = PlannedSource(0, 0, lambda epoch: lengths.get(epoch, 2), last_irregular_epoch=3)
     assert first(source, 4) == [PlannedWork(0, 0), PlannedWork(3, 0), PlannedWork(4, 0), PlannedWork(4, 1)]
-
-
-def test_equal_batches_have_equal_keys_whatever_else_they_carry() -> None:
-    assert IndexWork(1, 2, [3]).key == IndexWork(1, 2, [4]).key
-    assert StreamWork(1, 5, 0, 2).key == StreamWork(1, 6, 0, 2).key
-    assert len({PlannedWork(1, 2).key, PlannedWork(2, 1).key, StreamWork(1, 2, 0, 0).key}) == 3
