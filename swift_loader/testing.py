@@ -1,9 +1,12 @@
-"""For your own tests: checks that a run over your dataset can be stopped anywhere and resumes exactly."""
+"""For your own tests: checks that a run over your dataset can be stopped anywhere and resumes exactly, and starts
+workers as on another system.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +14,7 @@ import numpy as np
 
 from swift_loader.batch.digests import as_array, digest_of
 from swift_loader.batch.tree import parts
+from swift_loader.executors import processes
 
 if TYPE_CHECKING:
     from swift_loader.loader import SwiftLoader
@@ -20,6 +24,16 @@ _ADVICE = (
     "generator or swift_loader.sample_rng(), not from a generator that the dataset or a transform holds. Keep "
     "nothing from one sample to the next"
 )
+
+
+@contextmanager
+def portable_workers() -> Iterator[None]:
+    """Start the workers of all loaders as on macOS and Windows, until the end of the block."""
+    before, processes.PLATFORM = processes.PLATFORM, "darwin"
+    try:
+        yield
+    finally:
+        processes.PLATFORM = before
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         snapshot_every_n_steps: int | None = 1,
         rng: str | None = "sample",
         worker_type: str = "process",
-        start_method: str | None = None,
+        start_method: None = None,
         worker_restarts: int = 3,
         stall_warning: float | None = 60.0,
         workers: None = None,
@@ -122,8 +122,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 unless `worker_init_fn` is yours. None seeds each worker once, as torch does.
             worker_type: What a worker is: `"process"` or `"thread"`. Threads share the dataset, which must be
                 thread-safe, and the global generators, which aren't seeded: `sample_rng()` is keyed.
-            start_method: How processes are started: `"template"`, `"spawn"`, `"fork"` or `"portable"`, as in
-                `SwiftLoader`. Default: as `multiprocessing_context` says.
+            start_method: Removed. Give `multiprocessing_context`.
             worker_restarts: How many workers in a row, with no batch in between, are replaced when they die. Then the
                 loop gets `WorkerDied`.
             stall_warning: Seconds that a worker may spend on a batch that the loop waits for before a warning shows its
@@ -140,10 +139,15 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 messages.
             TypeError: An argument has the wrong type.
         """
-        others = {"multiprocessing_context": multiprocessing_context, "start_method": start_method}
+        others = {"multiprocessing_context": multiprocessing_context}
         is_auto = num_workers == "auto"
         if workers is not None:
             raise TypeError("DataLoader has no option 'workers' any more; give each loader its own num_workers")
+        if start_method is not None:
+            raise TypeError(
+                "DataLoader has no option 'start_method' any more; give multiprocessing_context='forkserver' for "
+                "'template', and 'fork' or 'spawn' for themselves"
+            )
         num_workers = first_number(num_workers)
         others |= {"num_workers": "auto" if is_auto else None}
         num_workers = num_of_actors(executor, num_workers, others, worker_type)
@@ -174,7 +178,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.rng = rng
         self.worker_type = worker_type
-        self.start_method = start_method
         self.worker_restarts = worker_restarts
         self.stall_warning = stall_warning
         self.shard_stream = shard_stream

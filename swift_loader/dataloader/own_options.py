@@ -18,17 +18,11 @@ from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.worker.spec import StartMethod
 
 
-def _check_start_method(name: str, value: Any) -> StartMethod | None:
-    return None if value is None else check_choice(name, value, StartMethod)
-
-
 @dataclass(frozen=True, slots=True)
 class OwnOptions:
     """What kind of workers a loader has, and what happens to those that die or hang."""
 
     worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
-    start_method: StartMethod | None = option("start_method", _check_start_method)
-    """None: as `multiprocessing_context` says."""
     max_restarts: int = option("worker_restarts", check_integer, 0)
     stall_warning_s: float | None = option("stall_warning", check_seconds)
     executor: RayExecutor | None = option("executor", check_executor)
@@ -40,11 +34,6 @@ class OwnOptions:
         Raises `TypeError` or `ValueError` if one is wrong or contradicts another one.
         """
         own = checked(cls, vars(loader))
-        if own.start_method is not None and loader.multiprocessing_context is not None:
-            raise ValueError(
-                f"start_method={own.start_method.value!r} and multiprocessing_context were both given, and each says "
-                f"how workers are started; give one of them"
-            )
         if own.uses_threads(loader.num_workers):
             check_threads(loader)
         return own
@@ -53,15 +42,15 @@ class OwnOptions:
         """Return whether so many workers are threads. Without workers there are none."""
         return num_workers > 0 and self.worker_type is WorkerType.THREAD
 
-    def start_method_for(self, context: Any) -> StartMethod:
-        """Return how to start worker processes. `context`: the loader's `multiprocessing_context`.
 
-        None: what torch takes then, the program's default, which is a fork on Linux before Python 3.14.
-        """
-        if self.start_method is not None:
-            return self.start_method
-        if context is None:  # the first of all is the system's default; asking for it would fix it
-            asked = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-        else:
-            asked = context.get_start_method()
-        return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)
+def start_method_of(loader: DataLoader[Any]) -> StartMethod:
+    """Return how to start worker processes: as `multiprocessing_context` says.
+
+    None: what torch takes then, the program's default, which is a fork on Linux before Python 3.14.
+    """
+    context = loader.multiprocessing_context
+    if context is None:  # the first of all is the system's default; asking for it would fix it
+        asked = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    else:
+        asked = context.get_start_method()
+    return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)

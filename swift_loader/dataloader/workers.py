@@ -17,7 +17,7 @@ from swift_loader.batch.tensor_arrays import collate_to_send
 from swift_loader.batch.torch_collate import registered_functions
 from swift_loader.dataloader.datapipes import init_of_workers
 from swift_loader.dataloader.failures import with_torch_text
-from swift_loader.dataloader.own_options import OwnOptions
+from swift_loader.dataloader.own_options import OwnOptions, start_method_of
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.randomness import wanted_rng
 from swift_loader.dataloader.threads import copied, needs_copies
@@ -197,7 +197,7 @@ def warm_root(loader: DataLoader[Any]) -> None:
     own = OwnOptions.of(loader)
     if loader.num_workers and own.executor is None and not own.uses_threads(loader.num_workers):
         things = (type(loader.dataset), loader.collate_fn, loader.worker_init_fn)
-        warm_up(own.start_method_for(loader.multiprocessing_context), modules_of(*things))
+        warm_up(start_method_of(loader), modules_of(*things))
 
 
 def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
@@ -261,7 +261,7 @@ class WorkerStart:
             rng=rng if not uses_threads else wanted_rng(loader) if warns_of_draws else Rng.NONE,
             on_error=OnError.RAISE,
             validate=False,
-            start_method=own.start_method_for(loader.multiprocessing_context),
+            start_method=start_method_of(loader),
             dataset_per_worker=uses_threads and needs_copies(loader.dataset),
             torch=mode,
         )

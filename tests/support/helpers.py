@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from swift_loader import SwiftLoader
+from swift_loader.testing import portable_workers
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,10 +39,10 @@ needs_own_generators = pytest.mark.skipif(WORKER_TYPE == "thread", reason="threa
 
 needs_template = pytest.mark.skipif(START_METHOD == "portable", reason="portable workers have no template")
 
-LIKE_A_FORK: dict[str, str] = (
-    {"start_method": START_METHOD} if START_METHOD == "portable" else {"multiprocessing_context": "fork"}
-)
+LIKE_A_FORK = {"multiprocessing_context": "fork"}
 """Options of a DataLoader whose test doesn't choose how workers start: quickly, if they may be forked."""
+if START_METHOD == "portable":
+    portable_workers().__enter__()
 
 _Case = TypeVar("_Case")
 

@@ -146,7 +146,7 @@ def _negated(example: dict[str, int]) -> dict[str, int]:
 
 
 def _loader(dataset: Any, num_workers: int, **options: Any) -> DataLoader[Any]:
-    own: dict[str, Any] = dict(LIKE_A_FORK) if num_workers and "start_method" not in options else {}
+    own: dict[str, Any] = dict(LIKE_A_FORK) if num_workers else {}
     return DataLoader(dataset, num_workers=num_workers, **{**own, **options})
 
 

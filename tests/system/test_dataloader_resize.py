@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker
 from swift_loader import DataLoader
 from swift_loader.dataloader.worker_epoch import IndexEpoch
 from swift_loader.scheduler.workers import WorkerState
-from tests.support.helpers import LIKE_A_FORK, exhaustive, wait_until
+from tests.support.helpers import LIKE_A_FORK, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -106,14 +106,12 @@ def num_serving(loader: DataLoader[Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "persistent", "in_order"),
-    [*itertools.product(["processes", "threads"], [False, True], [False, True]), exhaustive("portable", False, True)],
+    ("kind", "persistent", "in_order"), [*itertools.product(["processes", "threads"], [False, True], [False, True])]
 )
 def test_batches_are_those_of_a_loader_without_resizes(kind: str, persistent: bool, in_order: bool) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "processes": {},
         "threads": {"worker_type": "thread", "rng": None, "multiprocessing_context": None},
-        "portable": {"start_method": "portable", "multiprocessing_context": None},
     }
     options = {**kinds[kind], "persistent_workers": persistent, "in_order": in_order}
     got, expected = (run(loader_of(Drawing(), **options), sizes) for sizes in (RESIZES, {}))

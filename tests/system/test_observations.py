@@ -228,11 +228,10 @@ LOADERS: dict[str, dict[str, Any]] = {
     "process": {"num_workers": 2},
     "thread": {"num_workers": 1, "worker_type": "thread"},
     "inline": {"num_workers": 0},
-    "portable": {"num_workers": 2, "start_method": "portable"},
 }
 
 
-@pytest.mark.parametrize("kind", exhaustive_unless(["process", "thread", "inline"], LOADERS))
+@pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("is_stream", [False, True], ids=["map", "stream"])
 def test_a_dataloader_measures_all_its_epochs(kind: str, is_stream: bool) -> None:
     options: dict[str, Any] = {"shard_stream": True} if is_stream and kind != "thread" else {}

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
+from swift_loader.testing import portable_workers
 from tests.support import datasets, elsewhere
 from tests.support.helpers import (
     HANG_S,
@@ -167,8 +168,8 @@ def test_the_log_says_in_one_line_that_starting_takes_longer(tmp_path: Path) -> 
     assert (tmp_path / "log_rank0.log").read_text().count("start_method='portable'") == 1
 
 
-def test_elsewhere_than_on_linux_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_loader.executors.processes.PLATFORM", "darwin")
+@portable_workers()
+def test_elsewhere_than_on_linux_it_is_the_default() -> None:
     with make_loader(datasets.Counting) as loader:
         assert sorted(ids_of(loader)) == list(range(100))
         assert "PortableExecutor" in repr(loader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch.utils.data
 
 from swift_loader import DataLoader, EncodeError
-from swift_loader.executors import processes
+from swift_loader.testing import portable_workers
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from tests.support.resumable import SAMPLED
@@ -88,8 +87,8 @@ def test_the_state_of_a_dataset_comes_with_its_batches() -> None:
 
 
 @pytest.mark.slow
-def test_a_dataloader_elsewhere_gives_what_torchs_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PLATFORM", "darwin")
+@portable_workers()
+def test_a_dataloader_elsewhere_gives_what_torchs_gives() -> None:
     keys: Any = torch.arange(40)
     torch.manual_seed(3)
     loader = DataLoader(keys, batch_size=4, shuffle=True, num_workers=2)
@@ -103,8 +102,9 @@ def test_a_dataloader_elsewhere_gives_what_torchs_gives(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@portable_workers()
 def test_a_loader_with_portable_workers_resumes_with_another_number_of_them() -> None:
-    make = partial(SAMPLED["shuffle"], start_method="portable")
+    make = SAMPLED["shuffle"]
     torch.manual_seed(1)
     whole = [[batch.tolist() for batch in SAMPLED["shuffle"](0)]]
     torch.manual_seed(1)
@@ -120,8 +120,8 @@ def test_a_loader_with_portable_workers_resumes_with_another_number_of_them() ->
 
 
 @pytest.mark.slow
-def test_a_dataset_that_can_not_be_sent_is_an_error_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PLATFORM", "darwin")
+@portable_workers()
+def test_a_dataset_that_can_not_be_sent_is_an_error_elsewhere() -> None:
     dataset: Any = [(number for number in range(3))]
     with pytest.raises(EncodeError, match="generator"):
         next(iter(DataLoader(dataset, num_workers=1)))

@@ -85,7 +85,6 @@ def test_a_loader_refuses_other_workers_beside_an_executor(options: dict[str, An
         {"num_workers": 4},
         {"num_workers": "auto"},
         {"worker_type": "thread"},
-        {"start_method": "spawn"},
         {"multiprocessing_context": "fork"},
     ],
 )
