@@ -127,13 +127,14 @@ class PipelineIterator(Iterator[Any]):
     @property
     def run(self) -> Run | None:
         """What runs; None before the first `next`, and once it was closed or handed over."""
-        return None if self._opened is None else self._opened.run
+        opened = self._opened  # another thread may close it meanwhile
+        return None if opened is None else opened.run
 
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
-        if self._opened is not None:
-            self._opened.run.check_owner()
+        if (run := self.run) is not None:
+            run.check_owner()
         has_turn = False
         try:
             with self._lock:
