@@ -54,6 +54,7 @@ class Epochs:
         loaded = self._loaded
         state = loaded or PipelineState(self._next_epoch, None, self._seed)
         self._warn_of_iterator()
+        self._latest = weakref.ref(iterator)  # first, because another thread may close it while it opens
         opened = self._continued(state.epoch, iterator) if loaded is None else None
         _close_all(self._idle)
         if opened is None:
@@ -64,7 +65,6 @@ class Epochs:
         position = Position(state.epoch, state.place, False, sources, state.sources, passes_end, self._told)
         self.position, self._tally = position, opened.run.tally
         self._next_epoch = state.epoch + 1
-        self._latest = weakref.ref(iterator)
         return opened, position, self._idle
 
     def _continued(self, epoch: int, iterator: PipelineIterator) -> OpenRun | None:

@@ -141,7 +141,8 @@ class PipelineIterator(Iterator[Any]):
                 if self._error is not None:  # of the thread that was here before
                     raise self._error
                 has_turn = True
-                item = self._pull() if self._begin is None else self._first(self._begin)
+                begin = self._begin  # another thread may close the pipeline meanwhile
+                item = self._pull() if begin is None else self._first(begin)
                 if item is not None:
                     assert self._position is not None, "it has begun"
                     self._position.advance(item.after, self._chain)
@@ -175,8 +176,11 @@ class PipelineIterator(Iterator[Any]):
         return item
 
     def _open(self, begin: Begin) -> Position:
-        self._opened, self._position, self._idle = begin(self)
-        self._items = self._opened.items
+        opened, self._position, self._idle = begin(self)
+        self._opened, self._items = opened, opened.items
+        if self._error is not None:  # another thread closed the pipeline, when not all of it was there
+            opened.run.close()
+            raise self._error
         return self._position
 
     def own(self, run: Run) -> None:
