@@ -47,6 +47,13 @@ class WorkerDied(SwiftLoaderError, RuntimeError):
     """
 
 
+class ForkHangs(WorkerDied):
+    """A fork of the program waits for a lock that one of the program's threads held when it was forked.
+
+    `DataLoader` goes on with fresh interpreters instead, unless the dataset can't be sent to them.
+    """
+
+
 class WorkerStalled(SwiftLoaderError, RuntimeError, TimeoutError):
     """A worker spent more than `timeout` seconds on one batch, or no worker was there to build it for that long."""
 

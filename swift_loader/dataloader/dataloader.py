@@ -35,6 +35,7 @@ from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.tuning import check_auto, first_number
 from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
 from swift_loader.dataloader.workers import LoaderWorkers, WorkerShelf, WorkerStart, warm_root
+from swift_loader.errors import ForkHangs, warn
 from swift_loader.options import MAX_WORKERS, AutoWorkers
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.report import Report
@@ -193,6 +194,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _begin_unused(self) -> None:
         """Be a loader that nobody has iterated over."""
         self._shelf = WorkerShelf()
+        self._why_no_fork = ""
+        """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
         self._substitute = Substitute()
         self._latest: Epoch | None = None
         """The epoch that `state_dict` tells of. Its workers are those of its iterator, which isn't kept here: when the
@@ -219,6 +222,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
         own = (
             "_shelf",
+            "_why_no_fork",
             "_latest",
             "_prepared",
             "_iterator",
@@ -241,6 +245,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         iterator = self._begin() if prepared is None else prepared
         if self.persistent_workers:
             self._iterator = iterator  # as torch: programs set it to None to get new workers
+        else:
+            iterator.kept = self
         return iterator
 
     def __len__(self) -> int:
@@ -295,8 +301,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             if isinstance(self._latest, IndexEpoch) and not shows_its_worker(self):
                 self._latest.resize(number)
 
-    def _begin_epoch(self, resume: LoaderPosition | None) -> Epoch:
+    def _begin_epoch(self, resume: LoaderPosition | None, hangs: ForkHangs | None = None) -> Epoch:
+        """Begin an epoch, at a position or afresh. `hangs`: why a fork of this process can't do it."""
         with self._changing:
+            if hangs is not None:
+                self._leave_forks(hangs)
             return self._begin_number(resume)
 
     def _begin_number(self, resume: LoaderPosition | None) -> Epoch:
@@ -356,7 +365,18 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Start workers with a base seed, as the loader is now."""
         every, is_first = self.snapshot_every_n_steps or 0, self._latest is None
         start = WorkerStart.of(self, shard, rng=rng_of(self), warns_of_draws=is_first, snapshot_every=every)
-        return start.start(base_seed, self._observer.metrics)
+        try:
+            return start.start(base_seed, self._observer.metrics, self._why_no_fork)
+        except ForkHangs as error:
+            self._leave_forks(error)
+        return self._start(shard, base_seed)
+
+    def _leave_forks(self, error: ForkHangs) -> None:
+        """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""
+        if self._why_no_fork:
+            raise error
+        self._why_no_fork = str(error)
+        warn(f"{error}\nFrom now on, the workers of this loader are started as with 'forkserver', and nothing is lost")
 
     # What is measured -------------------------------------------------------------------------------------------------
 

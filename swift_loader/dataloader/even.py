@@ -14,6 +14,7 @@ import torch.distributed
 from swift_loader.dataloader.iterator import Epoch
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.errors import ForkHangs
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 
 
@@ -119,6 +120,8 @@ class EvenEpoch(WrappedEpoch):
             batch = self._epoch.next()
         except StopIteration:
             has_batch = False
+        except ForkHangs:  # the epoch goes on, with other workers
+            raise
         except Exception as raised:
             error = raised
         if not self._votes.all_have(has_batch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from swift_loader.errors import SwiftLoaderError, WorkerDied, WorkerStalled
+from swift_loader.errors import ForkHangs, SwiftLoaderError, WorkerDied, WorkerStalled
 
 _PID = re.compile(r"\bpid (\d+)")
 _SIGNAL = re.compile(r"\bwas ended by (SIG\w+)")
@@ -24,7 +24,7 @@ def with_torch_text(error: BaseException, timeout_s: float) -> BaseException:
     told: BaseException
     if isinstance(error, WorkerStalled):
         told = WorkerStalled(f"DataLoader timed out after {timeout_s:g} seconds: {error}")
-    elif isinstance(error, WorkerDied):
+    elif isinstance(error, WorkerDied) and not isinstance(error, ForkHangs):
         told = WorkerDied(f"{_torch_text(str(error))}: {error}")
     else:
         return error

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from swift_loader.dataloader.failures import lost_batch
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.errors import ForkHangs
 from swift_loader.next_lock import NextLock
 from swift_loader.options import AutoWorkers
 
@@ -61,8 +62,8 @@ class Epoch(Protocol):
 class LoaderCalls(NamedTuple):
     """Weak references to methods of a loader. They return None once it is gone."""
 
-    begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None]
-    """Begins an epoch, at a position or afresh."""
+    begin: Callable[[], Callable[..., Epoch] | None]
+    """Begins an epoch, at a position or afresh, and perhaps without a fork, as one hangs."""
     end: Callable[[], Callable[[], None] | None]
     """Called when the loop has met the end of an epoch."""
     tune: Callable[[], Callable[[], None] | None]
@@ -103,8 +104,11 @@ class LoaderIterator:
         already when it asks for the first.
         """
         self._epoch = epoch
-        self._begin: Callable[[], Callable[[LoaderPosition | None], Epoch] | None] | None = calls.begin
-        """None once a batch was asked for."""
+        self._is_begun = False
+        """Whether a batch was asked for."""
+        self.kept: object = None
+        """A loader that has no reference to this iterator. `for batch in DataLoader(...)` needs it to begin again."""
+        self._begin = calls.begin
         self._end = calls.end
         self._tune = calls.tune if isinstance(loader.num_workers, AutoWorkers) else None
         self._passes_end = passes_end
@@ -152,7 +156,7 @@ class LoaderIterator:
         if self._tune is not None and (tune := self._tune()) is not None:
             tune()
         try:
-            batch = self._epoch.next() if self._begin is None else self._first(self._begin())
+            batch = self._next()
         except StopIteration:
             if (end := self._end()) is not None:
                 end()
@@ -166,11 +170,23 @@ class LoaderIterator:
             batch = pin_memory(batch, self._pin_device)  # type: ignore[no-untyped-call]
         return batch
 
-    def _first(self, begin: Callable[[LoaderPosition | None], Epoch] | None) -> Any:
+    def _next(self) -> Any:
+        """Return the next batch. If a fork of the program hangs, fresh interpreters go on where the loop is."""
+        try:
+            return self._epoch.next() if self._is_begun else self._first()
+        except ForkHangs as error:
+            begin = self._begin()
+            if begin is None:
+                raise
+            self._continue_with(begin, self._epoch.position(), error)
+            return self._epoch.next()
+
+    def _first(self) -> Any:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
+        begin = self._begin()
         if begin is not None and self._epoch.is_stale:
             self._continue_with(begin, self._epoch.position())
-        self._begin = None
+        self._is_begun = True
         try:
             return self._epoch.next()
         except StopIteration:
@@ -179,9 +195,9 @@ class LoaderIterator:
             self._continue_with(begin, None)
             return self._epoch.next()
 
-    def _continue_with(self, begin: Callable[[LoaderPosition | None], Epoch], resume: LoaderPosition | None) -> None:
+    def _continue_with(self, begin: Callable[..., Epoch], *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()
-        self._epoch = begin(resume)
+        self._epoch = begin(*where)
 
     def _warn_of_length(self, length: int) -> None:
         advice = (

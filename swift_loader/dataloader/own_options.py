@@ -53,4 +53,6 @@ def start_method_of(loader: DataLoader[Any]) -> StartMethod:
         asked = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     else:
         asked = context.get_start_method()
+    if asked == "fork" and getattr(loader, "_why_no_fork", None):
+        return StartMethod.TEMPLATE
     return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)

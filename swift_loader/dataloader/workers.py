@@ -23,7 +23,7 @@ from swift_loader.dataloader.randomness import wanted_rng
 from swift_loader.dataloader.threads import copied, needs_copies
 from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.errors import EncodeError, WorkerStalled, warn
+from swift_loader.errors import EncodeError, ForkHangs, WorkerStalled, warn
 from swift_loader.executors.base import Executor
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
@@ -280,10 +280,11 @@ class WorkerStart:
         uses_template = self.delivery.uses_processes and self.worker_options.start_method is StartMethod.TEMPLATE
         return uses_template and self.delivery.executor is None and can_fork()
 
-    def start(self, base_seed: int, metrics: Metrics) -> LoaderWorkers:
+    def start(self, base_seed: int, metrics: Metrics, why_no_fork: str) -> LoaderWorkers:
         """Start them. `metrics` measures them.
 
-        A dataset that can't be sent is shared by forking this process, as torch does.
+        A dataset that can't be sent is shared by forking this process, as torch does. If that is known to hang,
+        `why_no_fork` says so, and `ForkHangs` is raised.
         """
         options, reason = self.worker_options, self.why_forked()
         assert options.torch is not None
@@ -295,6 +296,8 @@ class WorkerStart:
                 if not self._may_fork:
                     raise
                 reason = str(error)
+        if why_no_fork:
+            raise ForkHangs(f"{why_no_fork}\nNo fresh interpreter can take its place: {reason}")
         _tell_of_fork(reason)
         forked = replace(options, start_method=StartMethod.FORK)
         return LoaderWorkers(forked, self.delivery, base_seed, metrics, persist=persist)

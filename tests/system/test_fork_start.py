@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -19,8 +20,8 @@ import psutil
 import pytest
 import torch
 
-from swift_loader import DataLoader, SwiftLoader, WorkerDied
-from swift_loader.executors.process import templates
+from swift_loader import DataLoader, SwiftLoader, SwiftLoaderWarning, WorkerDied
+from swift_loader.executors.process.deaths import ForkWatch
 from swift_loader.executors.process.supervisor import Supervisor
 from tests.support import datasets
 from tests.support.helpers import ROOT, ids_of, make_loader, run_script, wait_until
@@ -195,13 +196,37 @@ def test_a_dataloader_whose_fork_dies_says_so_after_a_correct_prefix_and_goes_on
     assert len(got) < 4000
 
 
-def test_a_fork_that_hangs_is_killed_and_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "ANSWER_LIMIT_S", 0.5)
-    dataset: Any = Held({}, lambda _, index: index)
-    monkeypatch.setitem(dataset.held, "hangs", True)  # until the end of this test
-    multiprocessing.util.register_after_fork(dataset, lambda dataset: dataset.held and threading.Event().wait())
-    with pytest.raises(WorkerDied, match=r"locks.*multiprocessing_context='forkserver'"):
-        iter(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))
+# Locks that another thread of the program holds
+
+_LOCK = threading.Lock()
+
+
+def takes_lock(_: Any, index: int) -> int:
+    if index >= 12:  # the first worker has answered by then
+        with _LOCK:
+            return index
+    return index
+
+
+@pytest.mark.parametrize("place", ["sample", "template"])
+def test_a_fork_that_waits_for_ever_is_replaced_by_an_interpreter(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkWatch, "look_s", 0.1)
+    dataset: Any = Held({}, takes_lock)
+    monkeypatch.setitem(dataset.held, "hangs", place == "template")  # until the end of this test
+    multiprocessing.util.register_after_fork(dataset, lambda dataset: dataset.held["hangs"] and takes_lock(None, 12))
+    with _LOCK, pytest.warns(SwiftLoaderWarning) as warned:
+        got = [int(batch["id"]) for batch in DataLoader(dataset, num_workers=2, multiprocessing_context="fork")]
+    assert got == list(range(24))
+    assert re.search(r"pid \d+\) is a fork.*Give multiprocessing_context='forkserver'", str(warned.pop().message))
+    assert not [one for one in warned if one.category is SwiftLoaderWarning], "one is enough"
+
+
+def test_without_an_interpreter_in_its_place_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkWatch, "look_s", 0.1)
+    dataset: Any = Held((number for number in range(1)), takes_lock)
+    loader = DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
+    with _LOCK, pytest.warns(SwiftLoaderWarning), pytest.raises(WorkerDied, match=r"'forkserver'(.|\n)*can't be sent"):
+        list(loader)
 
 
 def test_workers_have_no_descriptors_of_other_loaders() -> None:

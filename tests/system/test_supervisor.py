@@ -29,7 +29,7 @@ def test_a_supervisor_whose_thread_has_failed_says_so_instead_of_waiting(monkeyp
     def fail(_: Supervisor) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(Supervisor, "_ensure_template", fail)
+    monkeypatch.setattr(Supervisor, "_look_after", fail)
     loader = make_loader(datasets.Counting)
     supervisor = supervisor_of(loader)
     try:

@@ -40,13 +40,14 @@ class EventLoopThread:
 
     def __init__(
         self,
-        look_after: Callable[[], None],
+        look_after: Callable[[], float | None],
         on_failure: Callable[[BaseException], None],
         name: str = "swift_loader-supervisor",
     ) -> None:
         """Make the thread, without starting it.
 
-        It calls `look_after` before each wait, and `on_failure` with an error that ended its work.
+        It calls `look_after` before each wait, which takes at most as many seconds as that returns. It calls
+        `on_failure` with an error that ended its work.
         """
         self.loop = EventLoop()
         """Only the thread uses it, except for `wake`."""
@@ -140,9 +141,9 @@ class EventLoopThread:
         try:
             while self._state is _State.OPEN:
                 self._run_calls()
-                self._look_after()
+                limit_s = self._look_after()
                 if not self._calls:  # some may have arrived meanwhile
-                    self.loop.run_once()
+                    self.loop.run_once(limit_s)
         except Stopped:
             pass
         except BaseException as error:

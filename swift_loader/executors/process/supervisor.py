@@ -10,6 +10,7 @@ tells nobody directly what it learns: it posts events to the inboxes.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from swift_loader.errors import LoaderClosed, WorkerDied
+from swift_loader.executors.process.deaths import ForkWatch
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
 from swift_loader.executors.process.template import WorkerProcess
@@ -51,12 +53,14 @@ class Supervisor:
         self.wording = wording
         """For errors and warnings."""
         self.owner = ProcessOwner()
-        self._thread = EventLoopThread(self._ensure_template, self._note_failure)
+        self._thread = EventLoopThread(self._look_after, self._note_failure)
         self.templates = Templates(spec, self._thread, self._await_replacement, wording)
         self.workers = Workers(options, self._thread, self.templates)
         self._building: Future[tuple[Built, float]] | None = None
         self._inboxes: Inboxes | None = None
         """Where events are posted, once all that fails isn't raised by `wait_built` or `start_workers` any more."""
+        self._next_look_s = 0.0
+        """When forks of the trainer are looked at again."""
         self._replaceable = threading.Semaphore(0)
         """Counts the templates that died and are to be replaced."""
 
@@ -201,10 +205,21 @@ class Supervisor:
         if self._inboxes is not None:
             self._inboxes.posted.post(ExecutorFailed(error))
 
-    def _ensure_template(self) -> None:
-        """Replace the template that workers are forked from, if it is gone. Its workers are replaced one by one."""
-        if self._inboxes is not None and self.templates.are_forkable:
-            self.templates.living()
+    def _look_after(self) -> float | None:
+        """Replace the template that workers are forked from, if it is gone. Its workers are replaced one by one.
+
+        Returns in how many seconds to look again; None: when something happens. Raises `ForkHangs` if a worker hangs.
+        """
+        if self._inboxes is None or not self.templates.are_forkable:
+            return None
+        self.templates.living()
+        if not self.templates.forks_trainer:
+            return None
+        if time.monotonic() >= self._next_look_s:
+            self._next_look_s = time.monotonic() + ForkWatch.look_s
+            for worker in self.workers.all.values():
+                self.templates.check_fork(worker.process, f"worker {worker.worker_id}")
+        return ForkWatch.look_s
 
     def _await_replacement(self, error: WorkerDied) -> None:
         """Return when a template that died may be replaced. Before the workers run, its death is an error."""

@@ -240,6 +240,10 @@ class TemplateProcess:
     def end(self, reason: str) -> None:
         """Kill it. `reason` becomes part of the error that reports its death."""
         self.reason = reason
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
         if not self.is_gone:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

@@ -11,15 +11,15 @@ import os
 import time
 from collections.abc import Callable
 
-from swift_loader.errors import DatasetMismatch, LoaderClosed, WorkerDied
+from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
-from swift_loader.executors.process.deaths import died
+from swift_loader.executors.process.deaths import ForkWatch, attached, died
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread, Stopped
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
-from swift_loader.executors.process.template import TemplateProcess
+from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.template_starts import TemplateStarts
 from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.executors.wording import Wording
@@ -34,8 +34,8 @@ ANSWER_LIMIT_S = 30.0
 """How long a fork of the trainer that builds nothing may take to answer."""
 
 _HANGS = (
-    "it didn't answer within {:g} s of the fork, and was killed. A fork has none of the program's threads, and locks "
-    "that they hold at that moment stay locked. Give multiprocessing_context='forkserver', or start the threads later"
+    "{} is a fork of this program, and {}. A fork has none of the program's threads, and locks that they hold at that "
+    "moment stay locked in it. Give {}, or start the loader while no other thread is at work{}"
 )
 _NO_SECOND_FORK = (
     "it was a fork of the training process, and starts the workers. It can't be made again, because the training "
@@ -76,6 +76,7 @@ class Templates:
         self.definitions = Definitions()
         """The definitions that travel by value, under the numbers that the processes use."""
         self.datasets = DatasetCheck()
+        self._watch = ForkWatch()
         self.first: Built | None = None
         """The first template's report on the dataset."""
         self.all: tuple[TemplateProcess, ...] = ()
@@ -215,16 +216,29 @@ class Templates:
 
     def wait_built(self, template: TemplateProcess) -> Built:
         """Return a template's report on its dataset. Raises `WorkerDied`, or what building the dataset raised."""
-        limit_s = ANSWER_LIMIT_S if self.forks_trainer and self.spec.options.torch is not None else None
-        if not self._thread.run_until(lambda: template.answer is not None or template.is_gone, limit_s):
-            template.end(_HANGS.format(ANSWER_LIMIT_S))
-            self._thread.run_until(lambda: template.is_gone)
+        began_s, look_s = time.monotonic(), ForkWatch.look_s if self.forks_trainer else None
+        builds_nothing = self.spec.options.dataset is not None
+        while not self._thread.run_until(lambda: template.answer is not None or template.is_gone, look_s):
+            self.check_fork(template, "the template process")
+            if builds_nothing and time.monotonic() - began_s > ANSWER_LIMIT_S:
+                raise self._hang(template, "the template process", f"didn't answer within {ANSWER_LIMIT_S:g} s")
         if isinstance(template.answer, Failure):
             who = f"the template process (pid {template.pid})"
             raise self._wording.failure(template.answer, who, self.definitions, "")
         if template.answer is None:
             raise self._death_of(template)
         return template.answer
+
+    def check_fork(self, process: TemplateProcess | WorkerProcess, who: str) -> None:
+        """Check that a fork of the trainer doesn't wait for ever. Raises `ForkHangs` if it does."""
+        if self._watch.finds(process.pid):
+            raise self._hang(process, who, "waits for a lock that nobody frees")
+
+    def _hang(self, process: TemplateProcess | WorkerProcess, who: str, how: str) -> ForkHangs:
+        instead = "multiprocessing_context='forkserver'" if self.spec.options.torch else "start_method='template'"
+        stacks = attached(traces=process.ask_for_stacks())
+        process.kill()
+        return ForkHangs(_HANGS.format(f"{who} (pid {process.pid})", how, instead, stacks))
 
     def _death_of(self, template: TemplateProcess) -> WorkerDied:
         diagnostics, terms = template.diagnostics, self._wording.terms
