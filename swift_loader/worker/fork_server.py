@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from swift_loader.errors import ProtocolError
@@ -45,16 +46,20 @@ class ForkServer:
             self._poll.register(trainer, select.POLLIN)
 
     def serve(self) -> None:
-        """Handle requests and exits of workers; return when the trainer has closed the channel or has ended."""
-        is_wanted = True
-        while is_wanted:
+        """Handle requests and exits of workers; return when the trainer has ended.
+
+        If it has closed the channel, it has told the workers to end, too: return when they have.
+        """
+        is_wanted, has_trainer = True, True
+        while has_trainer and (is_wanted or self._children):
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
                     self._reap(descriptor)
                 elif descriptor == self._trainer:
+                    has_trainer = False
+                elif not self._take_request():
                     is_wanted = False
-                else:
-                    is_wanted = self._take_request() and is_wanted
+                    self._poll.unregister(descriptor)
         for _, pid in self._children.values():
             end_group(pid)
 
@@ -110,7 +115,8 @@ class ForkServer:
         end_group(pid)
         _, status = os.waitpid(pid, 0)
         failpoint(Failpoint.TEMPLATE_REAPED)
-        self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
+        with suppress(BrokenPipeError):  # the trainer has closed the channel
+            self._channel.send(Exited(worker, os.waitstatus_to_exitcode(status)).pack())
 
 
 def _be_worker(worker: int, channel: Channel, run_worker: RunWorker, stack_dumper: StackDumper) -> int:

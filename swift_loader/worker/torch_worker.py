@@ -66,7 +66,11 @@ class TorchWorker:
 
         worker_id = self.worker_id if self._mode.shard is None else 0  # a shared stream is the same in all workers
         random.seed(base_seed + worker_id)
-        torch.manual_seed(base_seed + worker_id)
+        version, seed = torch.version, base_seed + worker_id
+        if version.cuda or version.hip or version.xpu or torch.backends.mps.is_built():
+            torch.manual_seed(seed)
+        else:  # torch would read the source of each frame for accelerators that aren't there, which takes 3 ms
+            torch.default_generator.manual_seed(seed)
         # The two halves of the seed: NumPy's seeds have 32 bits.
         words = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
         np.random.seed(np.random.SeedSequence(words).generate_state(4))  # noqa: NPY002 - the generator that users have

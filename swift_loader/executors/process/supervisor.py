@@ -175,9 +175,9 @@ class Supervisor:
         try:
             for worker in workers.values():
                 worker.channel.shutdown()
-            stop_processes(worker.process.pidfd for worker in workers.values())
             for template in templates:
-                template.request_exit()
+                template.request_exit()  # it ends when its workers have ended
+            stop_processes(worker.process.pidfd for worker in workers.values())
             stop_processes(template.pidfd for template in templates)
         finally:
             self._thread.end()

@@ -23,8 +23,8 @@ SPARE_SEGMENTS = 8
 FIRST_WORKERS = 4
 """Forked before the loader starts. The others are forked while these build batches. A fork takes some ms."""
 
-FIRST_TORCH_WORKERS = 1
-"""The same for torch's workers: their loader waits for nothing when it starts, so the first batch comes earlier."""
+FIRST_TORCH_WORKERS = 0
+"""The same for torch's workers: their loader waits for none of them when it starts."""
 
 FORK_LIMIT_S = 30.0
 """A template that doesn't fork within this time hangs and is replaced."""
