@@ -14,8 +14,7 @@ Runs in workers and in the trainer. torch is imported by the first call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from operator import attrgetter
 from types import ModuleType
@@ -56,7 +55,7 @@ def torch_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -> 
     `memory`: where to put the tensors; None: on the heap. Raises what torch raises, with its message.
     """
     torchs = _torchs()
-    token = _memory.set(memory)  # as `collating_into` does, which takes 1 us
+    token = _memory.set(memory)  # a context manager takes 1 us
     try:
         return torchs.collate(samples, collate_fn_map=_replaced(torchs.default_collate_fn_map))
     finally:
@@ -68,16 +67,6 @@ def _torchs() -> ModuleType:
     from torch.utils.data._utils import collate
 
     return collate
-
-
-@contextmanager
-def collating_into(memory: BatchMemory | None) -> Iterator[None]:
-    """Put the tensors that are collated in this thread into `memory`; None: on the heap."""
-    token = _memory.set(memory)
-    try:
-        yield
-    finally:
-        _memory.reset(token)
 
 
 def are_functions_torchs() -> bool:
@@ -115,7 +104,7 @@ def _module_of(function: Leaves) -> str | None:
 
 
 def use_in_default_collate(registered: Mapping[Any, Leaves] | None = None) -> None:
-    """Let `torch.utils.data.default_collate` put tensors where `collating_into` says, or else on the heap.
+    """Let `torch.utils.data.default_collate` put tensors where a batch is collated, or else on the heap.
 
     It changes torch's public `default_collate_fn_map` for this process, so call it in a worker only. What the user
     registered there stays. Calling it again does nothing. `registered`: what `registered_functions` returned in the

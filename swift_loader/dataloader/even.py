@@ -12,8 +12,6 @@ import torch
 import torch.distributed
 
 from swift_loader.dataloader.iterator import Epoch
-from swift_loader.dataloader.processes import ProcessView
-from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import ForkHangs
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 
@@ -58,9 +56,8 @@ class WrappedEpoch:
     def __init__(self, epoch: Any) -> None:
         self._epoch: _Endable = epoch
 
-    def next(self) -> Any:
-        """Return the next batch. Raises as the epoch's own `next`."""
-        return self._epoch.next()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoch, name)
 
     @property
     def is_whole(self) -> bool:
@@ -70,37 +67,6 @@ class WrappedEpoch:
     @is_whole.setter
     def is_whole(self, is_whole: bool) -> None:
         self._epoch.is_whole = is_whole
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop has met the end."""
-        return self._epoch.is_over
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
-        return self._epoch.is_stale
-
-    @property
-    def number(self) -> int:
-        """Which epoch of its loader it is, from 0."""
-        return self._epoch.number
-
-    def position(self) -> LoaderPosition:
-        """Return where the loop is."""
-        return self._epoch.position()
-
-    def processes(self) -> list[ProcessView]:
-        """Return the worker processes, also after the epoch."""
-        return self._epoch.processes()
-
-    def shut_down(self) -> None:
-        """End the workers. There are no more batches. Idempotent."""
-        self._epoch.shut_down()
-
-    def close(self) -> None:
-        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
-        self._epoch.close()
 
 
 class EvenEpoch(WrappedEpoch):

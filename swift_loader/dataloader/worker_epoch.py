@@ -73,7 +73,48 @@ class _WorkersInUse:
         self.give_back()
 
 
-class IndexEpoch:
+class _WorkerEpoch:
+    """What epochs have in common whose batches are built by workers."""
+
+    def __init__(self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, shelf: WorkerShelf) -> None:
+        """Take the workers. `shelf` gets them back."""
+        self.is_whole = True
+        """See `Epoch`."""
+        self._num_workers = loader.num_workers
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
+        self._draws = draws
+        self._in_use = _WorkersInUse(self, workers, shelf)
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        return self._is_over
+
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        return self._draws.epoch
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
+        return self._draws.is_stale
+
+    def processes(self) -> list[ProcessView]:
+        """Return the worker processes, also after the epoch."""
+        return self._in_use.processes()
+
+    def shut_down(self) -> None:
+        """End the workers. There are no more batches. Idempotent."""
+        self._in_use.shut_down()
+
+    def close(self) -> None:
+        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
+        self._in_use.give_back()
+
+
+class IndexEpoch(_WorkerEpoch):
     """One epoch of a sampler's batches."""
 
     def __init__(
@@ -85,12 +126,7 @@ class IndexEpoch:
         resume: LoaderPosition | None,
     ) -> None:
         """Begin to build ahead of the loop. `shelf` gets the workers back."""
-        self.is_whole = True
-        """See `Epoch`."""
-        self._num_workers = loader.num_workers
-        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
-        self._draws = draws
-        self._in_use = _WorkersInUse(self, workers, shelf)
+        super().__init__(loader, draws, workers, shelf)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.max_in_flight
         torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
@@ -100,7 +136,6 @@ class IndexEpoch:
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
         self._has_drawn_all = False
-        self._is_over = False
         resumed = None if resume is None or resume.draws.is_over else resume
         self._num_done = draws.num_drawn
         """All steps before this one are behind the loop."""
@@ -195,21 +230,6 @@ class IndexEpoch:
             self._state_at_done = self._states.pop(self._num_done)
             self._num_done += 1
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop has met the end."""
-        return self._is_over
-
-    @property
-    def number(self) -> int:
-        """Which epoch of its loader it is, from 0."""
-        return self._draws.epoch
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
-        return self._draws.is_stale
-
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         return LoaderPosition(
@@ -222,20 +242,8 @@ class IndexEpoch:
             length_called=self._length_called,
         )
 
-    def processes(self) -> list[ProcessView]:
-        """Return the worker processes, also after the epoch."""
-        return self._in_use.processes()
 
-    def shut_down(self) -> None:
-        """End the workers. There are no more batches. Idempotent."""
-        self._in_use.shut_down()
-
-    def close(self) -> None:
-        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
-        self._in_use.give_back()
-
-
-class StreamEpoch:
+class StreamEpoch(_WorkerEpoch):
     """One epoch of a stream's shards."""
 
     def __init__(
@@ -251,24 +259,16 @@ class StreamEpoch:
 
         `copies` gets the batches, and warns if all workers give the same; None: nobody need look.
         """
-        self.is_whole = True
-        """See `Epoch`."""
-        self._num_workers = loader.num_workers
-        self._is_persistent = loader.persistent_workers
-        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
-        self._draws = draws
-        self._shelf = shelf
+        super().__init__(loader, draws, workers, shelf)
         self._copies = copies
-        self._is_over = False
         resumed = None if resume is None or resume.draws.is_over else resume
         self._num_yielded = 0 if resumed is None else resumed.num_yielded
         self._last_worker = -1 if resumed is None else resumed.last_worker
         self._shards: Shards | SharedShards = Shards(loader, resume)
-        self._in_use = _WorkersInUse(self, workers, self._shelf)
         shard, first_batches = workers.shard, None
         self._num_sharing = 0 if shard is None else shard.world_size
         if shard is not None:
-            self._shards = SharedShards(self._num_workers, resume, is_persistent=self._is_persistent)
+            self._shards = SharedShards(self._num_workers, resume, is_persistent=loader.persistent_workers)
             self._last_worker, first_batches = -1, self._shards.next_batches
         self._rounds = StreamRounds(
             self._draws.epoch,
@@ -305,21 +305,6 @@ class StreamEpoch:
         self._in_use.end_pass()
         self.close()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop has met the end."""
-        return self._is_over
-
-    @property
-    def number(self) -> int:
-        """Which epoch of its loader it is, from 0."""
-        return self._draws.epoch
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
-        return self._draws.is_stale
-
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         return LoaderPosition(
@@ -332,15 +317,3 @@ class StreamEpoch:
             length_called=self._length_called,
             num_sharing=self._num_sharing,
         )
-
-    def processes(self) -> list[ProcessView]:
-        """Return the worker processes, also after the epoch."""
-        return self._in_use.processes()
-
-    def shut_down(self) -> None:
-        """End the workers. There are no more batches. Idempotent."""
-        self._in_use.shut_down()
-
-    def close(self) -> None:
-        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
-        self._in_use.give_back()

@@ -109,22 +109,6 @@ def test_nothing_is_lost_however_often_workers_are_killed(seed: int) -> None:
     check_no_names_of(os.getpid())
 
 
-@pytest.mark.slow
-def test_a_chain_of_stopped_runs_sees_what_one_run_sees() -> None:
-    with make_loader(datasets.Augmenting, kwargs={"num_samples": 80}, workers=0, batch_size=4) as loader:
-        expected = bytes_of(loader)
-    got: list[bytes] = []
-    state = None
-    for num_batches, workers in ((3, 1), (8, 2), (9, 3)):
-        with portable(datasets.Augmenting, kwargs={"num_samples": 80}, workers=workers, batch_size=4) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            iterator = iter(loader)
-            got += bytes_of(next(iterator) for _ in range(num_batches))
-            state = loader.state_dict()
-    assert got == expected
-
-
 def test_large_batches_lie_in_shared_memory_whose_names_are_gone() -> None:
     with portable(datasets.Blocks, batch_size=8, shuffle=False) as loader:
         for number, batch in enumerate(loader):

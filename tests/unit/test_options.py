@@ -17,9 +17,6 @@ import torch
 from swift_loader import SwiftLoader
 from swift_loader.checks import check_rank
 from swift_loader.options import DeliveryOptions, Options, ReportOptions, SamplingOptions
-from swift_loader.ranks.ranks import Ranks
-from swift_loader.sampling.plan import Uneven
-from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions
 from tests.support.helpers import exhaustive, run_script
 
@@ -237,35 +234,6 @@ def test_each_option_of_the_signature_is_a_field_of_exactly_one_group() -> None:
     arguments = set(inspect.signature(SwiftLoader.__init__).parameters) - {"self", "unknown"}
 
     assert sorted(declared) == sorted(arguments)
-
-
-def test_public_names_are_translated_once() -> None:
-    options = options_of(
-        batch_size=3,
-        nb_consumer=4,
-        worker_per_consumer=5,
-        shuffle=False,
-        seed=6,
-        drop_last=True,
-        uneven="drop",
-        in_order=False,
-        data_queue_size=7,
-        message_queue_size=8,
-        max_buffer_size=9,
-        nearby_shuffle=10,
-        max_nb_batch_on_device=11,
-    )
-    order = options.sampling.order_settings()
-    assert (order.seed, order.shuffle, order.window) == (6, False, 10)
-    plan = options.sampling.plan_settings(order, Ranks(2, 4, "start()"))
-    assert (plan.order, plan.batch_size, plan.world_size, plan.rank) == (order, 3, 4, 2)
-    assert (plan.uneven, plan.drop_last) == (Uneven.DROP, True)
-    assert options.sampling.world_size == 4
-    limits = options.delivery.limits
-    assert (limits.max_in_flight, limits.max_tasks, limits.max_ready_per_worker, limits.in_order) == (7, 8, 9, False)
-    assert options.delivery.num_workers == 5
-    assert options.delivery.max_on_device == 11
-    assert options.workers.rng is Rng.SAMPLE
 
 
 def test_a_seed_is_drawn_unless_given() -> None:

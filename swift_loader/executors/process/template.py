@@ -267,11 +267,6 @@ class TemplateProcess:
             pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
             os.close(pidfd)
 
-    def ask(self, message: bytes, *descriptors: int) -> None:
-        """Send it a message whose answer comes as `answer`."""
-        self.answer = None
-        self.send(message, *descriptors)
-
     def send(self, message: bytes, *descriptors: int) -> None:
         """Send it a message, with copies of the descriptors. Does nothing if it is gone."""
         try:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from swift_loader.batch.torch_collate import collating_into, registered_functions, torch_collate, use_in_default_collate
+from swift_loader.batch.torch_collate import _memory, registered_functions, torch_collate, use_in_default_collate
 from swift_loader.transport.codec import encode
 from tests.support.helpers import exhaustive
 from tests.support.memories import MEMORIES, arena
@@ -195,41 +194,12 @@ SAMPLES = [{"x": torch.ones(2), "y": (np.ones(2), 1)}] * 40
 
 
 @pytest.mark.usefixtures("in_worker")
-def test_a_call_of_torchs_function_writes_into_the_memory() -> None:
-    memory = arena()
-    with collating_into(memory):
-        batch = default_collate(SAMPLES)
-    assert all(memory.find(tensor) is not None for tensor in (batch["x"], *batch["y"]))
-    used = memory.used
-    encode({"more": [batch]}, memory, lambda _: None)
-    assert memory.used == used
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("in_worker")
-def test_a_call_of_torchs_function_makes_no_shared_memory_elsewhere() -> None:
-    tensors: list[torch.Tensor] = []
-
-    def call() -> None:
-        tensors.append(default_collate([torch.ones(2)] * 2))
-
-    memory = arena()
-    call()
-    with collating_into(memory):
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-    call()
-    assert [tensor.is_shared() for tensor in tensors] == [False] * 3  # type: ignore[no-untyped-call]
-    assert memory.used == 0
-
-
-@pytest.mark.usefixtures("in_worker")
 @given(samples=batches_of_samples())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_torchs_function_gives_what_it_gave_before(samples: list[Any]) -> None:
-    with collating_into(arena()):
-        batch = outcome(default_collate, samples)
+    token = _memory.set(arena())
+    batch = outcome(default_collate, samples)
+    _memory.reset(token)
     expected = outcome(lambda each: collate(each, collate_fn_map=TORCHS), samples)
     assert is_for_ours_only(expected) or batch == expected
 
