@@ -41,6 +41,7 @@ from swift_loader.ray_executor import RayExecutor
 from swift_loader.report.report import Report
 from swift_loader.report.stages import WINDOW, flat_metrics
 from swift_loader.report.trace import write_trace
+from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.stream_shard import StreamShard
 
 _Batch_co = TypeVar("_Batch_co", covariant=True)
@@ -194,6 +195,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _begin_unused(self) -> None:
         """Be a loader that nobody has iterated over."""
         self._shelf = WorkerShelf()
+        self._pool = SegmentPool()
+        """Memory of the workers of the last epoch, for those of the next one."""
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
         self._substitute = Substitute()
@@ -222,6 +225,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
         own = (
             "_shelf",
+            "_pool",
             "_why_no_fork",
             "_latest",
             "_prepared",
@@ -364,7 +368,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
         """Start workers with a base seed, as the loader is now."""
         every, is_first = self.snapshot_every_n_steps or 0, self._latest is None
-        start = WorkerStart.of(self, shard, rng=rng_of(self), warns_of_draws=is_first, snapshot_every=every)
+        rng = rng_of(self)
+        start = WorkerStart.of(self, shard, self._pool, rng=rng, warns_of_draws=is_first, snapshot_every=every)
         try:
             return start.start(base_seed, self._observer.metrics, self._why_no_fork)
         except ForkHangs as error:

@@ -34,6 +34,7 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
+from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec, modules_of
@@ -81,6 +82,8 @@ class LoaderWorkers:
         self._metrics = metrics
         """Of the loader: it has other workers in other epochs."""
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
+        if worker_options.torch.pool is not None:
+            worker_options.torch.pool.deal(delivery.num_workers)
         self._starter = None if delivery.uses_threads else make_starter(spec, delivery)
         """None: the workers are threads."""
         executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
@@ -232,14 +235,22 @@ class WorkerStart:
 
     @classmethod
     def of(
-        cls, loader: DataLoader[Any], shard: StreamShard | None, *, rng: Rng, warns_of_draws: bool, snapshot_every: int
+        cls,
+        loader: DataLoader[Any],
+        shard: StreamShard | None,
+        pool: SegmentPool,
+        *,
+        rng: Rng,
+        warns_of_draws: bool,
+        snapshot_every: int,
     ) -> WorkerStart:
         """Return what the loader asks for as it is now.
 
-        `rng`: how worker processes seed. `warns_of_draws`: threads look whether the dataset draws where nothing seeds.
+        `pool`: memory of its earlier workers. `rng`: how worker processes seed. `warns_of_draws`: threads look whether
+        the dataset draws where nothing seeds.
         """
         own = OwnOptions.of(loader)
-        uses_threads = own.uses_threads(loader.num_workers)
+        uses_threads, method = own.uses_threads(loader.num_workers), start_method_of(loader)
         mode = TorchMode(
             num_workers=loader.num_workers,
             worker_init_fn=init_of_workers(loader),
@@ -251,6 +262,7 @@ class WorkerStart:
             persists=loader.persistent_workers,
             collate_functions=registered_functions(),
             shard=shard,
+            pool=pool if method is StartMethod.FORK and can_fork() and not loader.persistent_workers else None,
         )
         workers = WorkerOptions(
             dataset_class=None,
@@ -261,7 +273,7 @@ class WorkerStart:
             rng=rng if not uses_threads else wanted_rng(loader) if warns_of_draws else Rng.NONE,
             on_error=OnError.RAISE,
             validate=False,
-            start_method=start_method_of(loader),
+            start_method=method,
             dataset_per_worker=uses_threads and needs_copies(loader.dataset),
             torch=mode,
         )

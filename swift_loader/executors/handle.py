@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -192,9 +192,11 @@ class Handle(Generic[AChannel, AProcess]):
         self._counters = CounterReader(page, partial(self.process.num_fetched, ready.length_address))
         return ready.report
 
-    def tell_identity(self, num_workers: int) -> None:
-        """Tell it which of how many workers it is. In torch mode, it waits for that."""
-        self._send(Identity(self.worker_id, num_workers).pack())
+    def tell_identity(self, num_workers: int, kept: Sequence[Segment]) -> None:
+        """Tell it which of how many workers it is, and which memory it has. In torch mode, it waits for that."""
+        for slot, segment in enumerate(kept):
+            self.memory.add(slot, segment)
+        self._send(Identity(self.worker_id, num_workers, len(kept)).pack())
 
     def send(self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.

@@ -141,11 +141,13 @@ class Identity(FixedBody):
     """The first message to a worker that has to tell the dataset which one it is."""
 
     KIND = Kind.IDENTITY
-    LAYOUT = struct.Struct("<II")
+    LAYOUT = struct.Struct("<III")
 
     worker_id: int
     num_workers: int
     """How many there are when it starts."""
+    num_kept: int = 0
+    """How many segments it gets from the loader's `SegmentPool`."""
 
 
 @dataclass(slots=True)

@@ -134,6 +134,32 @@ class Segment:
         return f"<Segment of {self.nbytes} bytes>"
 
 
+class SegmentPool:
+    """Segments of workers that have ended, which the loader's next workers use again: making one takes far longer.
+
+    Those are forks of this process, so they have the same mappings, and the same pool. In both, `take` is called once
+    for each worker. A worker that replaces another one makes its own segments.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Segment] = []
+        self._parts: dict[int, list[Segment]] = {}
+        """What is dealt out, by worker id."""
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        """Keep segments for the next workers. Nobody may use them, forks of this process included."""
+        self._free += segments
+
+    def deal(self, num_workers: int) -> None:
+        """Divide them among the next workers, which are about to be forked. What the last ones left is freed."""
+        free, self._free = self._free, []
+        self._parts = {worker_id: free[worker_id::num_workers] for worker_id in range(num_workers)}
+
+    def take(self, worker_id: int) -> list[Segment]:
+        """Return the part of a worker."""
+        return self._parts.pop(worker_id, [])
+
+
 def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:
     """Return the descriptor of a new anonymous file. Writing takes half as long as mapping the file to fill it.
 

@@ -7,7 +7,7 @@ the trainer retires it instead of releasing it, or when it is free and no longer
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -57,7 +57,7 @@ class SegmentStore:
             del self._segments[unfit]
             self._send(SegmentGone(unfit).pack())
         if slot is None:
-            slot = self._make(capacity_for(nbytes))
+            slot = self._add(self._make_segment(self._next_slot, capacity_for(nbytes)))
         return slot, self._segments[slot].array()
 
     def release(self, slot: int) -> None:
@@ -70,8 +70,11 @@ class SegmentStore:
         del self._segments[slot]
 
     @classmethod
-    def of_memfds(cls, channel: Channel) -> SegmentStore:
-        """Return a store of anonymous segments, whose descriptors the channel carries."""
+    def of_memfds(cls, channel: Channel, kept: Iterable[Segment] = ()) -> SegmentStore:
+        """Return a store of anonymous segments, whose descriptors the channel carries.
+
+        `kept`: those that the trainer has already, as the first slots.
+        """
 
         def make(slot: int, nbytes: int) -> Segment:
             segment, descriptor = Segment.create(nbytes)
@@ -81,13 +84,16 @@ class SegmentStore:
                 os.close(descriptor)
             return segment
 
-        return cls(channel.send, make)
+        store = cls(channel.send, make)
+        for segment in kept:
+            store.release(store._add(segment))
+        return store
 
-    def _make(self, nbytes: int) -> int:
+    def _add(self, segment: Segment) -> int:
         slot = self._next_slot
-        self._segments[slot] = self._make_segment(slot, nbytes)
+        self._segments[slot] = segment
         self._next_slot += 1
-        self._free.add(slot, nbytes)
+        self._free.add(slot, segment.nbytes)
         return slot
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -26,6 +26,7 @@ from swift_loader.worker.usage import ProcessUsage, Usage
 
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
+    from swift_loader.transport.segments import Segment
 
 
 class Service(NamedTuple):
@@ -34,6 +35,8 @@ class Service(NamedTuple):
     builder: BatchBuilder
     report: BuildReport
     """Describes its dataset."""
+    kept: Sequence[Segment] = ()
+    """Memory of an earlier worker."""
 
 
 class DatasetBuilder:
@@ -51,6 +54,7 @@ class DatasetBuilder:
         self._num_samples = 0
         self._draws = False
         """Whether samples are known to draw from the global random generators."""
+        self._kept: list[Segment] = []
         self.definitions = Definitions()
         self.is_shared = False
         """Whether workers share the template's dataset. The template sets it."""
@@ -136,7 +140,7 @@ class DatasetBuilder:
         builder = BatchBuilder(
             self._dataset, self._num_samples, spec, self.definitions, worker=torch_worker, usage=usage
         )
-        return Service(builder, reported)
+        return Service(builder, reported, self._kept)
 
     def _set_up(self, worker: int, channel: TaskChannel) -> TorchWorker | None:
         """Seed the generators. In torch mode, learn the worker's id from the trainer, and run `worker_init_fn`.
@@ -151,6 +155,8 @@ class DatasetBuilder:
         if received is None:
             raise BrokenPipeError
         identity = Identity.unpack(unpack_frame(received.data))
+        if identity.num_kept and options.torch.pool is not None:
+            self._kept = options.torch.pool.take(identity.worker_id)
         torch_worker = TorchWorker(
             replace(options.torch, num_workers=identity.num_workers), options.rng, identity.worker_id, self._dataset
         )

@@ -34,6 +34,7 @@ from swift_loader.worker.stream import StreamEnd
 
 if TYPE_CHECKING:
     from swift_loader.transport.channel import Channel
+    from swift_loader.transport.segments import Segment
 
 
 class TaskChannel(Protocol):
@@ -59,17 +60,19 @@ class RetiringStore(SlotStore, Protocol):
         ...
 
 
-def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport) -> None:
+def run_worker(channel: Channel, builder: BatchBuilder, report: BuildReport, kept: Sequence[Segment]) -> None:
     """Serve until the trainer closes the channel or dies. Owns the channel. `report` is sent to the trainer.
+
+    `kept`: memory of an earlier worker.
 
     Raises `SystemExit` if the user's code does. The worker must end, and the trainer must see that.
     """
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
-        announce(channel, builder, report).serve()
+        announce(channel, builder, report, kept).serve()
     failpoint(Failpoint.WORKER_STOP)
 
 
-def announce(channel: Channel, builder: BatchBuilder, report: BuildReport) -> TaskLoop:
+def announce(channel: Channel, builder: BatchBuilder, report: BuildReport, kept: Sequence[Segment] = ()) -> TaskLoop:
     """Tell the trainer that the worker is ready. Return what answers its tasks. The arguments are `run_worker`'s.
 
     Raises `BrokenPipeError`, sometimes `ConnectionResetError`, if the trainer is gone.
@@ -79,7 +82,7 @@ def announce(channel: Channel, builder: BatchBuilder, report: BuildReport) -> Ta
         channel.send(Ready(builder.counters.length_address(), report).pack(), [descriptor])
     finally:
         os.close(descriptor)
-    return TaskLoop(channel, builder, SegmentStore.of_memfds(channel))
+    return TaskLoop(channel, builder, SegmentStore.of_memfds(channel, kept))
 
 
 class TaskLoop:

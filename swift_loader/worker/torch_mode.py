@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from swift_loader.transport.segments import SegmentPool
 from swift_loader.worker.stream_shard import StreamShard
 
 
@@ -33,6 +34,8 @@ class TorchMode:
     """What the user registered in torch's `default_collate_fn_map`."""
     shard: StreamShard | None = None
     """The rank's part of a stream that the loader shares out, also over the workers. None: the dataset does it."""
+    pool: SegmentPool | None = None
+    """Memory of earlier workers. None if the workers aren't forks of the trainer."""
 
 
 @dataclass(frozen=True, slots=True)

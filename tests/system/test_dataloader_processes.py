@@ -143,3 +143,30 @@ def test_a_loader_with_persistent_workers_ends_them_with_its_last_reference() ->
         assert not any(worker.is_alive() for worker in workers)
     finally:
         gc.enable()
+
+
+def test_the_workers_of_an_epoch_write_where_those_before_them_did_but_not_to_what_anybody_has() -> None:
+    rows: Any = torch.arange(24.0).repeat_interleave(1 << 16).reshape(24, -1)
+    loader = DataLoader(rows, 2, num_workers=2, multiprocessing_context="fork")
+    kept, addresses = list[Any](), list[set[int]]()
+    for _ in range(3):
+        addresses.append(set())
+        for number, batch in enumerate(loader):
+            addresses[-1].add(batch.data_ptr())
+            kept += [batch] if number == 5 else []
+        num_open = len(os.listdir("/proc/self/fd"))
+    assert addresses[1] & addresses[2]
+    (ours, theirs), batch = os.pipe(), kept[0].numpy()
+    if (child := os.fork()) == 0:
+        os.read(ours, 1)
+        os._exit(int((batch[0] != 10).any()))
+    expected = [[10, 11]] * 3
+    assert [batch[:, -1].tolist() for batch in kept] == expected
+    del batch, kept
+    for _ in range(2):
+        assert [row[0].item() for batch in loader for row in batch] == list(range(24))
+    os.write(theirs, b"1")
+    assert os.waitpid(child, 0)[1] == 0, "the child's batch has changed"
+    os.close(ours)
+    os.close(theirs)
+    assert len(os.listdir("/proc/self/fd")) <= num_open

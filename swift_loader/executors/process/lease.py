@@ -89,8 +89,12 @@ class LeaseBook:
 
     def release(self, slot: int, *, is_shared: bool = False) -> None:
         """Note that a slot isn't in use any more; `is_shared` tells that a forked child may have it still."""
+        (self._shared if is_shared else self._ended).append(slot)  # first, see `not_free`
         self._held.pop(slot, None)
-        (self._shared if is_shared else self._ended).append(slot)
+
+    def not_free(self) -> set[int]:
+        """Return the slots that are in use, or that a forked child may have. A lease may end meanwhile."""
+        return {*self._held.copy(), *self._shared.copy()}
 
     def take_ended(self, at_most: int) -> list[int]:
         """Return the slots that have come back since the last call and may be written again, oldest first."""

@@ -111,6 +111,11 @@ class WorkerMemory:
         smallest = sorted(ended, key=lambda slot: self._segments[slot].nbytes)[:num_surplus]
         return [slot for slot in smallest if self._segments[slot].nbytes <= sizes[num_surplus - 1]]
 
+    def take_free(self) -> list[Segment]:
+        """Return the segments that no batch lies in, and that no fork of this process may have."""
+        in_use = self._leases.not_free()
+        return [self._segments.pop(slot) for slot in [*self._segments] if slot not in in_use]
+
     def take_segments(self) -> list[Segment]:
         """Return all segments and forget them. Batches that the user keeps stay valid."""
         segments, self._segments = list(self._segments.values()), {}

@@ -22,6 +22,7 @@ from swift_loader.errors import LoaderClosed, WorkerDied
 from swift_loader.executors.process.deaths import ForkWatch
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
@@ -188,7 +189,12 @@ class Supervisor:
         Returns:
             The workers' memory, see `WorkerHandle.close`.
         """
-        given_up = [segment for worker in self.workers.all.values() for segment in worker.close()]
+        mode, given_up = self.spec.options.torch, list[Segment]()
+        for worker in self.workers.all.values():
+            if mode is not None and mode.pool is not None and worker.process.has_ended:
+                assert isinstance(worker.memory, WorkerMemory)
+                mode.pool.add(worker.memory.take_free())
+            given_up += worker.close()
         self.templates.close()
         self._thread.loop.close()
         return given_up

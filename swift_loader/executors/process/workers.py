@@ -148,8 +148,9 @@ class Workers:
     def _add_worker(self, worker_id: int, ours: Channel, process: WorkerProcess) -> None:
         worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(self.max_segments))
         self._num_started += 1
-        if self._templates.spec.options.torch is not None:
-            worker.tell_identity(self.options.num_workers)
+        if (mode := self._templates.spec.options.torch) is not None:
+            kept = mode.pool.take(worker_id) if mode.pool is not None else []
+            worker.tell_identity(self.options.num_workers, kept)
         if process.pid != process.template.pid:
             self._templates.watch(process.diagnostics)
         with self._thread.lock:
