@@ -86,6 +86,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
         rng: str | None = "sample",
+        seed: int | None = None,
         worker_type: str = "process",
         start_method: None = None,
         worker_restarts: int = 3,
@@ -122,6 +123,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             snapshot_every_n_steps: How often the state of a dataset is saved, in batches of a worker. None or 0: never.
             rng: "sample" seeds the global generators for each sample of a map-style dataset, by its place in the epoch,
                 unless `worker_init_fn` is yours. None seeds each worker once, as torch does.
+            seed: Makes the order of `shuffle=True` and the workers' draws a function of `seed` and the epoch, whatever
+                else the program draws. `generator` is then seeded with both at the beginning of each epoch.
             worker_type: What a worker is: `"process"` or `"thread"`. Threads share the dataset, which must be
                 thread-safe, and the global generators, which aren't seeded: `sample_rng()` is keyed.
             start_method: Removed. Give `multiprocessing_context`.
@@ -142,6 +145,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: An argument has the wrong type.
         """
         others = {"multiprocessing_context": multiprocessing_context}
+        self.seed = None if seed is None else check_integer("seed", seed, 0)
+        if seed is not None and generator is None:
+            generator = torch.Generator()
         is_auto = num_workers == "auto"
         if workers is not None:
             raise TypeError("DataLoader has no option 'workers' any more; give each loader its own num_workers")
@@ -440,6 +446,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
+
+        With `shuffle=True` and neither `seed` nor `generator`, the order of later epochs comes from torch's global
+        generator, so it is that of an unbroken run only if nothing else draws from it.
 
         Raises:
             TypeError: The state isn't a dict.

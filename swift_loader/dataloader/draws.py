@@ -25,6 +25,7 @@ from swift_loader.dataloader.generators import (
     unpack_generators,
 )
 from swift_loader.dataloader.index_arrays import batched_arrays
+from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
 from swift_loader.worker.stream_state import is_stateful
 
@@ -93,6 +94,7 @@ class Draws:
         from 0. `substitute`: the loader's. It stands for the global generators once a state was loaded. `base_seed`:
         that of an earlier epoch, if workers keep it; None: draw it.
         """
+        self._seed: int | None = getattr(loader, "seed", None)
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._substitute = substitute
         self._source = _SamplerSource(loader)
@@ -131,6 +133,8 @@ class Draws:
 
     def _begin(self) -> None:
         """Begin afresh, with the same draws as torch."""
+        if self._seed is not None:
+            self._generator.manual_seed(derive_key(self._seed, Purpose.GENERATOR.value, self.epoch))
         self._own_at_begin = pack_generators(self._own)
         before = GlobalStates.of_all() if self._source.may_draw else None
         self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)

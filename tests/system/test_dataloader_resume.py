@@ -298,3 +298,24 @@ def test_a_run_that_went_on_after_an_error_resumes_with_its_next_batch(num_worke
     resumed: DataLoader[Any] = DataLoader(_Fragile(), batch_size=2, num_workers=num_workers)  # type: ignore[arg-type]
     resumed.load_state_dict(loader.state_dict())
     assert [*before, *taken(resumed, 6 - num_before)] == [[0, 1], "error", [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_with_a_seed_a_resumed_run_is_exact_whatever_the_loop_draws(num_workers: int) -> None:
+    def make() -> Any:
+        dataset: Any = torch.arange(24)
+        return DataLoader(dataset, 4, shuffle=True, num_workers=num_workers, seed=7, persistent_workers=False)
+
+    loader, states, seen = make(), [], []
+    for _ in range(3):
+        for batch in loader:
+            seen.append(batch.tolist())
+            states.append(loader.state_dict())
+            torch.rand(3)
+    assert seen[:6] != seen[6:12] != seen[12:]
+    for cut in (2, 5, 9):
+        torch.manual_seed(cut)
+        loader = make()
+        loader.load_state_dict(states[cut])
+        rest = [batch.tolist() for _ in range(3 - cut // 6) for batch in loader]
+        assert rest[: 17 - cut] == seen[cut + 1 :]
