@@ -6,13 +6,13 @@ import os
 from typing import Any
 
 import torch.utils.data
-from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_flag
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.delivery.delivery import Delivery
+from swift_loader.errors import warn
 from swift_loader.interrupts import is_interrupt
 from swift_loader.ranks.ranks import find_ranks
 from swift_loader.scheduler.work import StreamWork
@@ -72,7 +72,7 @@ def check_resumes(loader: Any, position: LoaderPosition) -> None:
 
 
 class Copies:
-    """Warns if all workers give the same samples of a stream: torch repeats them, too, and few want that."""
+    """Finds out whether all workers give the same samples of a stream: torch repeats them, too, and few want that."""
 
     def __init__(self, name: str, num_workers: int, batch_size: int | None) -> None:
         """`name` is the dataset's, for the warning."""
@@ -80,6 +80,7 @@ class Copies:
         self._num_batches = -(-_MIN_SAMPLES // (batch_size or 1))
         self._digests: list[list[bytes]] | None = [[] for _ in range(num_workers)]
         """Of the first batches, by worker. None: the verdict is known."""
+        self._warning = ""
 
     def note(self, delivery: Delivery) -> None:
         """Take in a batch, or the end."""
@@ -91,12 +92,18 @@ class Copies:
         is_known = delivery.is_end or all(len(one) == self._num_batches for one in found)
         are_equal = all(one[: len(found[0])] == found[0][: len(one)] for one in found)
         if is_known and are_equal and found[0] and all(len(one) == len(found[0]) for one in found):
-            logger.warning(  # not a Python warning: a filter that makes it an error would lose the batch
+            self._warning = (
                 f"each of {len(found)} workers gives the same samples of the {self._name}, so they come {len(found)} "
                 f"times, as with torch. shard_stream=True shares them out; shard_stream=False says that you want this"
             )
         if is_known or not are_equal or delivery.error is not None:
             self._digests = None
+
+    def warn(self) -> None:
+        """Issue the warning, once. A filter may make it an error, so the loop mustn't hold a batch."""
+        warning, self._warning = self._warning, ""
+        if warning:
+            warn(warning)
 
 
 def _digest_of(batch: Any) -> bytes:

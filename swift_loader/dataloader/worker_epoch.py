@@ -281,6 +281,8 @@ class StreamEpoch(_WorkerEpoch):
 
     def next(self) -> Any:
         """Return the next batch. Raises as that of `IndexEpoch` does."""
+        if self._copies is not None:
+            self._copies.warn()
         if self._is_over:
             raise StopIteration
         delivery = self._in_use.next()
@@ -289,6 +291,8 @@ class StreamEpoch(_WorkerEpoch):
             self._copies.note(delivery)
         if delivery.is_end:
             self.end()
+            if self._copies is not None:
+                self._copies.warn()
             raise StopIteration
         if isinstance(delivery.work, StreamWork):
             self._shards.note(delivery)
