@@ -1,4 +1,4 @@
-"""The loader's own log. It uses loguru, but doesn't touch the user's loguru logger."""
+"""The loader's own log, and loguru's logger of the whole process, which gets nothing until the user asks for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loguru import logger as logger  # noqa: PLC0414 - for the modules that write to it
+
 from swift_loader.checks import check_flag, check_path
+
+logger.disable("swift_loader")  # as loguru's manual asks of libraries: `logger.enable("swift_loader")` shows the lines
 
 KEYS = ("path", "stdout", "level")
 LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
@@ -71,11 +75,9 @@ def _open_logger(settings: LogSettings, file_number: int) -> Any:
 
     options: dict[str, Any] = dict.fromkeys(("record", "lazy", "colors", "raw"), False)
     private: Any = _logger
-    logger = private.Logger(
-        core=private.Core(), exception=None, depth=1, capture=True, patchers=[], extra={}, **options
-    )
+    own = private.Logger(core=private.Core(), exception=None, depth=1, capture=True, patchers=[], extra={}, **options)
     if settings.path is not None:
-        logger.add(f"{settings.path}_rank{file_number}.log", format=_FORMAT, level=settings.level)
+        own.add(f"{settings.path}_rank{file_number}.log", format=_FORMAT, level=settings.level)
     if settings.stdout:
-        logger.add(sys.stdout, format=_FORMAT, level=settings.level)
-    return logger
+        own.add(sys.stdout, format=_FORMAT, level=settings.level)
+    return own

@@ -10,7 +10,6 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.tensor_arrays import collate_to_send
@@ -28,6 +27,7 @@ from swift_loader.executors.base import Executor
 from swift_loader.executors.process.fork_need import why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
+from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loguru import logger
-
 from swift_loader.executors.base import Executor
 from swift_loader.executors.processes import make_executor, make_starter
+from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions, WorkerType
 from swift_loader.pipeline.items import Marker

@@ -8,6 +8,7 @@ from enum import Enum
 
 import numpy as np
 
+from swift_loader.log import logger
 from swift_loader.metrics.observations import Observations, steps_ns
 from swift_loader.report.stages import stage_ns, steady
 from swift_loader.tuning.autotuner import room_for
@@ -122,8 +123,6 @@ class Teller:
         """Look at the epoch that is over, after all passes have lasted so long. Mostly this returns at once."""
         if elapsed_s < self._next_at_s:
             return
-        from loguru import logger
-
         try:
             line = self._line(observe())
         except Exception as error:  # advice must not end a run that works without it

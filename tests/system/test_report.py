@@ -30,7 +30,9 @@ def slow_samples() -> Any:
 def logged() -> Iterator[list[str]]:
     lines: list[str] = []
     sink = logger.add(lambda line: lines.append(str(line)), level="INFO", format="{message}")
+    logger.enable("swift_loader")
     yield lines
+    logger.disable("swift_loader")
     logger.remove(sink)
 
 
