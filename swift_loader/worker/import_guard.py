@@ -6,6 +6,7 @@ template imports the same module to get the dataset; there it would start anothe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,12 +16,14 @@ _is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", defaul
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Make `refuse_nesting` raise within this context."""
-    token = _is_importing.set(True)
+    """Make `refuse_nesting` raise within this context, and show no warning: the trainer shows those of its imports."""
+    token, shows = _is_importing.set(True), warnings.showwarning
+    warnings.showwarning = lambda *_, **__: None
     try:
         yield
     finally:
         _is_importing.reset(token)
+        warnings.showwarning = shows
 
 
 def is_importing() -> bool:

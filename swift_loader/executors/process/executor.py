@@ -100,10 +100,9 @@ class ProcessExecutor:
         supervisor.workers.start_others()
 
     def _warn_of_template(self) -> None:
-        warn(
-            f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far"
-            f"{attached(traces=self._supervisor.templates.ask_for_stacks())}"
-        )
+        stacks = self._supervisor.templates.ask_for_stacks()
+        what = "importing what the dataset needs" if "<frozen importlib" in stacks else "building the dataset"
+        warn(f"{what} has taken {self._supervisor.options.stall_warning_s:g} s so far{attached(traces=stacks)}")
 
     # What it is -------------------------------------------------------------------------------------------------------
 
