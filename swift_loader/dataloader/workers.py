@@ -24,7 +24,7 @@ from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerStalled, warn
 from swift_loader.executors.base import Executor
-from swift_loader.executors.process.fork_need import why_fork_is_needed
+from swift_loader.executors.process.fork_need import shared_file_of, why_fork_is_needed
 from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import logger
@@ -299,6 +299,8 @@ class WorkerStart:
         `why_no_fork` says so, and `ForkHangs` is raised.
         """
         options, reason = self.worker_options, self.why_forked()
+        if options.start_method is StartMethod.FORK and can_fork() and (name := shared_file_of(options.dataset)):
+            _warn_of_file(name)
         assert options.torch is not None
         persist = options.torch.persists
         if not reason:
@@ -313,6 +315,15 @@ class WorkerStart:
         _tell_of_fork(reason)
         forked = replace(options, start_method=StartMethod.FORK)
         return LoaderWorkers(forked, self.delivery, base_seed, metrics, persist=persist)
+
+
+@cache
+def _warn_of_file(name: str) -> None:
+    """Warn that forks read from the same file. Once for the same file."""
+    warn(
+        f"the dataset holds {name!r} open for reading, and forks share the position in it, so samples may be those of "
+        f"other indices, as with torch. Give multiprocessing_context='forkserver', or open the file in __getitem__"
+    )
 
 
 @cache

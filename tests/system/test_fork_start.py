@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -194,6 +195,18 @@ def test_a_dataloader_whose_fork_dies_says_so_after_a_correct_prefix_and_goes_on
     loader.load_state_dict(loader.state_dict())
     assert [*got, *(int(batch["id"]) for batch in loader)] == list(range(4000))
     assert len(got) < 4000
+
+
+def test_one_warning_names_a_file_that_the_dataset_holds_open(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(24))
+    with (tmp_path / "numbers").open("rb") as file, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        held: Any = Held({"files": [file]}, lambda _, index: index)
+        for _ in range(2):
+            list(DataLoader(torch.utils.data.Subset(held, range(4)), num_workers=1, multiprocessing_context="fork"))
+    (line,) = [str(one.message) for one in told if one.category is SwiftLoaderWarning]
+    assert str(tmp_path / "numbers") in line
+    assert "multiprocessing_context='forkserver'" in line
 
 
 # Locks that another thread of the program holds

@@ -5,8 +5,9 @@ A tensor in shared memory, for example, would arrive as a private copy: no error
 
 from __future__ import annotations
 
+import io
 import sys
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from swift_loader.batch.tree import search, type_name
@@ -19,6 +20,11 @@ _SHARED = {
     "multiprocessing.heap": ("BufferWrapper",),
 }
 """Classes of the standard library, by module, whose instances processes share by inheritance."""
+
+
+_MAX_SEEN = 1000
+
+_MAX_ITEMS = 100
 
 
 def why_fork_is_needed(spec: WorkerSpec) -> str:
@@ -36,6 +42,35 @@ def why_fork_is_needed(spec: WorkerSpec) -> str:
             what = "a tensor in shared memory" if _is_shared_tensor(thing) else f"a {type_name(thing)}"
             return f"{name} holds {what}, which only forks of this process share with it"
     return ""
+
+
+def shared_file_of(dataset: Any) -> str:
+    """Return the name of a file that a dataset holds open for reading; empty if there is none.
+
+    Forks share its offset, so each of them may read what another one has asked for. Looks at attributes and at small
+    collections, at a thousand objects at most.
+    """
+    to_see, seen = [dataset], set[int]()
+    while to_see and len(seen) < _MAX_SEEN:
+        thing = to_see.pop(0)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, io.IOBase):
+            if _is_read(thing):
+                return str(getattr(thing, "name", thing))
+        elif isinstance(thing, (dict, list, tuple)):
+            to_see += (thing.values() if isinstance(thing, dict) else thing) if len(thing) <= _MAX_ITEMS else ()
+        elif not isinstance(thing, (type, ModuleType, FunctionType)):
+            to_see += getattr(thing, "__dict__", {}).values()
+    return ""
+
+
+def _is_read(file: io.IOBase) -> bool:
+    try:
+        return not file.closed and file.readable() and file.seekable() and file.fileno() >= 0
+    except (OSError, ValueError):  # it isn't a file of the system's
+        return False
 
 
 def _shared_classes() -> tuple[type, ...]:
