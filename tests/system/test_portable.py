@@ -71,13 +71,6 @@ def test_order_and_bytes_are_those_without_workers(workers: int) -> None:
         assert [bytes_of(loader) for _ in range(2)] == got
 
 
-@pytest.mark.slow
-def test_in_completion_order_each_sample_comes_once() -> None:
-    with portable(datasets.Counting, in_order=False) as loader:
-        for _ in range(2):
-            assert sorted(ids_of(loader)) == list(range(100))
-
-
 @pytest.mark.parametrize("code", [exhaustive(code) for code in ("exit-7", "SIGSEGV")] + ["SIGKILL"])
 def test_a_worker_that_dies_is_replaced_and_the_bytes_are_the_same(code: str, tmp_path: Path) -> None:
     with portable(datasets.FailsOnce, kwargs={"folder": str(tmp_path), "deed": code}, batch_size=4) as loader:
