@@ -2,15 +2,16 @@
 
     python benchmarks/dataloader.py [--rounds 5] [--seconds 2] [--only CASE ...] [--json FILE]
 
-The same arguments for both classes: two workers, `persistent_workers=True`. torch forks its workers, as by default on
-Linux. Systems take turns in an order that changes from round to round, as in throughput.py. The cases:
+The same arguments for both classes: two workers, `persistent_workers=True`, forks, as by default on Linux. Systems
+take turns in an order that changes from round to round, as in throughput.py. The cases:
 
     uint8, float32, small, dict   batches per second of shuffled map-style datasets, as in throughput.py
     sampler                       `small` with a WeightedRandomSampler
     stream                        `small` as an IterableDataset that shards itself
+    uint8-20 and so on            the same in epochs of 20 batches, with the default persistent_workers=False
     start                         ms from making a loader to its first batch, when the process has used one before
     gap                           ms from the last batch of a validation to the first batch of the next training epoch;
-                                  with the default persistent_workers=False, which starts torch's workers anew
+                                  with the default persistent_workers=False, which starts workers anew
 
 Less is better for `start` and `gap`. The table shows medians over the rounds, and ratios of medians.
 """
@@ -21,6 +22,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,9 +41,10 @@ Turn = Callable[[float], float]
 
 
 def main() -> None:
-    arguments = parse(make_parser(__doc__, [*(case.name for case in CASES), "start", "gap"], rounds=5, seconds=2.0))
-    begun = begin(arguments, num_workers=NUM_WORKERS)
     cases = {case.name: ("batches/s", partial(rates, case)) for case in CASES}
+    cases |= {f"{case.name}-20": ("batches/s", partial(short_rates, case)) for case in CASES if case.order == "shuffle"}
+    arguments = parse(make_parser(__doc__, [*cases, "start", "gap"], rounds=5, seconds=2.0))
+    begun = begin(arguments, num_workers=NUM_WORKERS)
     cases |= {"start": ("ms", starts), "gap": ("ms", gaps)}
     results = []
     for name, (unit, make) in cases.items():
@@ -72,6 +75,24 @@ def rate(loader: Any) -> Turn:
     """Return what measures a loader's batches per second, over as many epochs as needed."""
     batches = endless(loader)
     return lambda seconds: rate_of(batches, seconds, _NUM_READY)[0]
+
+
+def short_rates(case: LoaderCase) -> dict[str, Turn]:
+    """Return what measures batches per second in epochs of 20 batches."""
+    arguments = replace(case, num_batches=20).arguments()
+    return {"DataLoader": short_rate(DataLoader(**arguments)), "torch": short_rate(TorchDataLoader(**arguments))}
+
+
+def short_rate(loader: Any) -> Turn:
+    """Return what measures a loader's batches per second, over whole epochs."""
+
+    def measure(seconds: float) -> float:
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            count += sum(1 for _ in loader)
+        return count / (time.perf_counter() - start)
+
+    return measure
 
 
 def starts() -> dict[str, Turn]:

@@ -42,7 +42,8 @@ needs_template = pytest.mark.skipif(START_METHOD == "portable", reason="portable
 LIKE_A_FORK = {"multiprocessing_context": "fork"}
 """Options of a DataLoader whose test doesn't choose how workers start: quickly, if they may be forked."""
 if START_METHOD == "portable":
-    portable_workers().__enter__()
+    _elsewhere = portable_workers()  # until this process ends
+    _elsewhere.__enter__()
 
 _Case = TypeVar("_Case")
 
