@@ -82,8 +82,9 @@ class LoaderWorkers:
         self._metrics = metrics
         """Of the loader: it has other workers in other epochs."""
         spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
-        if worker_options.torch.pool is not None:
-            worker_options.torch.pool.deal(delivery.num_workers)
+        if (pool := worker_options.torch.pool) is not None:
+            mode = replace(worker_options.torch, kept=pool.deal(delivery.num_workers))
+            worker_options = replace(worker_options, torch=mode)
         self._starter = None if delivery.uses_threads else make_starter(spec, delivery)
         """None: the workers are threads."""
         executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
@@ -299,8 +300,9 @@ class WorkerStart:
         `why_no_fork` says so, and `ForkHangs` is raised.
         """
         options, reason = self.worker_options, self.why_forked()
-        if options.start_method is StartMethod.FORK and can_fork() and (name := shared_file_of(options.dataset)):
-            _warn_of_file(name)
+        uses_processes = self.delivery.uses_processes and self.delivery.executor is None and can_fork()
+        if uses_processes and options.start_method is StartMethod.FORK:
+            _warn_of_file(shared_file_of(options.dataset))
         assert options.torch is not None
         persist = options.torch.persists
         if not reason:
@@ -313,17 +315,20 @@ class WorkerStart:
         if why_no_fork:
             raise ForkHangs(f"{why_no_fork}\nNo fresh interpreter can take its place: {reason}")
         _tell_of_fork(reason)
+        _warn_of_file(shared_file_of(options.dataset))
         forked = replace(options, start_method=StartMethod.FORK)
         return LoaderWorkers(forked, self.delivery, base_seed, metrics, persist=persist)
 
 
 @cache
 def _warn_of_file(name: str) -> None:
-    """Warn that forks read from the same file. Once for the same file."""
-    warn(
-        f"the dataset holds {name!r} open for reading, and forks share the position in it, so samples may be those of "
-        f"other indices, as with torch. Give multiprocessing_context='forkserver', or open the file in __getitem__"
-    )
+    """Warn that forks read from the same file. Once for the same file. Empty: there is none."""
+    if name:
+        warn(
+            f"the dataset holds {name!r} open for reading, and forks share the position in it, so samples may be those "
+            f"of other indices, as with torch. Open it in __getitem__, or give multiprocessing_context='forkserver' "
+            f"and leave the file out in __getstate__"
+        )
 
 
 @cache

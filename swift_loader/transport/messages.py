@@ -147,7 +147,7 @@ class Identity(FixedBody):
     num_workers: int
     """How many there are when it starts."""
     num_kept: int = 0
-    """How many segments it gets from the loader's `SegmentPool`."""
+    """How many segments it gets of an earlier worker's."""
 
 
 @dataclass(slots=True)

@@ -137,27 +137,24 @@ class Segment:
 class SegmentPool:
     """Segments of workers that have ended, which the loader's next workers use again: making one takes far longer.
 
-    Those are forks of this process, so they have the same mappings, and the same pool. In both, `take` is called once
-    for each worker. A worker that replaces another one makes its own segments.
+    Those are forks of this process, so they have the same mappings. Any thread, also in a finaliser.
     """
 
     def __init__(self) -> None:
         self._free: list[Segment] = []
-        self._parts: dict[int, list[Segment]] = {}
-        """What is dealt out, by worker id."""
+        self._process = os.getpid()
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Keep segments for the next workers. Nobody may use them, forks of this process included."""
-        self._free += segments
+        """Keep segments that nobody uses, for the next workers."""
+        if self._process == os.getpid():
+            self._free.extend(segments)
 
-    def deal(self, num_workers: int) -> None:
-        """Divide them among the next workers, which are about to be forked. What the last ones left is freed."""
+    def deal(self, num_workers: int) -> dict[int, list[Segment]]:
+        """Return the parts of the next workers, by id, which then are theirs. In a fork of the program: none."""
+        if self._process != os.getpid():  # the segments are the parent's, whose workers write to them
+            self._free, self._process = [], os.getpid()
         free, self._free = self._free, []
-        self._parts = {worker_id: free[worker_id::num_workers] for worker_id in range(num_workers)}
-
-    def take(self, worker_id: int) -> list[Segment]:
-        """Return the part of a worker."""
-        return self._parts.pop(worker_id, [])
+        return {worker_id: free[worker_id::num_workers] for worker_id in range(num_workers)}
 
 
 def new_file(pieces: Iterable[NDArray[np.uint8]], nbytes: int) -> int:

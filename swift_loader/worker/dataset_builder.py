@@ -155,8 +155,9 @@ class DatasetBuilder:
         if received is None:
             raise BrokenPipeError
         identity = Identity.unpack(unpack_frame(received.data))
-        if identity.num_kept and options.torch.pool is not None:
-            self._kept = options.torch.pool.take(identity.worker_id)
+        if identity.num_kept:
+            self._kept = options.torch.kept[identity.worker_id]
+        options.torch.kept.clear()  # the others' parts
         torch_worker = TorchWorker(
             replace(options.torch, num_workers=identity.num_workers), options.rng, identity.worker_id, self._dataset
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_loader.transport.segments import SegmentPool
+from swift_loader.transport.segments import Segment, SegmentPool
 from swift_loader.worker.stream_shard import StreamShard
 
 
@@ -35,7 +35,10 @@ class TorchMode:
     shard: StreamShard | None = None
     """The rank's part of a stream that the loader shares out, also over the workers. None: the dataset does it."""
     pool: SegmentPool | None = None
-    """Memory of earlier workers. None if the workers aren't forks of the trainer."""
+    """Gets the workers' memory once they have ended. None if they aren't forks of the trainer."""
+    kept: dict[int, list[Segment]] = field(default_factory=dict)
+    """Memory of earlier workers, by the id of the worker that gets it. Trainer and worker take it out of their copies,
+    so a worker that replaces another one gets none."""
 
 
 @dataclass(frozen=True, slots=True)

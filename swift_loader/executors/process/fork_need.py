@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -56,21 +57,16 @@ def shared_file_of(dataset: Any) -> str:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if isinstance(thing, io.IOBase):
-            if _is_read(thing):
-                return str(getattr(thing, "name", thing))
-        elif isinstance(thing, (dict, list, tuple)):
-            to_see += (thing.values() if isinstance(thing, dict) else thing) if len(thing) <= _MAX_ITEMS else ()
-        elif not isinstance(thing, (type, ModuleType, FunctionType)):
-            to_see += getattr(thing, "__dict__", {}).values()
+        kind = type(thing)  # `isinstance` and `getattr` may run code of the user's
+        with suppress(Exception):
+            if issubclass(kind, io.IOBase):
+                if not thing.closed and thing.readable() and thing.seekable() and thing.fileno() >= 0:
+                    return str(getattr(thing, "name", thing))
+            elif kind in {dict, list, tuple}:
+                to_see += (thing.values() if kind is dict else thing) if len(thing) <= _MAX_ITEMS else ()
+            elif not issubclass(kind, (type, ModuleType, FunctionType)):
+                to_see += object.__getattribute__(thing, "__dict__").values()
     return ""
-
-
-def _is_read(file: io.IOBase) -> bool:
-    try:
-        return not file.closed and file.readable() and file.seekable() and file.fileno() >= 0
-    except (OSError, ValueError):  # it isn't a file of the system's
-        return False
 
 
 def _shared_classes() -> tuple[type, ...]:

@@ -149,14 +149,10 @@ class Workers:
         worker = WorkerHandle(worker_id, self._num_started, ours, process, WorkerMemory(self.max_segments))
         self._num_started += 1
         if (mode := self._templates.spec.options.torch) is not None:
-            kept = mode.pool.take(worker_id) if mode.pool is not None else []
-            worker.tell_identity(self.options.num_workers, kept)
+            worker.tell_identity(self.options.num_workers, mode.kept.pop(worker_id, []))
         if process.pid != process.template.pid:
             self._templates.watch(process.diagnostics)
         with self._thread.lock:
             self.all = {**self.all, worker.serial: worker}
         if self._inboxes is not None:
             self._inboxes.watch(worker)
-
-    def __repr__(self) -> str:
-        return f"<Workers {list(self.all.values())}>"
