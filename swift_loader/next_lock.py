@@ -31,6 +31,3 @@ class NextLock:
                 "next() was called while this thread is already within next() of the same loader, by a signal handler "
                 "or by code that builds or decodes a batch. Call next() in the training loop only"
             )
-
-    def __repr__(self) -> str:
-        return f"<NextLock {'free' if self.taker is None else f'taken by {self.taker!r}'}>"

@@ -124,7 +124,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             rng: "sample" seeds the global generators for each sample of a map-style dataset, by its place in the epoch,
                 unless `worker_init_fn` is yours. None seeds each worker once, as torch does.
             seed: Makes the order of `shuffle=True` and the workers' draws a function of `seed` and the epoch, whatever
-                else the program draws. `generator` is then seeded with both at the beginning of each epoch.
+                else the program draws. `generator` is then seeded with both, also if it is yours.
             worker_type: What a worker is: `"process"` or `"thread"`. Threads share the dataset, which must be
                 thread-safe, and the global generators, which aren't seeded: `sample_rng()` is keyed.
             start_method: Removed. Give `multiprocessing_context`.
@@ -145,7 +145,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             TypeError: An argument has the wrong type.
         """
         others = {"multiprocessing_context": multiprocessing_context}
-        self.seed = None if seed is None else check_integer("seed", seed, 0)
+        self.seed = self._order_seed = None if seed is None else check_integer("seed", seed, 0)
         if seed is not None and generator is None:
             generator = torch.Generator()
         is_auto = num_workers == "auto"
@@ -314,8 +314,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def _begin_epoch(self, resume: LoaderPosition | None, hangs: ForkHangs | None = None) -> Epoch:
         """Begin an epoch, at a position or afresh. `hangs`: why a fork of this process can't do it."""
         with self._changing:
-            if hangs is not None:
+            if hangs is not None and resume is not None:
                 self._leave_forks(hangs)
+                check_resumes(self, resume)  # somebody may have called `resize`
             return self._begin_number(resume)
 
     def _begin_number(self, resume: LoaderPosition | None) -> Epoch:

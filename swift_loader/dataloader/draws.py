@@ -94,7 +94,9 @@ class Draws:
         from 0. `substitute`: the loader's. It stands for the global generators once a state was loaded. `base_seed`:
         that of an earlier epoch, if workers keep it; None: draw it.
         """
-        self._seed: int | None = getattr(loader, "seed", None)
+        self._seed: int | None = getattr(loader, "_order_seed", None)
+        self._state_at_first: torch.Tensor | None = None
+        """With a seed, that of the generator at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._substitute = substitute
         self._source = _SamplerSource(loader)
@@ -146,6 +148,8 @@ class Draws:
             self.base_seed = self._draw_base_seed()
         if self._begins_twice:
             self._iterator = self._begin_again()
+        if self._seed is not None:
+            self._state_at_first = self._generator.get_state()
         if before is not None:
             self._untold = before, GlobalStates.of_all()
 
@@ -233,6 +237,9 @@ class Draws:
     def _next(self) -> Drawn | None:
         if self._sampler_epochs is None:
             self._sampler_epochs = epochs_of(self._source.with_epochs)
+        if self._state_at_first is not None:
+            self._generator.set_state(self._state_at_first)
+            self._state_at_first = None
         indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
         self._epochs_now = epochs_of(self._source.with_epochs)  # Accelerate's sampler counts its epochs itself
         if indices is _NOTHING:

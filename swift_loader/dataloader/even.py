@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from swift_loader.dataloader.iterator import Epoch
-from swift_loader.errors import ForkHangs
+from swift_loader.errors import ForkHangs, WorkerDied
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 
 
@@ -86,13 +86,13 @@ class EvenEpoch(WrappedEpoch):
             batch = self._epoch.next()
         except StopIteration:
             has_batch = False
-        except ForkHangs:  # the epoch goes on, with other workers
-            raise
         except Exception as raised:
             error = raised
         if not self._votes.all_have(has_batch):
             self._epoch.end()
             raise StopIteration
+        if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
+            raise WorkerDied(str(error)) from error
         if error is not None:
             raise error
         return batch

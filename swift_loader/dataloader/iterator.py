@@ -107,7 +107,9 @@ class LoaderIterator:
         self._is_begun = False
         """Whether a batch was asked for."""
         self.kept: object = None
-        """A loader that has no reference to this iterator. `for batch in DataLoader(...)` needs it to begin again."""
+        """Keeps the loader of `for batch in DataLoader(...)` alive, to begin again."""
+        self._hangs: ForkHangs | None = None
+        """Why there are no more batches."""
         self._begin = calls.begin
         self._end = calls.end
         self._tune = calls.tune if isinstance(loader.num_workers, AutoWorkers) else None
@@ -172,13 +174,17 @@ class LoaderIterator:
 
     def _next(self) -> Any:
         """Return the next batch. If a fork of the program hangs, fresh interpreters go on where the loop is."""
+        if self._hangs is not None:
+            raise self._hangs
         try:
             return self._epoch.next() if self._is_begun else self._first()
         except ForkHangs as error:
             begin = self._begin()
             if begin is None:
                 raise
+            self._hangs = error  # in case that nothing takes its place
             self._continue_with(begin, self._epoch.position(), error)
+            self._hangs = None
             return self._epoch.next()
 
     def _first(self) -> Any:

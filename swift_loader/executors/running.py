@@ -101,6 +101,3 @@ class RunningWorkers(Generic[AHandle]):
         worker = self._workers()[about.worker]
         stacks = attached(traces=worker.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
-
-    def __repr__(self) -> str:
-        return f"<RunningWorkers: {len(self._workers())}>"

@@ -68,6 +68,3 @@ class Filler:
             close = getattr(upstream, "close", None)
             if close is not None:
                 close()
-
-    def __repr__(self) -> str:
-        return f"<Filler {'running' if self._thread.is_alive() else 'ended'}>"

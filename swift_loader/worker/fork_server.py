@@ -100,7 +100,8 @@ class ForkServer:
         failpoint(Failpoint.TEMPLATE_FORKED)
         self._children[pidfd] = (worker, pid)
         self._poll.register(pidfd, select.POLLIN)
-        self._channel.send(Forked(worker, pid).pack(), [pidfd])
+        with suppress(BrokenPipeError):  # the trainer has closed the channel
+            self._channel.send(Forked(worker, pid).pack(), [pidfd])
 
     def _drop_descriptors(self) -> None:
         """Close the template's own descriptors. Those that modules opened stay open, because they may be in use."""

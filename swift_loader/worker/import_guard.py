@@ -18,12 +18,17 @@ _is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", defaul
 def importing() -> Iterator[None]:
     """Make `refuse_nesting` raise within this context, and show no warning: the trainer shows those of its imports."""
     token, shows = _is_importing.set(True), warnings.showwarning
-    warnings.showwarning = lambda *_, **__: None
+    warnings.showwarning = _show_nothing
     try:
         yield
     finally:
         _is_importing.reset(token)
-        warnings.showwarning = shows
+        if warnings.showwarning is _show_nothing:  # else a module has set its own
+            warnings.showwarning = shows
+
+
+def _show_nothing(*_: object, **__: object) -> None:
+    """Stand for `warnings.showwarning`."""
 
 
 def is_importing() -> bool:

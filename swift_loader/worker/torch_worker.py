@@ -62,15 +62,9 @@ class TorchWorker:
 
     def reseed(self, base_seed: int) -> None:
         """Seed `random`, torch's default generator and the legacy `numpy.random` as torch's workers do."""
-        import torch
-
         worker_id = self.worker_id if self._mode.shard is None else 0  # a shared stream is the same in all workers
         random.seed(base_seed + worker_id)
-        version, seed = torch.version, base_seed + worker_id
-        if version.cuda or version.hip or version.xpu or torch.backends.mps.is_built():
-            torch.manual_seed(seed)
-        else:  # torch would read the source of each frame for accelerators that aren't there, which takes 3 ms
-            torch.default_generator.manual_seed(seed)
+        _seed_torch(base_seed + worker_id)
         # The two halves of the seed: NumPy's seeds have 32 bits.
         words = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
         np.random.seed(np.random.SeedSequence(words).generate_state(4))  # noqa: NPY002 - the generator that users have
@@ -100,6 +94,18 @@ class TorchWorker:
 
     def __repr__(self) -> str:
         return f"<TorchWorker {self.worker_id} of {self._mode.num_workers}>"
+
+
+def _seed_torch(seed: int) -> None:
+    """Do what `torch.manual_seed` does. For accelerators that aren't there, it reads the source of each frame: 3 ms."""
+    import torch
+
+    builds = (getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
+    own = torch._C._get_privateuse1_backend_name()  # noqa: SLF001 - torch has no other way to ask
+    if any(builds) or torch.backends.mps.is_built() or hasattr(torch, own):
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 @dataclass(frozen=True, slots=True)

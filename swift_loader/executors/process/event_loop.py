@@ -75,6 +75,3 @@ class EventLoop:
 
     def _read_wake(self) -> None:
         os.eventfd_read(self._wake)
-
-    def __repr__(self) -> str:
-        return f"<EventLoop of {len(self._sources)} descriptors>"

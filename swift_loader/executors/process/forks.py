@@ -78,9 +78,6 @@ class Forks:
             end.close()
         self._kept = WeakSet()
 
-    def __repr__(self) -> str:
-        return f"<Forks{', one under way' * self._is_under_way}>"
-
 
 FORKS = Forks()
 """One per process. Global, because a fork hook can't be unregistered: a hook per loader would outlive the loader."""

@@ -97,6 +97,3 @@ class TemplateStarts:
             return request
         request.add_done_callback(discard)
         return None
-
-    def __repr__(self) -> str:
-        return f"<TemplateStarts {'from the root' if self._uses_root else 'as interpreters'}>"

@@ -88,9 +88,6 @@ class ThreadInbox(Generic[Item]):
         """Let `wait` block again."""
         self._is_woken = False
 
-    def __repr__(self) -> str:
-        return f"<ThreadInbox of {len(self._events)} events>"
-
 
 class Mailbox(Generic[Item]):
     """The events of all worker threads of a loader."""
@@ -110,6 +107,3 @@ class Mailbox(Generic[Item]):
     def clear(self) -> None:
         """Forget what nobody has taken."""
         self._events.clear()
-
-    def __repr__(self) -> str:
-        return f"<Mailbox of {len(self._events)} events>"
