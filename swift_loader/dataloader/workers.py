@@ -81,10 +81,10 @@ class LoaderWorkers:
         self._notices: deque[str] = deque()
         self._metrics = metrics
         """Of the loader: it has other workers in other epochs."""
-        spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
         if (pool := worker_options.torch.pool) is not None:
             mode = replace(worker_options.torch, kept=pool.deal(delivery.num_workers))
             worker_options = replace(worker_options, torch=mode)
+        spec = WorkerSpec(worker_options, PlanSettings.of_seed(base_seed))
         self._starter = None if delivery.uses_threads else make_starter(spec, delivery)
         """None: the workers are threads."""
         executor = _make_executor(self._starter, spec, delivery, metrics, self._notices.append)
