@@ -289,9 +289,13 @@ class WorkerStart:
         return why_fork_is_needed(self.spec(0)) if self._may_fork else ""
 
     @property
+    def _can_fork(self) -> bool:
+        """Whether its workers are processes that may be forks of this one."""
+        return self.delivery.uses_processes and self.delivery.executor is None and can_fork()
+
+    @property
     def _may_fork(self) -> bool:
-        uses_template = self.delivery.uses_processes and self.worker_options.start_method is StartMethod.TEMPLATE
-        return uses_template and self.delivery.executor is None and can_fork()
+        return self._can_fork and self.worker_options.start_method is StartMethod.TEMPLATE
 
     def start(self, base_seed: int, metrics: Metrics, why_no_fork: str) -> LoaderWorkers:
         """Start them. `metrics` measures them.
@@ -300,8 +304,7 @@ class WorkerStart:
         `why_no_fork` says so, and `ForkHangs` is raised.
         """
         options, reason = self.worker_options, self.why_forked()
-        uses_processes = self.delivery.uses_processes and self.delivery.executor is None and can_fork()
-        if uses_processes and options.start_method is StartMethod.FORK:
+        if self._can_fork and options.start_method is StartMethod.FORK:
             _warn_of_file(shared_file_of(options.dataset))
         assert options.torch is not None
         persist = options.torch.persists

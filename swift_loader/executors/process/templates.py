@@ -217,7 +217,7 @@ class Templates:
     def wait_built(self, template: TemplateProcess) -> Built:
         """Return a template's report on its dataset. Raises `WorkerDied`, or what building the dataset raised."""
         began_s, look_s = time.monotonic(), ForkWatch.look_s if self.forks_trainer else None
-        builds_nothing = self.spec.options.dataset is not None
+        builds_nothing = self.spec.options.torch is not None  # else it may build the dataset, or try samples of it
         while not self._thread.run_until(lambda: template.answer is not None or template.is_gone, look_s):
             self.check_fork(template, "the template process")
             if builds_nothing and time.monotonic() - began_s > ANSWER_LIMIT_S:
