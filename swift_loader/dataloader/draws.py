@@ -289,6 +289,28 @@ class Draws:
         )
 
 
+class DrawnEpoch:
+    """What all epochs know of their draws."""
+
+    _draws: Draws
+    _is_over: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has met the end."""
+        return self._is_over
+
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        return self._draws.epoch
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
+        return self._draws.is_stale
+
+
 class _SamplerSource:
     """A loader's sampler. Looks through torch's own `BatchSampler`, which has no state."""
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
-from swift_loader.dataloader.draws import Draws
+from swift_loader.dataloader.draws import DrawnEpoch, Draws
 from swift_loader.dataloader.generators import Substitute
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
@@ -21,7 +21,7 @@ from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface, is_stateful
 
 
-class InlineEpoch:
+class InlineEpoch(DrawnEpoch):
     """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""
 
     def __init__(
@@ -157,21 +157,6 @@ class InlineEpoch:
         """Take the epoch as over. Idempotent."""
         self._is_over = True
         self._metrics.end_pass(time.perf_counter_ns())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop has met the end."""
-        return self._is_over
-
-    @property
-    def number(self) -> int:
-        """Which epoch of its loader it is, from 0."""
-        return self._draws.epoch
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
-        return self._draws.is_stale
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""

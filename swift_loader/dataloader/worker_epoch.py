@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from swift_loader.dataloader.draws import Drawn, Draws
+from swift_loader.dataloader.draws import Drawn, DrawnEpoch, Draws
 from swift_loader.dataloader.early_draws import num_early_draws
 from swift_loader.dataloader.failures import lost_batch
 from swift_loader.dataloader.processes import ProcessView
@@ -73,7 +73,7 @@ class _WorkersInUse:
         self.give_back()
 
 
-class _WorkerEpoch:
+class _WorkerEpoch(DrawnEpoch):
     """What epochs have in common whose batches are built by workers."""
 
     def __init__(self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, shelf: WorkerShelf) -> None:
@@ -85,21 +85,6 @@ class _WorkerEpoch:
         self._draws = draws
         self._in_use = _WorkersInUse(self, workers, shelf)
         self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop has met the end."""
-        return self._is_over
-
-    @property
-    def number(self) -> int:
-        """Which epoch of its loader it is, from 0."""
-        return self._draws.epoch
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
-        return self._draws.is_stale
 
     def processes(self) -> list[ProcessView]:
         """Return the worker processes, also after the epoch."""
