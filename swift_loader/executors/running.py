@@ -7,18 +7,28 @@ loss or stall ──error_of, notice_of──► words for the loop and the user
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle, Hang
+from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.process.resume import ResumePoints
+from swift_loader.executors.wording import Wording
+from swift_loader.metrics.metrics import Metrics
+from swift_loader.options import DeliveryOptions
+from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
+from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.segments import Segment
+from swift_loader.worker.spec import WorkerSpec
 
 AHandle = TypeVar("AHandle", bound=AnyHandle)
+
+OnSegment: TypeAlias = Callable[[Segment], None] | None
 
 
 class RunningWorkers(Generic[AHandle]):
@@ -101,3 +111,93 @@ class RunningWorkers(Generic[AHandle]):
         worker = self._workers()[about.worker]
         stacks = attached(traces=worker.ask_for_stacks())
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{stacks}"
+
+
+class _Supervisor(Protocol):
+    """What starts the processes of an executor."""
+
+    owner: ProcessOwner
+    spec: WorkerSpec
+    wording: Wording
+
+    @property
+    def options(self) -> DeliveryOptions: ...
+
+
+ASupervisor = TypeVar("ASupervisor", bound=_Supervisor)
+
+
+class WorkersExecutor(Generic[ASupervisor, AHandle]):
+    """What such executors have in common: all of `Executor` but starting, acting and stopping."""
+
+    def __init__(
+        self, supervisor: ASupervisor, metrics: Metrics, log: Callable[[str], None], on_segment: OnSegment
+    ) -> None:
+        """Begin an executor that isn't started. `log` gets what happens. `on_segment`: see `MessageReader`."""
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._log = log
+        self._on_segment = on_segment
+        self._running: RunningWorkers[AHandle] | None = None
+
+    def _begin_to_run(
+        self,
+        workers: Callable[[], Mapping[int, AHandle]],
+        plan: Plan,
+        build_s: float,
+        definitions: Definitions,
+        datasets: DatasetCheck,
+        on_segment: OnSegment,
+    ) -> MessageReader:
+        """Make what exists once the dataset is built. Return what reads the workers' messages.
+
+        `workers`: see `RunningWorkers`. `plan`: what they start with. `build_s`: seconds that the first build took.
+        `datasets` compares what all workers have built.
+        """
+        supervisor, options = self._supervisor, self._supervisor.options
+        explainer = Explainer(options, plan, definitions, build_s, supervisor.wording)
+        resumes = ResumePoints()
+        reader = MessageReader(
+            BatchReader(definitions, options.batch_decoder), datasets, explainer, self._metrics, on_segment, resumes
+        )
+        sends_each_plan = supervisor.spec.options.torch is not None
+        self._running = RunningWorkers(workers, plan, explainer, reader, resumes, sends_each_plan=sends_each_plan)
+        return reader
+
+    @property
+    def owner(self) -> ProcessOwner:
+        """The process that started the workers. A fork of it can't use them."""
+        return self._supervisor.owner
+
+    @property
+    def running(self) -> RunningWorkers[AHandle]:
+        """The workers, once the dataset is built."""
+        assert self._running is not None, "the executor hasn't started"
+        return self._running
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the workers start with. Known after `start`."""
+        return self.running.plan
+
+    @property
+    def largest_batch_nbytes(self) -> int:
+        """Bytes of the largest batch that has come from a worker; 0 before the first."""
+        return 0 if self._running is None else self._running.reader.largest_batch_nbytes
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that replacing a worker may take."""
+        return self.running.grace_s
+
+    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
+        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
+        self.running.use_plan(generation, plan, resume)
+
+    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
+        """Return the error for the loop."""
+        return self.running.error_of(cause)
+
+    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
+        """Return the warning for the user."""
+        return self.running.notice_of(about)

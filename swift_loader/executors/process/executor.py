@@ -9,22 +9,16 @@ Which thread does what:
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.base import ToDo
-from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.num_receivers import num_receivers
 from swift_loader.executors.process.deaths import attached
-from swift_loader.executors.process.explain import Explainer
 from swift_loader.executors.process.inbox import Inbox, Inboxes
-from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.process.supervisor import Supervisor
-from swift_loader.executors.running import RunningWorkers
-from swift_loader.metrics.metrics import Metrics
-from swift_loader.process_owner import ProcessOwner
+from swift_loader.executors.running import WorkersExecutor
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (
     Dismiss,
@@ -34,37 +28,17 @@ from swift_loader.scheduler.actions import (
     Replace,
     ReplaceTemplate,
     Send,
-    Stall,
     Start,
-    TemplateLost,
-    WorkerLost,
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
 
-class ProcessExecutor:
-    """The workers of one loader."""
+class ProcessExecutor(WorkersExecutor[Supervisor, AnyHandle]):
+    """The workers of one loader. It owns the supervisor, whose first process may be running already."""
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        metrics: Metrics,
-        log: Callable[[str], None],
-        on_segment: Callable[[Segment], None] | None = None,
-    ) -> None:
-        """Make an executor that isn't started. It owns the supervisor, whose template may be running already.
-
-        `on_segment` gets each segment before the first batch lies in it, and again with each batch. Any thread calls
-        it.
-        """
-        self._supervisor = supervisor
-        self._metrics = metrics
-        self._log = log
-        self._on_segment = on_segment
-        self._running: RunningWorkers[AnyHandle] | None = None
-        self._inboxes: Inboxes | None = None
-        """Made with the running workers."""
+    _inboxes: Inboxes | None = None
+    """Made with the running workers."""
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
@@ -79,17 +53,8 @@ class ProcessExecutor:
         if templates.first is not None and templates.first.reason:
             self._log(f"each worker builds its own dataset: {templates.first.reason}")
         plan = Plan.of(num_samples, supervisor.spec.plan)
-        explainer = Explainer(options, plan, templates.definitions, build_s, supervisor.wording)
-        batches = BatchReader(templates.definitions, options.batch_decoder)
-        resumes = ResumePoints()
-        reader = MessageReader(batches, templates.datasets, explainer, self._metrics, self._on_segment, resumes)
-        self._running = RunningWorkers(
-            lambda: supervisor.workers.all,
-            plan,
-            explainer,
-            reader,
-            resumes,
-            sends_each_plan=supervisor.spec.options.torch is not None,
+        reader = self._begin_to_run(
+            lambda: supervisor.workers.all, plan, build_s, templates.definitions, templates.datasets, self._on_segment
         )
         inboxes = self._inboxes = Inboxes(num_receivers(options), reader)
         try:
@@ -107,47 +72,17 @@ class ProcessExecutor:
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> RunningWorkers[AnyHandle]:
-        """The workers, once the dataset is built."""
-        assert self._running is not None, "the executor hasn't started"
-        return self._running
-
-    @property
     def listening(self) -> Inboxes:
         """The inboxes, once the dataset is built."""
         assert self._inboxes is not None, "the executor hasn't started"
         return self._inboxes
 
     @property
-    def owner(self) -> ProcessOwner:
-        """The process that started the workers. A fork of it can't use them."""
-        return self._supervisor.owner
-
-    @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, then one for each thread that takes over while the loop is busy."""
         return self.listening.all
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that the workers start with. Known after `start`."""
-        return self.running.plan
-
-    @property
-    def largest_batch_nbytes(self) -> int:
-        """Bytes of the largest batch that has come from a worker; 0 before the first."""
-        return 0 if self._running is None else self._running.reader.largest_batch_nbytes
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds that replacing a worker may take."""
-        return self.running.grace_s
-
     # Acting -----------------------------------------------------------------------------------------------------------
-
-    def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
-        """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
-        self.running.use_plan(generation, plan, resume)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
         """Be ready for so many workers from now on."""
@@ -186,14 +121,6 @@ class ProcessExecutor:
         elif isinstance(action, Release):
             return self._supervisor.release(worker)
         return []
-
-    def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
-        """Return the error for the loop."""
-        return self.running.error_of(cause)
-
-    def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
-        """Return the warning for the user."""
-        return self.running.notice_of(about)
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 

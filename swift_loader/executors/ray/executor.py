@@ -14,18 +14,13 @@ from typing import Any
 
 from swift_loader.errors import warn
 from swift_loader.executors.base import Inbox, ToDo
-from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.process.dataset_check import DatasetCheck
-from swift_loader.executors.process.explain import Explainer
-from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.ray.calls import told_by_ray
 from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker, inboxes_of
 from swift_loader.executors.ray.supervisor import RaySupervisor
-from swift_loader.executors.running import RunningWorkers
+from swift_loader.executors.running import OnSegment, WorkersExecutor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
-from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.actions import (
     Dismiss,
@@ -43,7 +38,7 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 
 
-class ActorExecutor:
+class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
     """The actors of one loader."""
 
     def __init__(
@@ -51,19 +46,15 @@ class ActorExecutor:
         supervisor: RaySupervisor,
         metrics: Metrics,
         log: Callable[[str], None],
-        on_segment: Callable[[Segment], None] | None = None,
+        on_segment: OnSegment = None,
         note: Callable[[str], None] | None = None,
     ) -> None:
         """Make an executor that isn't started. It owns the supervisor, whose actors may be running already.
 
         `on_segment`: see `ArrivalStore`. `note` gets warnings for the user, on any thread; None: the log gets them.
         """
-        self._supervisor = supervisor
-        self._metrics = metrics
-        self._log = log
-        self._on_segment = on_segment
+        super().__init__(supervisor, metrics, log, on_segment)
         self._note = note or log
-        self._running: RunningWorkers[RayWorker] | None = None
         self._inboxes: list[ActorInbox] = []
         """Made with the running workers."""
         self._placement: threading.Timer | None = None
@@ -110,22 +101,13 @@ class ActorExecutor:
 
     def _begin(self, plan: Plan, build_s: float) -> None:
         """Make what exists once the dataset is built."""
-        supervisor, options = self._supervisor, self._supervisor.options
+        supervisor = self._supervisor
         supervisor.make_store(self._on_segment)
-        explainer = Explainer(options, plan, supervisor.definitions, build_s, supervisor.wording)
-        batches = BatchReader(supervisor.definitions, options.batch_decoder)
         # The store tells of its segments: what the reader sees are no segments.
-        resumes = ResumePoints()
-        reader = MessageReader(batches, supervisor.datasets, explainer, self._metrics, None, resumes)
-        self._inboxes = inboxes_of(supervisor.mailbox, reader, supervisor.look_at_connection)
-        self._running = RunningWorkers(
-            lambda: supervisor.workers,
-            plan,
-            explainer,
-            reader,
-            resumes,
-            sends_each_plan=supervisor.spec.options.torch is not None,
+        reader = self._begin_to_run(
+            lambda: supervisor.workers, plan, build_s, supervisor.definitions, supervisor.datasets, None
         )
+        self._inboxes = inboxes_of(supervisor.mailbox, reader, supervisor.look_at_connection)
         self._watch_placement()
 
     def _warn_of_build(self) -> None:
@@ -156,41 +138,15 @@ class ActorExecutor:
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> RunningWorkers[RayWorker]:
-        """The workers, once the dataset is built."""
-        assert self._running is not None, "the executor hasn't started"
-        return self._running
-
-    @property
-    def owner(self) -> ProcessOwner:
-        """The process that started the actors. A fork of it can't use them."""
-        return self._supervisor.owner
-
-    @property
     def inboxes(self) -> Sequence[Inbox]:
         """The loop's inbox, then that of the thread that takes over while the loop is busy."""
         return self._inboxes
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that the workers start with. Known after `start`."""
-        return self.running.plan
-
-    @property
-    def largest_batch_nbytes(self) -> int:
-        """Bytes of the largest batch that has come from a worker; 0 before the first."""
-        return 0 if self._running is None else self._running.reader.largest_batch_nbytes
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds that replacing an actor may take."""
-        return self.running.grace_s
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Use this plan from this generation on. Batches of earlier generations aren't needed any more."""
-        self.running.use_plan(generation, plan, resume)
+        super().use_plan(generation, plan, resume)
         self._supervisor.use_generation(generation)
 
     def resize(self, num_workers: int, limits: Limits) -> None:
@@ -231,12 +187,12 @@ class ActorExecutor:
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:
         """Return the error for the loop."""
-        error = self.running.error_of(cause)
+        error = super().error_of(cause)
         return type(error)(f"{error}{self._told_by_ray(cause)}") if isinstance(cause, WorkerLost) else error
 
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
-        notice, supervisor = self.running.notice_of(about), self._supervisor
+        notice, supervisor = super().notice_of(about), self._supervisor
         if isinstance(about, WorkerLost):
             return f"{notice}{self._told_by_ray(about)}"
         if isinstance(about, Stall) and about.worker is None and supervisor.num_unplaced():
