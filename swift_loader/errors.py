@@ -54,6 +54,10 @@ class ForkHangs(WorkerDied):
     """
 
 
+class NoProcessesLeft(WorkerDied, OSError):
+    """The system starts no more threads or processes for this user. The message names the limits."""
+
+
 class WorkerStalled(SwiftLoaderError, RuntimeError, TimeoutError):
     """A worker spent more than `timeout` seconds on one batch, or no worker was there to build it for that long."""
 

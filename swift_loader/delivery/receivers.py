@@ -10,7 +10,6 @@ thread that leads blocks in its inbox, and uses no CPU while nothing happens.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 
 from swift_loader.executors.base import Inbox
+from swift_loader.threads import LoaderThread
 
 SHORT_ABSENCE_NS = 1_000_000
 """A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
@@ -171,7 +171,7 @@ class _ReceiverThread:
         self._is_parking = False
         """Set while `park` waits for the thread."""
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="swift_loader-receiver", daemon=True)
+        self._thread = LoaderThread(self._run, "receiver")
 
     def start(self) -> None:
         """Start the thread, which leads until `park`."""
@@ -198,8 +198,7 @@ class _ReceiverThread:
 
     def join(self, limit_s: float) -> None:
         """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
+        self._thread.join(limit_s)
 
     def _run(self) -> None:
         try:

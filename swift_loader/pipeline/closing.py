@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
+
+from swift_loader.errors import NoProcessesLeft
+from swift_loader.threads import LoaderThread
 
 
 class _Closing:
@@ -36,12 +38,12 @@ def close_together(closes: Sequence[Callable[[], None]], left_s: Callable[[], fl
     _raise_first(one.error for one in closings)
 
 
-def _started(closing: _Closing) -> threading.Thread | None:
+def _started(closing: _Closing) -> LoaderThread | None:
     """Close a part in a thread; here, if the interpreter is ending and starts none."""
-    thread = threading.Thread(target=closing.run, name="swift_loader-close", daemon=True)
+    thread = LoaderThread(closing.run, "close")
     try:
         thread.start()
-    except RuntimeError:
+    except NoProcessesLeft:
         closing.run()
         return None
     return thread

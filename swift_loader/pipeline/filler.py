@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.stats import StageStats, Wait
+from swift_loader.threads import LoaderThread
 
 
 class Filler:
@@ -32,7 +32,7 @@ class Filler:
         self._end = end
         self._stats = stats
         self._num_in = stats.num_in = 0
-        self._thread = threading.Thread(target=self._run, name=f"swift_loader-fill-{stats.name}", daemon=True)
+        self._thread = LoaderThread(self._run, f"fill-{stats.name}")
 
     def start(self) -> None:
         """Start the thread."""
@@ -40,8 +40,7 @@ class Filler:
 
     def join(self, limit_s: float) -> None:
         """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
+        self._thread.join(limit_s)
 
     def _run(self) -> None:
         error: BaseException | None = None

@@ -25,6 +25,7 @@ from datetime import timedelta
 from typing import Any
 
 from swift_loader.errors import warn
+from swift_loader.threads import LoaderThread
 
 Facts = dict[str, int | str | bool]
 """What a rank reports about itself, as plain JSON types."""
@@ -107,7 +108,7 @@ class Rendezvous:
         """
         woken: Future[None] = Future()
         stop = threading.Event()
-        thread = threading.Thread(target=self._block, args=(woken, stop, limit_s + _GRACE_S), daemon=True)
+        thread = LoaderThread(self._block, "rendezvous", woken, stop, limit_s + _GRACE_S)
         thread.start()
         try:
             yield woken

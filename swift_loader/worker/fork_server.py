@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from swift_loader.errors import ProtocolError
+from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -88,7 +89,8 @@ class ForkServer:
     def _fork(self, worker: int, channel: Channel, stderr: int, traces: int) -> None:
         template_pid = os.getpid()
         flush_streams()  # else each fork would print the buffers' content once more
-        pid = os.fork()
+        with explaining_starts("a worker"):
+            pid = os.fork()
         if pid == 0:
             die_with_parent(template_pid)
             lead_group()

@@ -27,6 +27,7 @@ from types import FrameType
 from typing import NoReturn
 
 from swift_loader.errors import ProtocolError
+from swift_loader.threads import LoaderThread
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
 from swift_loader.transport.frames import Kind, Received, unpack_frame
@@ -166,7 +167,7 @@ class _Link:
 
     def start(self) -> None:
         """Start to read. From then on, only the thread does."""
-        threading.Thread(target=self._read, name="swift_loader-reader", daemon=True).start()
+        LoaderThread(self._read, "reader").start()
 
     def send(self, message: bytes) -> None:
         """Send a message."""

@@ -13,6 +13,11 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
+from swift_loader.errors import NoProcessesLeft
+
+NO_PROCESSES_LEFT = 71
+"""The exit code of a process that could start no thread or process: EX_OSERR, which Windows doesn't name."""
+
 # The state of the standard library's `multiprocessing` in a process that was forked and ends without it.
 
 
@@ -102,7 +107,8 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
         exit_code = run()
     except SystemExit as request:
         exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)
-    except BaseException:
+    except BaseException as error:
+        exit_code = NO_PROCESSES_LEFT if isinstance(error, NoProcessesLeft) else 1
         sys.excepthook(*sys.exc_info())
     finally:
         end_process(exit_code)

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 
+from swift_loader.threads import LoaderThread
 from swift_loader.transport.descriptors import avoid_std_streams, duplicate, new_eventfd
 
 DUMP_SIGNAL = signal.SIGURG
@@ -56,7 +57,7 @@ class StackDumper:
     def start(self) -> None:
         """Start a thread that answers the trainer's requests."""
         self._stop = new_eventfd()
-        self._thread = threading.Thread(target=self._serve, name="swift_loader-traces", daemon=True)
+        self._thread = LoaderThread(self._serve, "traces")
         self._thread.start()
 
     def stop(self) -> None:

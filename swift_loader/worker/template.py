@@ -30,6 +30,7 @@ from functools import partial
 from typing import NoReturn
 
 from swift_loader.errors import ProtocolError
+from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -79,7 +80,8 @@ class FallbackTemplate:
         flush_streams()  # else the fallback would print the buffers' content once more
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which may be about to end
-            pid = os.fork()
+            with explaining_starts("a process"):
+                pid = os.fork()
         if pid:
             os.close(wait)
             return cls(pid, go)

@@ -127,7 +127,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_and_quiet_workers(stage: str, start_me
         wait_for_stage(stage, shell, tmp_path / "marker")
         shell.press(CTRL_C)
         wait_for_the_end(shell)
-        assert shell.process.returncode == -2
+        assert shell.process.returncode == -2, shell.shown
         assert shell.shown.count("Traceback") == 1, shell.shown
         assert shell.shown.rstrip().endswith("KeyboardInterrupt")
 

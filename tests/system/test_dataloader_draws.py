@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import Sampler
 
 from swift_loader.dataloader.dataloader import DataLoader
 from tests.support.helpers import exhaustive, exhaustive_unless
@@ -89,18 +89,6 @@ def test_a_sampler_is_drawn_as_far_ahead_as_torch_draws_it(prefetch_factor: int 
         iterator = iter(loader)
         found.append([sampler.num_drawn, *(sampler.num_drawn for _ in iterator)])
     assert found[1] == found[0]
-
-
-class Derived(RandomSampler):
-    """May do anything."""
-
-
-@pytest.mark.parametrize(("sampler_class", "num_drawn"), [(RandomSampler, 11), (Derived, 5)])
-def test_only_torchs_samplers_are_drawn_further_ahead(sampler_class: type[RandomSampler], num_drawn: int) -> None:
-    loader = DataLoader(DATASET, sampler=sampler_class(DATASET), num_workers=2, multiprocessing_context="fork")
-    iterator = iter(loader)
-    next(iterator)
-    assert iterator._epoch._draws.num_drawn == num_drawn
 
 
 class Dice:

@@ -431,12 +431,6 @@ def test_two_iterators_at_once_are_independent() -> None:
         assert pairs == [(batch, batch) for batch in whole]
 
 
-def test_an_iterator_outlives_its_loader() -> None:
-    iterator = iter(threaded(Faulty(-1, fail)))
-    found = [next(iterator)]
-    assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))
-
-
 def test_dropped_iterators_leave_no_threads() -> None:
     loader = threaded(Faulty(-1, fail))
     for _ in range(3):

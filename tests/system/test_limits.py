@@ -50,6 +50,36 @@ assert number == 49
 print("right")
 """
 
+FEW_PROCESSES = """
+import ctypes, os, resource
+from swift_loader import DataLoader, WorkerDied
+
+libc = ctypes.CDLL(None, use_errno=True)
+for limit in range(1, 14):
+    if (child := os.fork()) == 0:
+        libc.prctl(8, 1)  # PR_SET_KEEPCAPS
+        os.setuid(50_000 + limit)  # a user of its own, since the limit counts all processes of the user
+        header, reads_all_files = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(4, 4)
+        assert libc.capset(header, reads_all_files) == 0, ctypes.get_errno()
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, 100))
+        os.close(2)  # the workers' tracebacks
+        loader, status = DataLoader(range(8), batch_size=4, num_workers=2), 3
+        try:
+            status = len(list(loader)) - 2
+        except WorkerDied as error:
+            assert "RLIMIT_NPROC" in str(error), error
+        resource.setrlimit(resource.RLIMIT_NPROC, (100, 100))
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the limit doesn't count for root alone, who can become other users")
+def test_too_few_processes_are_a_typed_error_and_leave_nothing_half_made(tmp_path: Path) -> None:
+    results = run_script(FEW_PROCESSES, via="-c", folder=tmp_path).split()
+    assert (results[0], results[-1], set(results)) == ("3", "0", {"0", "3"})
+
 
 def test_few_descriptors_are_enough_for_20_epochs_of_which_the_user_keeps_200_batches(tmp_path: Path) -> None:
     assert run_script(FEW_DESCRIPTORS, via="-c", folder=tmp_path) == "right\n"

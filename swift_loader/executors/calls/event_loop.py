@@ -12,6 +12,7 @@ from enum import Enum
 from swift_loader.executors.calls.crew import Post
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.actions import Send
+from swift_loader.threads import LoaderThread
 
 AsyncJob = Callable[[Send, Post], Awaitable[None]]
 """As `threads.Job`."""
@@ -21,7 +22,7 @@ END_LIMIT_S = 2.0
 """How long `close` waits for what coroutines have left."""
 
 
-_NAME = "swift_loader-event-loop"
+_NAME = "event-loop"
 
 
 class _LoopState(Enum):
@@ -41,7 +42,7 @@ class _LoopThread:
         self._loop = loop
         self._lock = threading.Lock()
         self._state = _LoopState.RUNNING
-        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._thread = LoaderThread(self._run, _NAME)
         self._thread.start()
 
     def _run(self) -> None:
@@ -57,8 +58,7 @@ class _LoopThread:
 
     def join(self, limit_s: float) -> bool:
         """Wait until the thread has ended. If that takes longer than `limit_s`, leave the loop to it. Return which."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
+        self._thread.join(limit_s)
         with self._lock:
             if self._state is _LoopState.RUNNING:
                 self._state = _LoopState.LEFT
@@ -127,7 +127,7 @@ class CoroutineLoop:
     def _free(self) -> None:
         if not self._num_users and self._loop is not None:
             # In a thread of its own: the caller's may run another loop.
-            thread = threading.Thread(target=_end, args=(self._loop,), name=_NAME, daemon=True)
+            thread = LoaderThread(_end, _NAME, self._loop)
             thread.start()
             thread.join(END_LIMIT_S)
             self._loop = None

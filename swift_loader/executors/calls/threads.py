@@ -24,7 +24,7 @@ class ThreadCrew:
         self._job = job
         self._post: Post = print  # until `start`
         self._threads: list[TaskThread[Send]] = [
-            TaskThread(self._serve, f"swift_loader-{name}-{number}") for number in range(num_threads)
+            TaskThread(self._serve, f"{name}-{number}") for number in range(num_threads)
         ]
 
     def start(self, post: Post) -> None:

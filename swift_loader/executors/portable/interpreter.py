@@ -18,8 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swift_loader.errors import NoProcessesLeft
 from swift_loader.executors.portable.launch import Launch
 from swift_loader.executors.process.forks import FORKS
+from swift_loader.threads import LoaderThread, explaining_starts
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.portable import PipeChannel, SegmentNames, attach, new_pipe
@@ -95,7 +97,8 @@ class Interpreter:
         for end in (self.channel, self._requests):
             FORKS.keep_from_children(end)
         try:
-            self._process = launch.start(their_tasks, their_requests, self.names.prefix, serial)
+            with explaining_starts("an interpreter"):
+                self._process = launch.start(their_tasks, their_requests, self.names.prefix, serial)
         except BaseException:
             self.channel.close()
             self._requests.close()
@@ -104,13 +107,17 @@ class Interpreter:
             their_tasks.close()
             their_requests.close()
         self._threads = [
-            threading.Thread(
-                target=self._look_after, args=(payload, identity, on_end), name="swift_loader-waiter", daemon=True
-            ),
-            threading.Thread(target=self._forward_stderr, name="swift_loader-stderr", daemon=True),
+            LoaderThread(self._look_after, "waiter", payload, identity, on_end),
+            LoaderThread(self._forward_stderr, "stderr"),
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except NoProcessesLeft:
+            self._process.kill()
+            self._process.wait()
+            self.close()
+            raise
 
     # Its threads ------------------------------------------------------------------------------------------------------
 
@@ -220,8 +227,7 @@ class Interpreter:
         self.channel.close()
         deadline_s = time.monotonic() + _JOIN_LIMIT_S
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         self.names.unlink_from(self._num_slots)
 
     def __repr__(self) -> str:

@@ -8,8 +8,10 @@ import signal
 import textwrap
 import time
 
-from swift_loader.errors import WorkerDied
+from swift_loader.errors import NoProcessesLeft, WorkerDied
 from swift_loader.executors.wording import LOADER_TERMS, Terms
+from swift_loader.threads import limits_of_processes
+from swift_loader.worker.process_exit import NO_PROCESSES_LEFT
 
 _SIGKILL = 9
 """Windows has no `signal.SIGKILL`."""
@@ -37,6 +39,8 @@ def died(
     `traces`: output of the fault handler, if it crashed. `stderr`: its last lines. `terms`: the words for the hint.
     """
     hint = ""
+    if exit_code == NO_PROCESSES_LEFT:
+        return NoProcessesLeft(f"{who} could start no thread or process; {consequence}. {limits_of_processes()}")
     if exit_code == -_SIGKILL:
         hint = f". The kernel sends SIGKILL when memory runs out: see dmesg, and use {terms.saving}"
     elif exit_code is not None and exit_code < 0:

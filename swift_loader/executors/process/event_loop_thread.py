@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import TypeVar
 
-from swift_loader.errors import LoaderClosed
+from swift_loader.errors import LoaderClosed, NoProcessesLeft
 from swift_loader.executors.process.event_loop import EventLoop
+from swift_loader.threads import LoaderThread
 
 JOIN_LIMIT_S = 2.0
 
@@ -42,7 +43,7 @@ class EventLoopThread:
         self,
         look_after: Callable[[], float | None],
         on_failure: Callable[[BaseException], None],
-        name: str = "swift_loader-supervisor",
+        name: str = "supervisor",
     ) -> None:
         """Make the thread, without starting it.
 
@@ -100,8 +101,12 @@ class EventLoopThread:
             if self._state is not _State.OPEN:
                 return False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = LoaderThread(self._run, self._name)
+                try:
+                    self._thread.start()
+                except NoProcessesLeft:
+                    self._thread = None
+                    raise
             self._calls.append(function)
         self.loop.wake()
         return True
@@ -117,7 +122,7 @@ class EventLoopThread:
         with self.lock:
             self._state = _State.STOPPED
         self.loop.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             # With a limit: if a signal handler closes the loader, its thread may hold a lock that this one waits for.
             self._thread.join(JOIN_LIMIT_S)
 

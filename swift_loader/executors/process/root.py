@@ -47,7 +47,7 @@ class Root:
         self.imported: frozenset[str] = frozenset()
         """The modules that it was asked to import, and has imported. Replaced by its thread."""
         self._launch = launch
-        self._thread = EventLoopThread(lambda: None, self._end_with, "swift_loader-root")
+        self._thread = EventLoopThread(lambda: None, self._end_with, "root")
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._channel, self._theirs = Channel.pair()

@@ -18,6 +18,7 @@ from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
+from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import read_word
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
@@ -154,7 +155,7 @@ class TemplateProcess:
         # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with FORKS.starting:
+            with FORKS.starting, explaining_starts("a process"):
                 self._process = start(theirs.fileno(), traces, stderr)
             try:
                 self.pidfd = open_pidfd(self._process.pid)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from swift_loader.executors.thread.stacks import stack_of
+from swift_loader.threads import LoaderThread
 
 Task = TypeVar("Task")
 
@@ -23,7 +23,7 @@ class TaskThread(Generic[Task]):
         self._serve = serve
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         """None: stop."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = LoaderThread(self._run, name)
 
     def start(self) -> None:
         """Start the thread."""
@@ -44,8 +44,7 @@ class TaskThread(Generic[Task]):
 
     def join(self, limit_s: float) -> None:
         """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
+        self._thread.join(limit_s)
 
     @property
     def is_alive(self) -> bool:

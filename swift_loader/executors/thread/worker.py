@@ -53,7 +53,7 @@ class ThreadWorker:
         self._plan_generation = 0
         """The first generation of the builder's plan; 0: the plan that it was made with."""
         self._around = surroundings
-        self._thread: TaskThread[tuple[Send, NewPlan]] = TaskThread(self._serve, f"swift_loader-worker-{worker_id}")
+        self._thread: TaskThread[tuple[Send, NewPlan]] = TaskThread(self._serve, f"worker-{worker_id}")
 
     @property
     def place(self) -> str:
