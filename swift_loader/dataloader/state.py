@@ -20,7 +20,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
 from swift_loader.dataloader.draws import DrawsState
+from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 
 VERSION = 1
@@ -159,7 +162,6 @@ class LoaderPosition:
             "epoch": draws.epoch,
             "generators": draws.generators,
             "global_states": draws.global_states,
-            "present_states": draws.present_states,
             "is_begun": draws.is_begun,
             "draws_seed": draws.draws_seed,
             "begins_twice": draws.begins_twice,
@@ -216,7 +218,6 @@ def _unpacked(state: dict[str, Any]) -> LoaderPosition:
         sampler_state=None if sampler_state == (None, None) else sampler_state,
         generators=main["generators"],
         global_states=main["global_states"],
-        present_states=main["present_states"],
         is_begun=main["is_begun"],
         draws_seed=main["draws_seed"],
         begins_twice=main["begins_twice"],
@@ -240,3 +241,53 @@ def _unpacked(state: dict[str, Any]) -> LoaderPosition:
 
 def _sharing(num_ranks: int) -> str:
     return f"the loader shares out to {num_ranks} ranks" if num_ranks else "the dataset shares out itself"
+
+
+# What a position in batches depends on --------------------------------------------------------------------------------
+
+BATCHING = "batching"
+"""Of the field in a state."""
+
+_TORCHS = RandomSampler.__module__
+"""Other classes may stand for each other: frameworks replace samplers."""
+
+
+def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what the loader's batches depend on, as plain types."""
+    facts: dict[str, Any] = {"batch_size": loader.batch_size}
+    sampler = loader.sampler
+    is_torchs = isinstance(sampler, (RandomSampler, SequentialSampler)) and type(sampler).__module__ == _TORCHS
+    if is_torchs and not isinstance(loader.dataset, IterableDataset):
+        facts |= {"sampler": type(sampler).__name__, "num_samples": len(sampler)}  # type: ignore[arg-type]
+    return facts
+
+
+def check_batching(saved: Mapping[str, Any] | None, position: LoaderPosition, loader: DataLoader[Any]) -> None:
+    """Check that a position in the middle of an epoch means the same in this loader.
+
+    `saved`: what `batching_of` gave when the state was saved; None: it isn't known. Raises `StateMismatch` if the
+    position counts other batches.
+    """
+    if saved is None or position.draws.is_over or not position.num_yielded:
+        return
+    here = batching_of(loader)
+    has_states = all(one.has_state for one in position.workers)
+    counts_batches = not position.is_stream or position.num_sharing or not has_states
+    names = [name for name in ("batch_size", "sampler", "num_samples") if name in saved and name in here]
+    for name in names:
+        if saved[name] != here[name] and (counts_batches or name != "batch_size"):
+            raise StateMismatch(
+                f"the state was saved with {name}={saved[name]!r} in the middle of an epoch, but this loader has "
+                f"{name}={here[name]!r}. The state counts batches, which are others here. Give the former one, or "
+                f"change it where an epoch is over. A ShuffleBatchSampler can continue with another batch size"
+            )
+
+
+def check_resumes(loader: Any, position: LoaderPosition) -> None:
+    """Check that the loader can continue at a position. Raises `StateMismatch` if it can't."""
+    shard = shard_of(loader)
+    position.check_fits(
+        num_workers=loader.num_workers,
+        is_stream=isinstance(loader.dataset, IterableDataset),
+        num_sharing=0 if shard is None else shard.world_size,
+    )

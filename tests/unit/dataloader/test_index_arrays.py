@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
-from swift_loader.dataloader.index_arrays import batched_arrays
+from swift_loader.dataloader.indices import batched_arrays
 from swift_loader.transport.task import IndexArray
 
 SEED = 5
