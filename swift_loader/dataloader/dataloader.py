@@ -32,7 +32,7 @@ from swift_loader.dataloader.options import (
     shows_its_worker,
 )
 from swift_loader.dataloader.shards import copies_of
-from swift_loader.dataloader.state import BATCHING, LoaderPosition, batching_of, check_batching, check_resumes
+from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
 from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.options import MAX_WORKERS, AutoWorkers
@@ -435,7 +435,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._prepared = self._begin()
             assert self._latest is not None, "an epoch has begun"
             position = self._latest.position()
-        return {**position.to_dict(), BATCHING: batching_of(self)}
+        return {**position.to_dict(), "batching": batching_of(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
@@ -450,8 +450,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         loaded = None
         if state:
             loaded = LoaderPosition.from_dict(state)
-            check_resumes(self, loaded)
-            check_batching(state.get(BATCHING), loaded, self)
+            check_resumes(self, loaded, state.get("batching"))
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
         self._latest = self._prepared = self._iterator = None

@@ -7,13 +7,9 @@ the loop's thread, as the sampler is the user's code.
 
 from __future__ import annotations
 
-import base64
 import random
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -22,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.indices import SamplerSource, SamplerState, draw_pipe_seed, epoch_of
+from swift_loader.dataloader.state import DrawsState, as_torch, pack_bytes, pack_states, unpack_states
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.task import IndexArray
 from swift_loader.worker.stream_state import is_stateful
@@ -43,32 +40,6 @@ class Drawn(NamedTuple):
     def keys(self) -> Any:
         """The indices as torch's fetchers take them."""
         return self.indices.to_list() if isinstance(self.indices, IndexArray) else self.indices
-
-
-@dataclass(frozen=True, slots=True)
-class DrawsState:
-    """How to draw the rest of an epoch again."""
-
-    base_seed: int
-    epoch: int
-    num_drawn: int
-    sampler_state: SamplerState | None
-    generators: list[str]
-    """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
-    global_states: dict[str, Any]
-    """States of the global generators when the epoch began, of those that the sampler has drawn from."""
-    is_begun: bool
-    """Whether the first index was asked for. Samplers of torch draw a seed then."""
-    draws_seed: bool
-    """Whether the base seed was drawn when the epoch began."""
-    begins_twice: bool
-    """Whether the sampler was iterated twice when the epoch began, as torch does with new workers."""
-    sampler_epochs: list[int]
-    """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
-    dataset_epoch: int | None
-    """What `set_epoch` has set on the dataset. None: it has no epoch."""
-    is_over: bool
-    """Whether the epoch is over, so that the next one begins."""
 
 
 class Draws:
@@ -126,7 +97,7 @@ class Draws:
         """Begin afresh, with the same draws as torch."""
         if self._seed is not None:
             self._generator.manual_seed(derive_key(self._seed, Purpose.GENERATOR.value, self.epoch))
-        self._own_at_begin = _pack_generators(self._own)
+        self._own_at_begin = self._pack_own()
         before = states_of(_GENERATORS) if self._source.may_draw else None
         self.pipe_seed = draw_pipe_seed(self._dataset, self._generator)
         self._iterator = self._source.iterate()
@@ -156,7 +127,7 @@ class Draws:
         self.epoch, self.base_seed, self._draws_seed = state.epoch, state.base_seed, state.draws_seed
         self._begins_twice = state.begins_twice
         self._own_at_begin = state.generators
-        self._used = _unpack_states(state.global_states)
+        self._used = unpack_states(state.global_states)
         self.num_drawn = state.num_drawn
         self._sampler_epochs = state.sampler_epochs if state.num_drawn else None
         if not state.is_begun:
@@ -189,11 +160,15 @@ class Draws:
             self._replayed = states_of(self._used)
         return iterator if first is _NOTHING else chain((first,), iterator)
 
+    def _pack_own(self) -> list[str]:
+        """Return the states of the samplers' own generators."""
+        return [pack_bytes(generator.get_state().numpy().tobytes()) for generator in self._own]
+
     def _load_own(self, state: DrawsState) -> None:
         """Set the samplers' own generators to their saved states."""
         if len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
-                generator.set_state(_as_torch(packed))
+                generator.set_state(as_torch(packed))
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
@@ -234,14 +209,16 @@ class Draws:
         """
         if not num_drawn and sampler_state is None:
             sampler_state = self._state_at_begin
+        of_sampler, of_iterator = sampler_state or (None, None)
         used = self._used if self._untold is None else self._untold[0]
         return DrawsState(
             base_seed=self.base_seed,
             epoch=self.epoch,
             num_drawn=num_drawn,
-            sampler_state=sampler_state,
-            generators=_pack_generators(self._own) if is_over else self._own_at_begin,
-            global_states={} if is_over or sampler_state is not None else _pack_states(used),
+            of_sampler=of_sampler,
+            of_iterator=of_iterator,
+            generators=self._pack_own() if is_over else self._own_at_begin,
+            global_states={} if is_over or sampler_state is not None else pack_states(used),
             is_begun=self._untold is None,
             draws_seed=self._draws_seed,
             begins_twice=self._begins_twice,
@@ -251,7 +228,7 @@ class Draws:
         )
 
 
-# States of random generators ------------------------------------------------------------------------------------------
+# The global generators ------------------------------------------------------------------------------------------
 
 States = dict[str, Any]
 """States of global generators, by name."""
@@ -291,48 +268,3 @@ def _applied(states: States) -> Iterator[None]:
     finally:
         for name, state in before.items():
             _GENERATORS[name][1](state)
-
-
-def _pack_states(states: States) -> dict[str, Any]:
-    """Return states as JSON types."""
-    packed: dict[str, Any] = {}
-    if "torch" in states:
-        packed["torch"] = _packed(states["torch"].numpy().tobytes())
-    if "python" in states:
-        version, words, gauss = states["python"]
-        packed["python"] = [version, _packed(np.array(words, np.uint32).tobytes()), gauss]
-    if "numpy" in states:
-        name, words, *rest = states["numpy"]
-        packed["numpy"] = [str(name), _packed(np.asarray(words, np.uint32).tobytes()), *map(float, rest)]
-    return packed
-
-
-def _unpack_states(packed: dict[str, Any]) -> States:
-    """Return the states that `_pack_states` was called with."""
-    states: States = {}
-    if "torch" in packed:
-        states["torch"] = _as_torch(packed["torch"])
-    if "python" in packed:
-        version, words, gauss = packed["python"]
-        states["python"] = (version, tuple(np.frombuffer(_unpacked(words), np.uint32).tolist()), gauss)
-    if "numpy" in packed:
-        name, words, position, has_gauss, gauss = packed["numpy"]
-        states["numpy"] = (name, np.frombuffer(_unpacked(words), np.uint32), int(position), int(has_gauss), gauss)
-    return states
-
-
-def _pack_generators(generators: list[torch.Generator]) -> list[str]:
-    return [_packed(generator.get_state().numpy().tobytes()) for generator in generators]
-
-
-@lru_cache(maxsize=16)  # Accelerate asks for the state after each batch, and most generators stay as they are
-def _packed(state: bytes) -> str:
-    return base64.b64encode(zlib.compress(state, 1)).decode()
-
-
-def _unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text))
-
-
-def _as_torch(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_unpacked(text)), dtype=torch.uint8)

@@ -220,7 +220,7 @@ class IndexEpoch(_WorkerEpoch):
             is_stream=False,
             num_yielded=self._num_yielded,
             draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self.is_over),
-            ahead=tuple(sorted(self._done_ahead)),
+            ahead=sorted(self._done_ahead),
             workers=self._shards.snapshots(),
             length_called=self._length_called,
         )

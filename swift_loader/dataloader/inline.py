@@ -161,7 +161,7 @@ class InlineEpoch(Epoch):
             is_stream=self._is_stream,
             num_yielded=self._num_yielded,
             draws=draws,
-            ahead=tuple(sorted(step for step in self._skipped if step >= num_done)),
+            ahead=sorted(step for step in self._skipped if step >= num_done),
             workers=(self._snapshot(),),
             length_called=self._length_called,
             num_sharing=0 if self._shard is None else self._shard.world_size,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import random
 from collections.abc import Iterator
@@ -192,6 +194,35 @@ def test_what_came_early_out_of_order_does_not_come_again(workers: int) -> None:
     assert sorted(seen + [plain(batch) for batch in again]) == sorted(
         batch for step, batch in enumerate(epoch) if step not in (0, 1, 2, 4, 6)
     )
+
+
+def _paths(state: dict[str, Any], *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield where the fields are that a state is read from, apart from what objects of the user's return."""
+    users = "dataset_state", "dataset_iter_state", "_sampler_iter_state", "_index_sampler_state", "batching"
+    for name, value in state.items():
+        if name not in users:
+            yield (*path, name)
+            if isinstance(value, dict):
+                yield from _paths(value, *path, name)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", ["np.random", "own shuffle", "iterator", "shared"])
+def test_each_field_of_a_state_is_checked(name: str, num_workers: int) -> None:
+    make = {**SAMPLED, **STREAMS, "shared": SHARED["no state"]}[name]
+    loader, resumed = make(num_workers), make(num_workers)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for *folders, field in (path for path in _paths(state) if path != ("fetcher_state",)):
+        for wrong in (-(2**70), 2**70, 0.5, "x", [-(2**70)], {"x": 1}, object()):
+            broken = copy.deepcopy(state)
+            functools.reduce(dict.__getitem__, folders, broken)[field] = wrong
+            with pytest.raises(StateMismatch, match="the state"):
+                resumed.load_state_dict(broken)
+    with pytest.raises(StateMismatch, match="the state is of a SwiftLoader"):
+        resumed.load_state_dict({"version": 1, "seed": 1, "epoch": 0, "position": 8})
+    del iterator
 
 
 def test_a_stream_in_the_middle_refuses_another_number_of_workers() -> None:
