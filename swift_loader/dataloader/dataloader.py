@@ -343,10 +343,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         return EvenEpoch(epoch, self._votes)
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
-        shard, base_seed = shard_of(self), None
+        shard, base_seed, carried = shard_of(self), None, None
         workers, self._workers = self._workers, None
         if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
             base_seed = workers.base_seed
+            carried = self._latest.carry() if isinstance(self._latest, IndexEpoch) else None
             if not workers.fit(self):
                 workers.close()
         elif (
@@ -362,7 +363,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if self.persistent_workers:
             self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
-            return IndexEpoch(self, draws, workers, resume)
+            return IndexEpoch(self, draws, workers, resume, carried)
         return StreamEpoch(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
 
     def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:

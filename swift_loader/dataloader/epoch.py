@@ -117,9 +117,14 @@ class IndexEpoch(_WorkerEpoch):
     """One epoch of a sampler's batches."""
 
     def __init__(
-        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, resume: LoaderPosition | None
+        self,
+        loader: DataLoader[Any],
+        draws: Draws,
+        workers: LoaderWorkers,
+        resume: LoaderPosition | None,
+        carried: dict[int, bytes] | None = None,
     ) -> None:
-        """Begin to build ahead of the loop."""
+        """Begin to build ahead of the loop. `carried`: see `Shards`."""
         super().__init__(loader, draws, workers)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.max_in_flight
@@ -139,7 +144,9 @@ class IndexEpoch(_WorkerEpoch):
         self._state_at_done = None if resumed is None else resumed.draws.sampler_state
         self._states: dict[int, tuple[Any, Any] | None] = {}
         """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
-        self._shards = Shards(loader, resume)
+        self._shards = Shards(loader, resume, carried)
+        self._busy: set[int] = set()
+        """The workers that got work."""
         self._draw_ahead()
         workers.begin(self._queue, draws.base_seed, self._shards.resume())
 
@@ -166,8 +173,14 @@ class IndexEpoch(_WorkerEpoch):
     def _put(self, drawn: Drawn) -> None:
         self._states[drawn.step] = drawn.sampler_state
         if drawn.step not in self._done_ahead:
-            self._queue.put(drawn.step, drawn.indices)
+            # A copy, because batch samplers may fill one list again and again. It is sent later.
+            self._queue.put(drawn.step, drawn.indices.copy() if type(drawn.indices) is list else drawn.indices)
+            self._busy.add(drawn.step % self._num_workers)
             self._num_in_flight += 1
+
+    def carry(self) -> dict[int, bytes] | None:
+        """Return where workers begin the next epoch, see `Shards.carry`."""
+        return self._shards.carry(self._busy)
 
     def resize(self, num_workers: int) -> None:
         """Let another number of workers build what the loop hasn't got yet. Any of them builds any batch from now on.

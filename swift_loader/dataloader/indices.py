@@ -76,9 +76,8 @@ class SamplerSource:
                     sampler.set_epoch(epoch)
         if self._batches is None:
             return self._begin_iterator()
-        size, drop_last = self._batches.batch_size, self._batches.drop_last
-        arrays = None if is_stateful(self.sampler) else batched_arrays(self.sampler, size, drop_last=drop_last)
-        return _batched(self._begin_iterator, size, drop_last=drop_last) if arrays is None else arrays
+        arrays = None if is_stateful(self.sampler) else batched_arrays(self.sampler, self._batches)
+        return _batched(self._begin_iterator, self._batches) if arrays is None else arrays
 
     def _begin_iterator(self) -> Iterator[Any]:
         self._iterator = iter(self.sampler)
@@ -144,11 +143,11 @@ def epoch_of(thing: Any) -> int | None:
     return epoch if isinstance(epoch, int) else None
 
 
-def _batched(begin: Callable[[], Iterator[Any]], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+def _batched(begin: Callable[[], Iterator[Any]], batches: BatchSampler) -> Iterator[list[Any]]:
     """Yield what torch's `BatchSampler` yields for the indices that `begin` returns."""
-    indices = begin()
-    while batch := list(islice(indices, batch_size)):
-        if len(batch) < batch_size and drop_last:
+    indices, first_size, drop_last = begin(), batches.batch_size, batches.drop_last
+    while batch := list(islice(indices, first_size if drop_last else batches.batch_size)):
+        if len(batch) < first_size and drop_last:
             return
         yield batch
 
@@ -186,11 +185,12 @@ _RUN = 1 << 16
 """How many consecutive indices are made at a time."""
 
 
-def batched_arrays(sampler: Any, batch_size: int, *, drop_last: bool) -> Iterator[IndexArray] | None:
+def batched_arrays(sampler: Any, batches: BatchSampler) -> Iterator[IndexArray] | None:
     """Return the batches that torch's `BatchSampler` makes of this sampler's indices.
 
-    The generators are used as by torch's samplers: the same draws, in the same order, each as late. None: it isn't a
-    sampler of torch's that is known here. A subclass of them is the user's.
+    Without `drop_last`, their size may change from batch to batch. The generators are used as by torch's samplers: the
+    same draws, in the same order, each as late. None: it isn't a sampler of torch's that is known here. A subclass of
+    them is the user's.
     """
     if type(sampler) is SequentialSampler:
         runs = _consecutive(sampler)
@@ -198,7 +198,7 @@ def batched_arrays(sampler: Any, batch_size: int, *, drop_last: bool) -> Iterato
         runs = _permuted(sampler)
     else:
         return None
-    return _cut(runs, batch_size, drop_last=drop_last)
+    return _cut(runs, batches)
 
 
 def _consecutive(sampler: SequentialSampler) -> Iterator[NDArray[np.int64]]:
@@ -219,15 +219,14 @@ def _permuted(sampler: RandomSampler) -> Iterator[NDArray[np.int64]]:
         yield permutation if number < num_whole else permutation[:num_left]
 
 
-def _cut(runs: Iterator[NDArray[np.int64]], batch_size: int, *, drop_last: bool) -> Iterator[IndexArray]:
+def _cut(runs: Iterator[NDArray[np.int64]], batches: BatchSampler) -> Iterator[IndexArray]:
     """Yield batches of indices. A run is asked for when an index of it is needed."""
-    left = np.empty(0, np.int64)
+    left, first_size, drop_last = np.empty(0, np.int64), batches.batch_size, batches.drop_last
     for run in runs:
-        indices = np.concatenate((left, run)) if len(left) else run
-        num_whole = len(indices) // batch_size * batch_size
-        for start in range(0, num_whole, batch_size):
-            yield IndexArray(indices[start : start + batch_size])
-        left = indices[num_whole:]
+        left = np.concatenate((left, run)) if len(left) else run
+        while len(left) >= (size := first_size if drop_last else batches.batch_size):
+            yield IndexArray(left[:size])
+            left = left[size:]
     if len(left) and not drop_last:
         yield IndexArray(left)
 

@@ -26,8 +26,14 @@ def _nowhere(worker_id: int) -> int | None:  # noqa: ARG001 - in the place of `S
 class Shards:
     """The datasets of the workers of one epoch, as far as the loop has seen their batches."""
 
-    def __init__(self, loader: DataLoader[Any], resume: LoaderPosition | None) -> None:
-        """Begin with fresh datasets, or where `resume` says."""
+    def __init__(
+        self, loader: DataLoader[Any], resume: LoaderPosition | None, carried: dict[int, bytes] | None = None
+    ) -> None:
+        """Begin with fresh datasets, or where `resume` says.
+
+        `carried`: where persistent workers continue that got nothing since an earlier epoch was resumed, see `carry`.
+        """
+        self._carried = carried
         saved = () if resume is None else resume.workers[: loader.num_workers]
         missing = loader.num_workers - len(saved)
         self._is_resumed = resume is not None
@@ -44,17 +50,28 @@ class Shards:
     def resume(self) -> dict[int, bytes] | None:
         """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
         if not self._is_resumed or (self._begins_epoch and not self._is_persistent):
-            return None
-        return {number: self._resume_of(one).pack() for number, one in enumerate(self._snapshots)}
+            return self._carried
+        return {
+            number: self._resume_of(one, begins_anew=self._begins_epoch).pack()
+            for number, one in enumerate(self._snapshots)
+        }
 
-    def _resume_of(self, saved: WorkerSnapshot) -> Resume:
+    def _resume_of(self, saved: WorkerSnapshot, *, begins_anew: bool) -> Resume:
         if not saved.has_state:
-            return Resume(None, 0 if self._begins_epoch else saved.num_batches)
+            return Resume(None, 0 if begins_anew else saved.num_batches)
         num_batches = saved.num_batches - saved.num_since
-        snapshot = Snapshot(
-            num_batches, saved.has_ended and not self._begins_epoch, saved.iterator_state, saved.dataset_state
-        )
-        return Resume(snapshot.pack(), 0 if self._begins_epoch else saved.num_since, begins_anew=self._begins_epoch)
+        snapshot = Snapshot(num_batches, saved.has_ended and not begins_anew, saved.iterator_state, saved.dataset_state)
+        return Resume(snapshot.pack(), 0 if begins_anew else saved.num_since, begins_anew=begins_anew)
+
+    def carry(self, busy: set[int]) -> dict[int, bytes] | None:
+        """Return where the workers that got nothing in this epoch begin the next one, if they stay. None: afresh.
+
+        They are told where to continue with their first task, and a resumed epoch may have none left for them.
+        """
+        if not self._is_resumed or not self._is_persistent:
+            return {number: one for number, one in (self._carried or {}).items() if number not in busy} or None
+        idle = {number: one for number, one in enumerate(self._snapshots) if number not in busy and one.has_state}
+        return {number: self._resume_of(one, begins_anew=True).pack() for number, one in idle.items()} or None
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from swift_loader import DataLoader, StateMismatch
 from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.helpers import every, exhaustive, exhaustive_unless
-from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Shards, streaming
+from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Numbers, Shards, streaming
 
 NUM_STOPS = 50
 NUM_EPOCHS = 14
@@ -194,6 +194,35 @@ def test_what_came_early_out_of_order_does_not_come_again(workers: int) -> None:
     assert sorted(seen + [plain(batch) for batch in again]) == sorted(
         batch for step, batch in enumerate(epoch) if step not in (0, 1, 2, 4, 6)
     )
+
+
+class Counting(Numbers):
+    """Counts its samples."""
+
+    num_samples = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.num_samples += 1
+        return self.num_samples
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_samples": self.num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_samples = state["num_samples"]
+
+
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_the_epoch_after_one_with_nothing_left_continues_persistent_datasets(num_left: int) -> None:
+    options: Any = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    datasets: Any = Counting(), Counting()
+    loaders: list[Any] = [DataLoader(dataset, 50, **options) for dataset in datasets]
+    iterator = iter(loaders[0])
+    for _ in range(3 - num_left):
+        next(iterator)
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    rest = [[plain(batch) for batch in epoch] for epoch in (iterator, loaders[0], loaders[0])]
+    assert [[plain(batch) for batch in loaders[1]] for _ in range(3)] == rest
 
 
 def _paths(state: dict[str, Any], *path: str) -> Iterator[tuple[str, ...]]:
