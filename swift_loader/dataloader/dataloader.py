@@ -30,6 +30,7 @@ from swift_loader.dataloader.options import (
     pin_device_of,
     shard_of,
     shows_its_worker,
+    wanted_rng,
 )
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
@@ -195,6 +196,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
+        wanted_rng(self)  # raises
         check_auto(self)
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
