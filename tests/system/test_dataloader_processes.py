@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,35 @@ def test_the_workers_of_an_epoch_write_where_those_before_them_did_but_not_to_wh
     del batch, batches, kept
     assert os.waitpid(child, 0)[1] == 0
     assert len(os.listdir("/proc/self/fd")) <= num_open
+
+
+class Waiting:
+    """Waits when it is unpickled until the folder has so many entries. Each process adds one."""
+
+    def __init__(self, folder: Path, first: int, later: int) -> None:
+        self.folder, self.first, self.later = folder, first, later
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        number = self.later if any(self.folder.iterdir()) else self.first
+        (self.folder / str(os.getpid())).touch()
+        while len(list(self.folder.iterdir())) < number:
+            time.sleep(0.01)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(("cores", "first", "later"), [({0, 1}, 2, 2), ({0}, 0, 3)], ids=["together", "then others"])
+def test_with_spawn_as_many_interpreters_start_at_a_time_as_there_are_cores_and_the_first_batch_waits_for_one(
+    cores: set[int], first: int, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    dataset: Any = Waiting(tmp_path, first, later)
+    iterator = iter(DataLoader(dataset, num_workers=2, multiprocessing_context="spawn"))
+    next(iterator)
+    (tmp_path / "batch").touch()
+    assert len(list(iterator)) == 11

@@ -76,7 +76,7 @@ class Supervisor:
         if self._building is None:
             refuse_nesting()
             self.templates.prepare()
-            self._building = self._thread.call(self.templates.build_first)
+            self._building = self._thread.call(partial(self.templates.build_first, self.options.num_workers))
 
     def is_current(self) -> bool:
         """Return whether another start would build the same. The dataset or the environment may have changed."""
@@ -97,7 +97,7 @@ class Supervisor:
         return self.templates.first.report.num_samples, build_s
 
     def start_workers(self, inboxes: Inboxes) -> None:
-        """Start the first workers, or all if each is an interpreter of its own. Returns when their processes exist.
+        """Start the first workers. Returns when their processes exist. `Workers.start_others` starts the rest.
 
         They needn't be ready by then. From then on, what happens to the processes is posted as an event. Raises
         `WorkerDied` if a template died, or what building a dataset raised.
@@ -151,7 +151,7 @@ class Supervisor:
 
     def start_worker(self, worker_id: int) -> None:
         """Start another worker. Returns at once."""
-        self._thread.submit(partial(self.workers.start_late, worker_id))
+        self._thread.submit(partial(self.workers.start_late, worker_id, worker_id + 1))
 
     def release(self, worker: WorkerHandle) -> list[Segment]:
         """Close a worker that was reaped. Nobody takes its place. Returns at once.
@@ -252,7 +252,7 @@ class Supervisor:
 
     def _start_replacement(self, worker: WorkerHandle) -> None:
         self._forget(worker)
-        self.workers.start_late(worker.worker_id)
+        self.workers.start_late(worker.worker_id, worker.worker_id + 1)
 
     def _forget(self, worker: WorkerHandle) -> None:
         template = worker.process.template

@@ -24,7 +24,6 @@ from swift_loader.transport.counters import read_word
 from swift_loader.transport.descriptors import duplicate, new_eventfd, open_pidfd, out_of_descriptors_error
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Failure
-from swift_loader.transport.payload import PayloadLayout
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built, Exited, Fork, Forked
 from swift_loader.worker.process_exit import end_group
@@ -142,7 +141,9 @@ class TemplateProcess:
         self.answer: Built | Failure | None = None
         """Its report on the dataset, or why it couldn't build it."""
         self.reason = ""
-        """Why we killed it; empty if we didn't."""
+        """Why we killed it, for the error that reports its death; empty if we didn't."""
+        self.is_worker = False
+        """Whether it was turned into a worker."""
         self.is_gone = False
         """Whether it takes no more messages, because it has ended or become a worker."""
         self._workers: dict[int, WorkerProcess] = {}
@@ -188,10 +189,6 @@ class TemplateProcess:
         """Return its Python stacks, or why there are none. Blocks for half a second at most. Any thread."""
         return self.diagnostics.ask_for_stacks(self.pid, self.pidfd, silent="C code holds the GIL")
 
-    def send_payload(self, layout: PayloadLayout, descriptor: int) -> None:
-        """Send the template what to build. It gets its own copy of the descriptor."""
-        self.send(layout.pack(), descriptor)
-
     def request_fork(self, serial: int, theirs: Channel, diagnostics: Diagnostics) -> None:
         """Ask it to fork a worker that serves this end of a channel. `claim` returns the worker once it exists."""
         self._requested[serial] = diagnostics
@@ -199,6 +196,7 @@ class TemplateProcess:
 
     def become_worker(self, serial: int, theirs: Channel) -> WorkerProcess:
         """Turn the template itself into a worker, and return the worker."""
+        self.is_worker = True
         self.send(Fork(serial, in_place=True).pack(), theirs.fileno())
         process = WorkerProcess(serial, self.pid, duplicate(self.pidfd), self, self.diagnostics)
         self._workers[serial] = process
@@ -223,7 +221,7 @@ class TemplateProcess:
         except BlockingIOError:
             if not is_readable(self.pidfd):
                 return
-        self._note_end()
+        self.is_gone = True
 
     def wait_exit_code(self) -> int | None:
         """Return its exit code; None if it isn't known in time, or because the trainer ignores SIGCHLD.
@@ -237,11 +235,6 @@ class TemplateProcess:
         except subprocess.TimeoutExpired:
             return None
         return None if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else exit_code
-
-    def end(self, reason: str) -> None:
-        """Kill it. `reason` becomes part of the error that reports its death."""
-        self.reason = reason
-        self.kill()
 
     def kill(self) -> None:
         """Kill it, if it runs."""
@@ -273,10 +266,7 @@ class TemplateProcess:
         try:
             self._channel.send(message, descriptors)
         except (BrokenPipeError, ConnectionResetError):
-            self._note_end()
-
-    def _note_end(self) -> None:
-        self.is_gone = True
+            self.is_gone = True
 
     def _note(self, received: Received) -> None:
         frame, descriptors = unpack_frame(received.data), received.descriptors

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.process.child import Start
@@ -159,16 +160,27 @@ class Templates:
 
     # Building ---------------------------------------------------------------------------------------------------------
 
-    def build_first(self) -> tuple[Built, float]:
+    def build_first(self, num_workers: int) -> tuple[Built, float]:
         """Return the first template's report and the seconds that it needed."""
         began_s = time.monotonic()
-        if self._fork is None:
-            self.add()
-        else:
+        if self._fork is not None:
             self._listen(self.all[0])
+        elif self.spec.options.start_method is StartMethod.SPAWN and self.spec.options.torch is not None:
+            self.add_ahead(0, num_workers)
+        else:
+            self.add()  # the dataset's class may prepare what later ones find, as a download
         built = self.wait_built(self.all[0])
         self.datasets.compare(built.report, "the template process")
         return built, time.monotonic() - began_s
+
+    def add_ahead(self, worker_id: int, num_workers: int) -> None:
+        """Start the interpreters of this worker and of later ones, which then import at the same time.
+
+        All of them, or one per core if they only import: with more, the first batch would wait for all.
+        """
+        num_ahead = num_workers if self.spec.options.torch is None else len(os.sched_getaffinity(0))
+        while len(self.all) < min(num_workers, worker_id + num_ahead):
+            self.add()
 
     def add(self) -> TemplateProcess:
         """Start a template, and let it build the dataset."""
@@ -181,7 +193,8 @@ class Templates:
             if blank is not None:
                 blank.close()  # it has started, or isn't wanted any more
         self._listen(template)
-        template.send_payload(*self._payload)
+        layout, descriptor = self._payload
+        template.send(layout.pack(), descriptor)
         return template
 
     def _begin(self, start: Start) -> TemplateProcess:
@@ -288,19 +301,16 @@ class Templates:
         return self.all[0]
 
     def build_another(self) -> TemplateProcess:
-        """Return a new template, which will become a worker."""
-        while (template := self._build_again()).is_gone:
+        """Return a template that will become a worker: one that isn't a worker yet, or a new one."""
+        while (template := self._build_again(next((one for one in self.all if not one.is_worker), None))).is_gone:
             self._remove_dead(template)
         return template
 
-    def _build_again(self) -> TemplateProcess:
-        """Start a new template and return it. It may be gone already."""
-        template = self.add()
-        try:
-            built = self.wait_built(template)
-        except WorkerDied:
-            return template
-        self.compare(template, built)
+    def _build_again(self, template: TemplateProcess | None = None) -> TemplateProcess:
+        """Return a template once it has built the dataset; None: a new one. It may be gone already."""
+        template = template or self.add()
+        with suppress(WorkerDied):
+            self.compare(template, self.wait_built(template))
         return template
 
     def _remove_dead(self, template: TemplateProcess) -> None:

@@ -21,7 +21,7 @@ SPARE_SEGMENTS = 8
 """Per worker, in addition to one per batch in flight: those that the loop holds, and those on their way back."""
 
 FIRST_WORKERS = 4
-"""Forked before the loader starts. The others are forked while these build batches. A fork takes some ms."""
+"""Started before the loader starts. The others are started while these build batches. A fork takes some ms."""
 
 FIRST_TORCH_WORKERS = 0
 """The same for torch's workers: their loader waits for none of them when it starts."""
@@ -41,13 +41,10 @@ class Workers:
         self._templates = templates
         self._inboxes: Inboxes | None = None
         """Who listens to new workers. None while the first ones start."""
+        self._num_first = FIRST_WORKERS if templates.spec.options.torch is None else FIRST_TORCH_WORKERS
         self._num_started = 0
         self.all: dict[int, WorkerHandle] = {}
         """By serial number. Replaced as a whole, under the thread's lock, so that any thread may read it."""
-
-    @property
-    def _num_first(self) -> int:
-        return FIRST_WORKERS if self._templates.spec.options.torch is None else FIRST_TORCH_WORKERS
 
     @property
     def max_segments(self) -> int:
@@ -55,51 +52,34 @@ class Workers:
         return self.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
 
     def start_first(self, inboxes: Inboxes) -> None:
-        """Start the first workers, or all if each is an interpreter of its own. Each inbox listens to its part."""
-        if self._templates.are_forkable:
-            for worker_id in range(min(self._num_first, self.options.num_workers)):
-                self.start(worker_id)
-        else:
-            self._turn_all_into_workers()
+        """Start the first workers. Each inbox listens to its part."""
+        for worker_id in range(min(self._num_first, self.options.num_workers)):
+            self.start(worker_id)
         for worker in self.all.values():
             inboxes.watch(worker)
         self._inboxes = inboxes
 
     def start_others(self) -> None:
         """Have the workers started that `start_first` left. Returns at once. Any thread."""
-        if self._templates.are_forkable:
-            self._thread.submit(partial(self._start_other, self._num_first, self.options.num_workers))
+        self._thread.submit(partial(self.start_late, self._num_first, self.options.num_workers))
 
-    def _start_other(self, worker_id: int, stop: int) -> None:
+    def start_late(self, worker_id: int, stop: int) -> None:
+        """Start the workers with the ids from this one up to `stop`, unless nothing is started any more."""
         if worker_id < stop and self._thread.is_open:
             self.start(worker_id)
-            self._thread.submit(partial(self._start_other, worker_id + 1, stop))  # after deaths that came meanwhile
-
-    def start_late(self, worker_id: int) -> None:
-        """Start a worker with this id, unless nothing is started any more."""
-        if self._thread.is_open:
-            self.start(worker_id)
+            self._thread.submit(partial(self.start_late, worker_id + 1, stop))  # after deaths that came meanwhile
 
     def start(self, worker_id: int) -> None:
         """Start a worker with this id."""
         if self._templates.are_forkable:
             self._fork(self._templates.living(), worker_id)
         else:
+            self._templates.add_ahead(worker_id, self.options.num_workers)
             self._turn_into_worker(self._templates.build_another(), worker_id)
 
     def remove(self, worker: WorkerHandle) -> None:
         """Forget a worker. Any thread that holds the thread's lock."""
         self.all = {serial: other for serial, other in self.all.items() if other is not worker}
-
-    def _turn_all_into_workers(self) -> None:
-        worker_ids = range(self.options.num_workers)
-        while len(self._templates.all) < len(worker_ids):  # start all interpreters before waiting for the first one
-            self._templates.add()
-        for worker_id, template in zip(worker_ids, self._templates.all, strict=True):
-            built = self._templates.wait_built(template)
-            if worker_id:
-                self._templates.compare(template, built)
-            self._turn_into_worker(template, worker_id)
 
     def _fork(self, template: TemplateProcess, worker_id: int) -> None:
         while True:
@@ -129,7 +109,8 @@ class Workers:
     def _wait_forked(self, template: TemplateProcess, serial: int) -> WorkerProcess | None:
         """Return the worker; None if the template is gone, or was killed because it hung."""
         if not self._thread.run_until(lambda: template.has_forked(serial) or template.is_gone, FORK_LIMIT_S):
-            template.end(f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed")
+            template.reason = f"it didn't start a worker within {FORK_LIMIT_S:g} s, and was killed"
+            template.kill()
             self._thread.run_until(lambda: template.is_gone)
         return template.claim(serial)
 
