@@ -258,7 +258,8 @@ def _why_unforkable(start_method: StartMethod, imported: ForkHazards, streams: F
 def _serve(channel: Channel, dataset_builder: DatasetBuilder, stack_dumper: StackDumper, trainer: int) -> int:
     """Start workers on request until the trainer closes the channel."""
     set_num_threads(1)
-    gc.collect()
+    if (options := dataset_builder.spec.options).torch is None or options.start_method is not StartMethod.SPAWN:
+        gc.collect()  # 0.1 s with torch. A worker of torch's that is never forked has only imported, and unpickled
     gc.freeze()  # else a garbage collection in a worker would write to every object, and so copy all shared pages
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer closed the channel during a report
         ForkServer(channel, partial(_run_worker, dataset_builder), stack_dumper, trainer).serve()
