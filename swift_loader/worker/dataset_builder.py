@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swift_loader.batch.tree import type_name
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import unpack_frame
 from swift_loader.transport.messages import BuildReport, FailureStage, Identity
@@ -72,7 +74,11 @@ class DatasetBuilder:
             for name in self._environment.modules:
                 with suppress(Exception):  # if something needs the module, importing it again raises a clear error
                     import_module(name)
-            self._spec, self.definitions = self._content()
+            try:
+                self._spec, self.definitions = self._content()
+            except RecursionError as error:
+                _explain(error)
+                raise
             if self._spec.options.torch is not None:
                 import_torch()  # here, so that all workers share it
         self.set_up_torch()
@@ -84,7 +90,7 @@ class DatasetBuilder:
 
     def build(self) -> None:
         """Build the dataset and get its length."""
-        self._dataset = self._make()
+        self._dataset = self.spec.options.make_dataset()
         self._num_samples = length_of(self._dataset, self.spec.options.torch)
 
     def drop(self) -> None:
@@ -164,5 +170,15 @@ class DatasetBuilder:
         torch_worker.begin(plan.order.seed)
         return torch_worker
 
-    def _make(self) -> Any:
-        return self.spec.options.make_dataset()
+
+def _explain(error: RecursionError) -> None:
+    """Have the error name the class whose `__getattr__` calls itself: pickle makes an object before its attributes."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "__getattr__"]
+    if frames and frames[-1].f_code.co_argcount > 1:
+        half_built, name = (frames[-1].f_locals.get(variable) for variable in frames[-1].f_code.co_varnames[:2])
+        error.args = (
+            f"a {type_name(half_built)} can't be unpickled: pickle looks for methods before the object has its "
+            f"attributes, and __getattr__ asks for self.{name}, which calls __getattr__ again. Begin __getattr__ with "
+            f"`if name == {name!r}: raise AttributeError(name)`. Or have workers forked, which pickles nothing: "
+            f"multiprocessing_context='fork' in DataLoader, start_method='fork' in SwiftLoader",
+        )

@@ -207,3 +207,39 @@ def test_with_spawn_as_many_interpreters_start_at_a_time_as_there_are_cores_and_
     next(iterator)
     (tmp_path / "batch").touch()
     assert len(list(iterator)) == 11
+
+
+class Delegating:
+    """Has the attributes of what it wraps, in the way that pickle can't rebuild."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+class Guarded(Delegating):
+    """Has the guard that the error advises."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize("method", ["forkserver", slow("spawn")])
+def test_the_error_names_a_getattr_that_calls_itself_while_the_dataset_is_unpickled(method: str) -> None:
+    dataset: Any = Delegating(Workers())
+    advice = r"Delegating can't be unpickled.* self\.inner,.* `if name == 'inner': .*multiprocessing_context='fork'"
+    with pytest.raises(RecursionError, match=advice):
+        iter(DataLoader(dataset, num_workers=1, multiprocessing_context=method))
+    assert len(told(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))) == 1
+    dataset = Guarded(Workers())
+    assert len(told(DataLoader(dataset, num_workers=1, multiprocessing_context=method))) == 1
