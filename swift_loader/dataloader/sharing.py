@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.checks import check_flag
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import warn
 from swift_loader.interrupts import is_interrupt
 from swift_loader.ranks.ranks import find_ranks
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.stream_state import is_huggingface

@@ -17,9 +17,9 @@ from swift_loader.dataloader.sharing import Copies
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import DEFAULT_PREFETCH, LoaderWorkers, WorkerShelf
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import LoaderClosed
 from swift_loader.interrupts import is_interrupt, run_finalizer
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
 

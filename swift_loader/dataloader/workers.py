@@ -20,7 +20,6 @@ from swift_loader.dataloader.own_options import OwnOptions, start_method_of
 from swift_loader.dataloader.processes import ProcessView
 from swift_loader.dataloader.randomness import wanted_rng
 from swift_loader.dataloader.threads import copied, needs_copies
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerStalled, warn
 from swift_loader.executors.base import Executor
@@ -32,6 +31,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool

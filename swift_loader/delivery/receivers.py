@@ -100,15 +100,12 @@ class Receivers:
                 thread.park()
         return self.inbox
 
-    def leave(self, entered_ns: int, left_ns: int, *, is_epoch_over: bool) -> None:
-        """Record that the loop got its batch. The threads take over unless the loop will probably be back at once.
-
-        After the last batch of an epoch they always take over.
-        """
+    def leave(self, entered_ns: int, left_ns: int, *, is_over: bool) -> None:
+        """Record that the loop got its batch, or the end. The threads take over unless the loop will soon be back."""
         absence_ns = max(0, entered_ns - self._left_ns)
         self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
         self._left_ns = left_ns
-        if is_epoch_over or self._absence_ns > SHORT_ABSENCE_NS:
+        if is_over or self._absence_ns > SHORT_ABSENCE_NS:
             self.hand_over()
 
     def hand_over(self) -> None:

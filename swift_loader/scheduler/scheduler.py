@@ -19,44 +19,36 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import ProtocolError, WorkerDied
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
+from swift_loader.scheduler.ledger import Ledger
+from swift_loader.scheduler.messages import (
     Action,
+    Answered,
+    Death,
+    Disconnected,
     Dismiss,
+    Ended,
+    Event,
+    ExecutorFailed,
     Fail,
     GiveUp,
     Kill,
+    Ready,
     Reap,
     Release,
-    Replace,
     ReplaceTemplate,
+    SampleFailed,
+    Skipped,
     Stall,
     Start,
+    StreamEnded,
+    TemplateEnded,
     TemplateLost,
     Warn,
     WorkerLost,
 )
-from swift_loader.scheduler.batches import Batch
-from swift_loader.scheduler.events import (
-    Built,
-    Death,
-    Disconnected,
-    Ended,
-    Event,
-    ExecutorFailed,
-    Failed,
-    Ready,
-    SampleFailed,
-    Skipped,
-    StreamEnded,
-    TemplateEnded,
-)
-from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
-from swift_loader.scheduler.roster import Roster
-from swift_loader.scheduler.sample_failures import SampleFailures
-from swift_loader.scheduler.watchdog import Judgement, Watchdog
-from swift_loader.scheduler.work import Work, WorkSource
+from swift_loader.scheduler.work import WorkSource, key_of
 from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
 
 _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
@@ -89,20 +81,6 @@ class SchedulerSettings:
     """How many workers the executor starts. `resize` changes that. None: the number never changes."""
 
 
-@dataclass(slots=True)
-class Delivered:
-    """A batch for the loop, or the error in its place."""
-
-    work: Work
-    num_before: int
-    """How many batches of the generation were delivered before it."""
-    outcome: Any
-    """As in `Built`; None if there is an error."""
-    error: BaseException | None
-    failures: tuple[Any, ...]
-    """The failures of its samples, in the order in which they were reported."""
-
-
 class Scheduler:
     """Schedules the batches of one loader."""
 
@@ -110,40 +88,28 @@ class Scheduler:
         self.limits = settings.limits
         """`resize` replaces them. Their `in_order` never changes."""
         self.state = SchedulerState.NEW
-        self.ledger: Ledger[Built | Failed] = Ledger(settings.limits)
-        """The batches in flight. The caller only reads it."""
+        self.ledger = Ledger(settings.limits)
+        """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s)
         """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`. One thread
         uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
         self._replaces_stalled = settings.replaces_stalled
-        self._roster = Roster(settings.num_workers)
-        self._workers = self._roster.all
-        """By serial number; all but those that are GONE."""
-        self._failures = SampleFailures()
+        self._num_wanted = settings.num_workers
+        """The ids below are wanted. Each is that of one worker at most, or of one that is being started."""
+        self._workers: dict[int, Worker] = {}
+        """By serial number; all but those that are GONE. A worker is known from its first event on."""
+        self._starting = set(range(settings.num_workers or 0))
+        """Ids of workers that were started, and of which nothing was heard yet."""
         self._actions: list[Action] = []
         """What `decide` returns first."""
 
     # The loop's side
 
-    def try_out(self, work: Work) -> None:
-        """Have the trial batch built, before the first `begin`."""
-        self.ledger.try_out(work)
-
-    def take_trial(self) -> Delivered | None:
-        """Return the trial batch; None if it isn't there. It stays for `begin`."""
-        batch = self.ledger.next_deliverable()
-        return self._delivered(batch, 0) if batch is not None else None
-
-    def forget_trial(self) -> list[Any]:
-        """Remove the trial batch, so that `begin` doesn't use it. Return its outcome, if it is there."""
-        batch = self.ledger.deliver()
-        return [] if batch is None else [_outcome(batch)]
-
     def begin(self, source: WorkSource, *, keeps_meaning: bool) -> list[Any]:
-        """Begin a new generation. Return the outcomes and failures that nobody needs any more.
+        """Begin a new generation. Return the batches that nobody needs any more.
 
-        They are the user's objects, whose finalisers may run any code: drop them outside the lock. `keeps_meaning`:
+        They hold the user's objects, whose finalisers may run any code: drop them outside the lock. `keeps_meaning`:
         equal work is the same batch as before. If not, no batch is blamed for the deaths so far, and the trial batch
         isn't used.
         """
@@ -153,22 +119,7 @@ class Scheduler:
             self._restarts.forget_batches()
             for worker in self._workers.values():
                 worker.work = None
-        dropped = self.ledger.begin(source, reuses_trial=keeps_meaning)
-        return [_outcome(batch) for batch in dropped] + self._failures.take_all()
-
-    def take(self) -> Delivered | None:
-        """Remove and return the next batch; None if it isn't ready. Then there may be room for more: call `decide`."""
-        num_before = self.ledger.num_delivered
-        batch = self.ledger.deliver()
-        return self._delivered(batch, num_before) if batch is not None else None
-
-    def _delivered(self, batch: Batch[Built | Failed], num_before: int) -> Delivered:
-        answer = batch.answer
-        assert answer is not None
-        failures = self._failures.take(answer) if self._failures.by_batch else ()
-        if isinstance(answer, Built):
-            return Delivered(batch.work, num_before, answer.outcome, None, failures)
-        return Delivered(batch.work, num_before, None, answer.error, failures)
+        return self.ledger.begin(source, reuses_trial=keeps_meaning)
 
     def fail(self, cause: WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
@@ -179,7 +130,7 @@ class Scheduler:
     def close(self) -> list[Any]:
         """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
         self.state = SchedulerState.CLOSED
-        dropped = [_outcome(batch) for batch in self.ledger.ready()] + self._failures.take_all() + self._actions
+        dropped = [*self.ledger.in_flight(), *self._actions]
         # The workers stay: a signal handler may close the loader while this thread handles an event of one.
         self.ledger, self._actions = Ledger(self.limits), []
         return dropped
@@ -194,19 +145,27 @@ class Scheduler:
         """
         if self.state is SchedulerState.CLOSED:
             return
-        self.limits, self._roster.num_wanted = limits, num_workers
+        self.limits, self._num_wanted = limits, num_workers
         self.ledger.use_limits(limits)
         if self.state is SchedulerState.FAILED:
             return
         for worker in self._workers.values():
             self._keep_or_leave(worker)
-        for worker_id in self._roster.missing():
-            self._restarts.forget_worker(worker_id)
-            self._roster.expect(worker_id)
-            self._actions.append(Start(worker_id))
+        taken = self._starting.union(worker.worker_id for worker in self._workers.values())
+        for worker_id in range(num_workers):
+            if worker_id not in taken:
+                self._restarts.forget_worker(worker_id)
+                self._start(worker_id)
+
+    def _start(self, worker_id: int) -> None:
+        self._starting.add(worker_id)
+        self._actions.append(Start(worker_id))
+
+    def _is_wanted(self, worker: Worker) -> bool:
+        return self._num_wanted is None or worker.worker_id < self._num_wanted
 
     def _keep_or_leave(self, worker: Worker) -> None:
-        is_wanted = self._roster.is_wanted(worker)
+        is_wanted = self._is_wanted(worker)
         if worker.state is WorkerState.READY and not is_wanted:
             worker.move(WorkerMove.LEAVE)
             self.ledger.queues.retire(worker.serial)
@@ -248,25 +207,27 @@ class Scheduler:
         if self.state is SchedulerState.CLOSED:
             return
         match event:
-            case Built():
-                self._take_answer(event, event.build_s, now_s)
+            case Answered():
+                batch = self.ledger.complete(event)
+                worker = self._workers[event.worker]
+                if batch is not None and batch.work is not None and self._restarts.is_counting:
+                    self._restarts.note_batch(worker.worker_id, key_of(batch.work))
+                self._note_answer(worker, now_s)
             case SampleFailed():
-                self._failures.note(event, self.ledger.generation)
-            case Failed():
-                self._take_answer(event, None, now_s)
+                self.ledger.note_failure(event)
             case Skipped():
-                self.ledger.skip(event.worker, event.generation)
-                self._note_no_batch(self._workers[event.worker], now_s)
+                self.ledger.skip(event)
+                self._note_answer(self._workers[event.worker], now_s)
             case StreamEnded():
-                self.ledger.end_shard(event.worker, event.generation, event.sequence)
-                self._note_no_batch(self._workers[event.worker], now_s)
+                self.ledger.end_shard(event)
+                self._note_answer(self._workers[event.worker], now_s)
             case Ready():
-                worker = self._roster.meet(event)
+                worker = self._meet(event)
                 worker.move(WorkerMove.READY)
                 self.ledger.queues.add(event.worker, event.worker_id)
                 self._keep_or_leave(worker)  # it may have been dismissed while it started
             case Disconnected():
-                self._lose(self._roster.meet(event), WorkerMove.DISCONNECT)
+                self._lose(self._meet(event), WorkerMove.DISCONNECT)
             case Ended():
                 self._take_ended(event)
             case TemplateEnded():
@@ -274,20 +235,15 @@ class Scheduler:
             case ExecutorFailed():
                 self.fail(event.error)
 
-    def _take_answer(self, answer: Built | Failed, build_s: float | None, now_s: float) -> None:
-        serial = answer.worker
-        work = self.ledger.work_of(serial) if self._restarts.is_counting else None
-        is_wanted = self.ledger.complete(serial, answer.generation, answer.sequence, answer, build_s)
-        worker = self._workers[serial]
-        if is_wanted and work is not None:
-            self._restarts.note_batch(worker.worker_id, work.key)
+    def _meet(self, event: Ready | Disconnected) -> Worker:
+        """Return the record of a worker. Its first event makes it."""
+        self._starting.discard(event.worker_id)
+        return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
+
+    def _note_answer(self, worker: Worker, now_s: float) -> None:
         worker.note_answer(now_s)
         if worker.state is WorkerState.LEAVING:
             self._dismiss_if_done(worker)
-
-    def _note_no_batch(self, worker: Worker, now_s: float) -> None:
-        worker.note_answer(now_s)
-        self._dismiss_if_done(worker)
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
         """Give a worker no more tasks, and ask how it ended."""
@@ -305,11 +261,11 @@ class Scheduler:
             raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
         was_dismissed = worker.state is WorkerState.PARTING
         worker.move(WorkerMove.END)
-        self._roster.remove(worker)
+        del self._workers[worker.serial]
         num_lost = self.ledger.remove_worker(worker.serial)
         if self.state is SchedulerState.FAILED:
             return
-        is_wanted = self._roster.is_wanted(worker)
+        is_wanted = self._is_wanted(worker)
         if was_dismissed or not (is_wanted or num_lost):
             self._restarts.forget_worker(worker.worker_id)
         elif not event.death.with_template:  # else the template is to blame, which is judged by itself
@@ -318,15 +274,14 @@ class Scheduler:
                 self.fail(worker_lost)
                 return
             self._actions.append(Warn(worker_lost))
+        self._actions.append(Release(worker.serial))
         if is_wanted:
-            self._roster.expect(worker.worker_id)
-        follows = Replace(worker.serial, worker.worker_id) if is_wanted else Release(worker.serial)
-        self._actions.append(follows)
+            self._start(worker.worker_id)
 
     def _judge_death(self, worker: Worker, death: Death, num_lost: int) -> WorkerLost:
         work = worker.work if death.is_at_work else None
-        decision = self._restarts.note_death(worker.worker_id, work.key if work is not None else None)
-        if decision is Decision.REPLACE and not self._roster.is_wanted(worker):
+        decision = self._restarts.note_death(worker.worker_id, key_of(work) if work is not None else None)
+        if decision is Decision.REPLACE and not self._is_wanted(worker):
             decision = Decision.LET_GO
         return WorkerLost(
             worker=worker.serial,
@@ -399,8 +354,3 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.state.value}, {self.ledger!r}>"
-
-
-def _outcome(batch: Batch[Built | Failed]) -> Any:
-    assert batch.answer is not None
-    return batch.answer.outcome if isinstance(batch.answer, Built) else batch.answer.error

@@ -11,8 +11,8 @@ from swift_loader.executors.process.deaths import attached, died, how_it_ended
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.restarts import Decision
+from swift_loader.scheduler.failures import Decision
+from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import Work
 from swift_loader.transport.by_value import Definitions

@@ -31,7 +31,7 @@ from swift_loader.executors.process.workers import Workers
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
+from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed, TemplateEnded
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
@@ -123,14 +123,6 @@ class Supervisor:
     def reap(self, worker: WorkerHandle) -> None:
         """Find out how a worker ended. Returns at once; an event tells."""
         self._thread.submit(lambda: self._reap(worker))
-
-    def replace(self, worker: WorkerHandle) -> list[Segment]:
-        """Close a worker that was reaped, and start another one with its id. Returns at once.
-
-        Returns:
-            The worker's memory, see `WorkerHandle.close`.
-        """
-        return self._close(worker, lambda: self._start_replacement(worker))
 
     def _close(self, worker: WorkerHandle, then: Callable[[], None]) -> list[Segment]:
         """Close a worker, and have a function called on the supervisor's thread."""
@@ -249,10 +241,6 @@ class Supervisor:
             process.exit_code, worker.is_at_work, with_template, diagnostics.last_traces(), diagnostics.last_lines()
         )
         inboxes.posted.post(Ended(worker.serial, worker.worker_id, death))
-
-    def _start_replacement(self, worker: WorkerHandle) -> None:
-        self._forget(worker)
-        self.workers.start_late(worker.worker_id)
 
     def _forget(self, worker: WorkerHandle) -> None:
         template = worker.process.template

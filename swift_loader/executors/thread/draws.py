@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from swift_loader.executors.thread.inbox import ThreadInbox
-from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.messages import Event
 from swift_loader.worker.seeding import snapshot_generators
 
 FIRST_WAIT_S = 0.1

@@ -8,20 +8,20 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from swift_loader.scheduler.actions import Send, Stall
-from swift_loader.scheduler.events import (
-    Built,
+from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.failures import Decision
+from swift_loader.scheduler.messages import (
+    Answered,
     Disconnected,
     Ended,
     Event,
-    Failed,
     Ready,
+    Send,
     Skipped,
+    Stall,
     StreamEnded,
     TemplateEnded,
 )
-from swift_loader.scheduler.restarts import Decision
-from swift_loader.scheduler.scheduler import Delivered
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 AnyWork = TypeVar("AnyWork", bound=Work | None)
@@ -103,11 +103,11 @@ class Judge:
             self.records[event.worker] = Record(event.worker_id)
         elif isinstance(event, Disconnected):
             self.records.setdefault(event.worker, Record(event.worker_id))
-        elif isinstance(event, (Built, Failed, Skipped, StreamEnded)):
+        elif isinstance(event, (Answered, Skipped, StreamEnded)):
             record = self.records[event.worker]
             task = record.unanswered.popleft()
             record.since_s = now_s
-            if task.generation == self.generation and isinstance(event, (Built, Failed)):
+            if task.generation == self.generation and isinstance(event, Answered):
                 record.num_ready += 1
                 self.num_ready += 1
                 self.deaths_in_a_row.pop(record.worker_id, None)
@@ -203,11 +203,12 @@ class Judge:
         assert unbound(stall.work) == (unbound(oldest.work) if oldest.generation == self.generation else None)
         assert stall.is_trial == (stall.work is not None and not self.generation)
 
-    def check_delivered(self, one: Delivered) -> None:
+    def check_delivered(self, one: Delivery) -> None:
         """Judge a batch for the loop."""
         assert one.num_before == len(self.delivered)
+        assert one.work is not None
         assert (one.error is not None) == (one.work.step % 5 == 4)
-        meaning, work, serial = one.outcome if one.error is None else one.error.args
+        meaning, work, serial = one.batch if one.error is None else one.error.args
         assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
         self.num_ready -= 1
         if serial in self.records:
@@ -216,7 +217,7 @@ class Judge:
         assert bool(one.failures) == (one.work.step % 3 == 0) or self.is_adopted(one)
         self.delivered.append(one.work)
 
-    def is_adopted(self, one: Delivered) -> bool:
+    def is_adopted(self, one: Delivery) -> bool:
         """Whether this may be the trial batch, whose samples' failures aren't kept."""
         return self.generation == 1 and not one.num_before
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Death, Disconnected, Ended, Event
+from swift_loader.scheduler.messages import Death, Disconnected, Ended, Event, Send
 
 
 @dataclass
