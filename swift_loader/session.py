@@ -40,7 +40,6 @@ from swift_loader.sampling.run import Run
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
-from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerSpec
 
 
@@ -151,44 +150,45 @@ class Session:
         self.metrics.note_restart()
         self._log.write(notice)
 
-    def start(self) -> None:
-        """Start the dispatcher and block until it runs. Another thread may close the session meanwhile."""
-        plan = self._settings
+    def start(self, run: Run) -> None:
+        """Start the dispatcher, and block until it runs where the run's next pass begins.
+
+        With `validate`, block until the first batch is there, too. Another thread may close the session meanwhile.
+        """
+        plan, dispatcher = self._settings, self.dispatcher
         workers, delivery = self._options.workers, self._options.delivery
         try:
-            self.dispatcher.start(
-                tries_out=workers.validate and delivery.num_workers > 0 and self._loads,
-                # Out of order, the trial batch would always be delivered first.
-                keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
-                skips=plan.skips,
-            )
+            dispatcher.start()
+            self.plan = Plan.of(dispatcher.num_samples, plan)
+            if run.fits(dispatcher.num_samples):  # else all ranks raise the same error soon
+                self.seek(run, awaits_first=workers.validate and delivery.num_workers > 0 and self._loads)
         except Exception:
             with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
                 self.issue_warnings()  # what led to the error
             raise
         if self._broadcast is not None and self._loads:
-            self._broadcast.send(START, self.dispatcher.num_samples)
-        self.plan = Plan.of(self.dispatcher.num_samples, plan)
+            self._broadcast.send(START, dispatcher.num_samples)
         seed = plan.order.seed
-        self._log.write(
-            f"rank {plan.rank} of {plan.world_size} started: {self.dispatcher.num_samples} samples, seed {seed}"
-        )
+        self._log.write(f"rank {plan.rank} of {plan.world_size} started: {dispatcher.num_samples} samples, seed {seed}")
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def seek(self, run: Run) -> tuple[Position, int]:
-        """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there."""
-        begin = run.progress.next_begin(self.dispatcher.num_samples)
-        return begin, self._seek_position(run, begin)
+    def seek(self, run: Run, *, awaits_first: bool = False) -> tuple[Position, int]:
+        """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there.
 
-    def _seek_position(self, run: Run, position: Position) -> int:
+        `awaits_first`: see `Dispatcher.seek`.
+        """
+        begin = run.progress.next_begin(self.dispatcher.num_samples)
+        return begin, self._seek_position(run, begin, awaits_first=awaits_first)
+
+    def _seek_position(self, run: Run, position: Position, *, awaits_first: bool = False) -> int:
         """Make the dispatcher continue at a position. Return the step that begins there."""
         settings = replace(self.plan.settings, order=run.order, skips=run.skips)
         settings, step = settings.resumed_at(position)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
         self.past_plans.note(time.perf_counter_ns(), self.plan)
         self._unshared = None
-        self._num_before = self.dispatcher.seek(position.epoch, step, self.plan)
+        self._num_before = self.dispatcher.seek(position.epoch, step, self.plan, awaits_first=awaits_first)
         return step
 
     def open_epoch(self, run: Run) -> OpenEpoch:

@@ -99,7 +99,7 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._note_restart)
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
-        self._dispatcher.start(tries_out=False, keeps_trial=False)
+        self._dispatcher.start()
 
     @property
     def num_workers(self) -> int:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -23,12 +24,12 @@ from swift_loader.delivery.receivers import Receivers
 from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, warn
 from swift_loader.executors.base import Executor, Inbox
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.sampling.plan import NO_SKIPS, Plan, PlanSettings, Skips
+from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.delivery import Delivery, LeaseState
 from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Kill, Send, Stall, Warn
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
-from swift_loader.scheduler.work import PlannedSource, PlannedWork, WorkSource
+from swift_loader.scheduler.work import PlannedSource, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
 
 LOOP_LIMIT_S = 2.0
@@ -116,11 +117,10 @@ class Dispatcher:
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
-    def start(self, *, tries_out: bool, keeps_trial: bool, skips: Skips = NO_SKIPS) -> None:
+    def start(self) -> None:
         """Get ready to build batches. Blocks until the dataset is built. If it raises, it leaves nothing behind.
 
-        `tries_out`: wait for a trial batch. `keeps_trial`: the loop may get it as its first one. `skips`: what it must
-        not contain. Raises `WorkerDied`, or what building the dataset or the trial batch raised.
+        Raises `WorkerDied`, or what building the dataset raised.
         """
         executor = self._executor
         try:
@@ -133,37 +133,11 @@ class Dispatcher:
                         executor.inboxes, self._receive_and_act, self._fail, self._hand_over_if_idle
                     )
                     self._receivers.begin()
-                    if tries_out and (trial := executor.plan.trial(skips)) is not None:
-                        self._try_out(PlannedWork(*trial), self._receivers.take(), keeps_trial=keeps_trial)
                     self._check_open()
                     self._receivers.hand_over()
         except BaseException:
             self.close()
             raise
-
-    def _try_out(self, work: PlannedWork, inbox: Inbox, *, keeps_trial: bool) -> None:
-        """Build a batch, and wait until it is there. Raises what building it raised, or why none can be built."""
-        scheduler, trial = self._scheduler, None
-        with self.lock:
-            scheduler.ledger.try_out(work)
-            scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-        while True:
-            with self.lock:
-                self._check_open()
-                trial = scheduler.ledger.next_deliverable()
-                if trial is None and self.error is not None:
-                    raise self.error
-            if trial is not None:
-                break
-            self.act()
-            if self.error is None:
-                self._receive_or_judge(inbox)
-        if trial.error is not None:
-            raise trial.error
-        if not keeps_trial:
-            with self.lock:
-                dropped = scheduler.ledger.deliver()
-            del dropped  # outside the lock
 
     def _check_open(self) -> None:
         """Raise `LoaderClosed` if the dispatcher was closed."""
@@ -172,10 +146,11 @@ class Dispatcher:
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
-    def seek(self, epoch: int, step: int, plan: Plan) -> int:
+    def seek(self, epoch: int, step: int, plan: Plan, *, awaits_first: bool = False) -> int:
         """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already.
 
-        Return the `num_before` of that batch.
+        Return the `num_before` of that batch. `awaits_first`: block until that batch is there, which stays. No other
+        one is built before. Raises its error, or why there is none; then the caller must close.
         """
         source = PlannedSource(epoch, step, plan.num_batches, plan.last_irregular_epoch)
         ledger, before = self._scheduler.ledger, self._plan
@@ -186,9 +161,37 @@ class Dispatcher:
             and isinstance(ledger.source, PlannedSource)
             and ledger.source.is_at(source, ledger.num_delivered, in_order=self._scheduler.limits.in_order)
         )
+        if awaits_first:
+            with self.lock:
+                ledger.use_limits(replace(self._scheduler.limits, max_in_flight=1))
         self._begin(None if is_there else source, plan, None, keeps_meaning=is_same_plan)
         self._plan = plan
+        if awaits_first:
+            self._await_first()
         return self._scheduler.ledger.num_delivered
+
+    def _await_first(self) -> None:
+        scheduler, receivers = self._scheduler, self._receivers
+        assert receivers is not None
+        with explaining_limits(), self._loop_lock:
+            inbox = receivers.take()
+            with self.lock:
+                scheduler.watchdog.begin(time.monotonic(), self._grace_s)
+            while True:
+                with self.lock:
+                    self._check_open()
+                    first = scheduler.ledger.next_deliverable()
+                    error = self.error if first is None else first.error
+                    if error is not None:
+                        raise error
+                    if first is not None or scheduler.ledger.is_exhausted:
+                        scheduler.ledger.use_limits(scheduler.limits)
+                        break
+                self.act()
+                if self.error is None:
+                    self._receive_or_judge(inbox)
+            self.act()
+            receivers.hand_over()
 
     def begin(self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None = None) -> None:
         """Make `next_batch` deliver this work, and nothing that was handed out before.

@@ -63,7 +63,7 @@ class Stage:
         Raises what starting the executor raised.
         """
         try:
-            self._dispatcher.start(tries_out=False, keeps_trial=False)
+            self._dispatcher.start()
         except Exception as error:
             raise explained(in_stage_words(error), f"In stage {self._policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
         self._dispatcher.begin(self._feed, plan)

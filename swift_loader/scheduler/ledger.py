@@ -1,7 +1,7 @@
 """Records which worker builds which batch, and which batch comes next.
 
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
-batches in the order of delivery, without end. Generation 0 is the trial batch alone.
+batches in the order of delivery, without end.
 
 A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
 of earlier ones are dropped.
@@ -54,29 +54,14 @@ class Ledger:
 
     # Generations
 
-    def try_out(self, work: Work) -> None:
-        """Have the trial batch built, before the first generation."""
-        assert not self.generation
-        self._planned = work
-
-    def begin(self, source: WorkSource, *, reuses_trial: bool) -> list[Delivery]:
-        """Begin a new generation. Return the batches in flight, which nobody needs any more.
-
-        `reuses_trial`: the trial batch, if it is READY, is used for the first batch of the same work.
-        """
-        dropped, ready = self.in_flight(), list(self._ready.values())
-        is_first = not self.generation
+    def begin(self, source: WorkSource) -> list[Delivery]:
+        """Begin a new generation. Return the batches in flight, which nobody needs any more."""
+        dropped = self.in_flight()
         self.generation += 1
         self._batches, self._ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
         self.source, self._planned = source, None
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.queues.begin()
-        if is_first and reuses_trial and ready and self._peek() == ready[0].work:
-            dropped.remove(ready[0])
-            trial = self._batches[0] = ready[0]
-            self._note_ready(trial)
-            self._planned, self._next_sequence = None, 1
-            self.queues.note_ready(trial.worker, 1)
         return dropped
 
     def in_flight(self) -> list[Delivery]:
@@ -170,20 +155,15 @@ class Ledger:
         batch = self._batches[sequence]
         batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
         batch.snapshot, batch.arrival = answer.snapshot, answer.arrival
-        self._note_ready(batch)
-        return batch
-
-    def _note_ready(self, batch: Delivery) -> None:
         batch.state = BatchState.READY
-        self._ready[batch.sequence] = batch
-        if self._limits.in_order:
-            return
-        assert batch.work is not None
-        ready = self._ready_by_epoch.get(batch.work.epoch)
-        if ready is None:  # those that are empty are of earlier epochs
-            self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
-            ready = self._ready_by_epoch[batch.work.epoch] = deque()
-        ready.append(batch)
+        self._ready[sequence] = batch
+        if not self._limits.in_order and batch.work is not None:
+            ready = self._ready_by_epoch.get(batch.work.epoch)
+            if ready is None:  # those that are empty are of earlier epochs
+                self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
+                ready = self._ready_by_epoch[batch.work.epoch] = deque()
+            ready.append(batch)
+        return batch
 
     def note_failure(self, failed: SampleFailed) -> None:
         """Record the failure of a sample, if its batch is needed. What a worker reports ends with the worker."""
@@ -245,7 +225,7 @@ class Ledger:
         work = batch.work
         if not self._limits.in_order and work is not None:
             self._ready_by_epoch[work.epoch].popleft()
-        self.queues.note_ready(batch.worker, -1)
+        self.queues.note_delivered(batch.worker)
         batch.num_before = self.num_delivered
         self.num_delivered += 1
         if isinstance(work, StreamWork):

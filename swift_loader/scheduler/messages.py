@@ -136,8 +136,6 @@ class Stall:
     """What the worker is at, or what no worker has. None: a batch that isn't needed any more."""
     busy_s: float
     """How long the worker has been at it, or how long the loop has waited."""
-    is_trial: bool
-    """Whether `work` is the trial batch."""
 
 
 @dataclass(slots=True)
@@ -151,8 +149,6 @@ class WorkerLost:
     """How many workers with this id have ended since their last batch."""
     work: Work | None
     """What it was building; None if it had nothing, or a batch that isn't needed any more."""
-    is_trial: bool
-    """Whether `work` is the trial batch."""
     num_lost: int
     """How many batches it was assigned."""
     death: Death
@@ -173,7 +169,6 @@ class Send:
 
     worker: int
     generation: int
-    """0: the trial batch."""
     sequence: int
     work: Work
     sent_s: float = field(default=0.0, compare=False)

@@ -279,13 +279,12 @@ class Queues:
             queue.num_ready += is_ready
         self._note_less(queue)
 
-    def note_ready(self, serial: int, change: int) -> None:
-        """Count a READY batch of a worker (1), or one less (-1). The worker may be gone."""
+    def note_delivered(self, serial: int) -> None:
+        """Count one READY batch of a worker less. The worker may be gone."""
         queue = self._queues.get(serial)
         if queue is not None:
-            queue.num_ready += change
-            if change < 0:
-                self._note_less(queue)
+            queue.num_ready -= 1
+            self._note_less(queue)
 
     def first(self, serial: int) -> Task | None:
         """Return the oldest task of a worker; None if it has none or is gone."""

@@ -6,8 +6,7 @@ Guarantees: each batch of a generation is delivered exactly once, in order or as
 error. A batch that is lost with its worker is sent to another one. A worker that is gone is replaced, or the error says
 why not. After `Fail`, batches that are ready are still delivered.
 
-    NEW ──first begin──► RUNNING ──a failure──► FAILED
-      any of them ──close──► CLOSED
+    RUNNING ──a failure──► FAILED; both ──close──► CLOSED
 
 Not thread-safe: the caller holds its lock around each call. It carries out the actions after the release, in order.
 """
@@ -57,7 +56,6 @@ _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
 class SchedulerState(Enum):
     """See the drawing above."""
 
-    NEW = "new"
     RUNNING = "running"
     FAILED = "failed"
     CLOSED = "closed"
@@ -87,7 +85,7 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.limits = settings.limits
         """`resize` replaces them. Their `in_order` never changes."""
-        self.state = SchedulerState.NEW
+        self.state = SchedulerState.RUNNING
         self.ledger = Ledger(settings.limits)
         """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s)
@@ -110,20 +108,17 @@ class Scheduler:
         """Begin a new generation. Return the batches that nobody needs any more.
 
         They hold the user's objects, whose finalisers may run any code: drop them outside the lock. `keeps_meaning`:
-        equal work is the same batch as before. If not, no batch is blamed for the deaths so far, and the trial batch
-        isn't used.
+        equal work is the same batch as before. If not, no batch is blamed for the deaths so far.
         """
-        if self.state is SchedulerState.NEW:
-            self.state = SchedulerState.RUNNING
         if not keeps_meaning:
             self._restarts.forget_batches()
             for worker in self._workers.values():
                 worker.work = None
-        return self.ledger.begin(source, reuses_trial=keeps_meaning)
+        return self.ledger.begin(source)
 
     def fail(self, cause: WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
-        if self.state in (SchedulerState.NEW, SchedulerState.RUNNING):
+        if self.state is SchedulerState.RUNNING:
             self.state = SchedulerState.FAILED
             self._actions.append(Fail(cause))
 
@@ -189,7 +184,7 @@ class Scheduler:
         Raises what the source of work raised. What was decided before comes with the next call.
         """
         actions = self._actions
-        if self.state is SchedulerState.RUNNING or self.state is SchedulerState.NEW:
+        if self.state is SchedulerState.RUNNING:
             while (send := self.ledger.assign()) is not None:
                 self._workers[send.worker].sent_s.append(now_s)
                 send.sent_s = now_s
@@ -252,7 +247,7 @@ class Scheduler:
         if not is_known:
             # Its batches are LOST only when it is replaced: one that kills workers must not reach another one first.
             self.ledger.queues.retire(worker.serial)
-            worker.work, worker.is_trial = self.ledger.work_of(worker.serial), not self.ledger.generation
+            worker.work = self.ledger.work_of(worker.serial)
             self._actions.append(Reap(worker.serial))
 
     def _take_ended(self, event: Ended) -> None:
@@ -289,7 +284,6 @@ class Scheduler:
             decision=decision,
             num_in_a_row=self._restarts.num_in_a_row(worker.worker_id),
             work=work,
-            is_trial=work is not None and worker.is_trial,
             num_lost=num_lost,
             death=death,
         )
@@ -313,7 +307,7 @@ class Scheduler:
 
     def tick(self, now_s: float) -> None:
         """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
-        if now_s < self.watchdog.deadline_s or self.state not in (SchedulerState.NEW, SchedulerState.RUNNING):
+        if now_s < self.watchdog.deadline_s or self.state is not SchedulerState.RUNNING:
             return
         serials = set(self.ledger.awaited())
         awaited = [
@@ -325,7 +319,7 @@ class Scheduler:
             self._judge_worker(worker, now_s)
         if not awaited:
             judgement = self.watchdog.judge_itself(now_s)
-            stall = Stall(None, self.ledger.head(), now_s - self.watchdog.began_s, not self.ledger.generation)
+            stall = Stall(None, self.ledger.head(), now_s - self.watchdog.began_s)
             if judgement is not Judgement.NOTHING:
                 self._actions.append(GiveUp(stall) if judgement is Judgement.GIVE_UP else Warn(stall))
         self.watchdog.plan_next_check([worker.busy_since_s for worker in awaited], now_s)
@@ -339,8 +333,7 @@ class Scheduler:
             if judgement is Judgement.GIVE_UP:  # SIGKILL had no effect: continue without this worker
                 self._lose(worker, WorkerMove.ABANDON)
         elif judgement is not Judgement.NOTHING:
-            work = self.ledger.work_of(worker.serial)
-            stall = Stall(worker.serial, work, now_s - since_s, work is not None and not self.ledger.generation)
+            stall = Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)
             if judgement is Judgement.WARN:
                 self._actions.append(Warn(stall))
                 return

@@ -89,7 +89,7 @@ def started(dataset: Any, *, num_workers: int = 2, in_flight: int = 4, **mode: A
         executor = InlineExecutor(spec, metrics, None, dataset)
         settings = SchedulerSettings(Limits(1, 1, 1, in_order=True))
     dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=lambda _: None)
-    dispatcher.start(tries_out=False, keeps_trial=False)
+    dispatcher.start()
     try:
         yield dispatcher
     finally:

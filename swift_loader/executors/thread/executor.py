@@ -281,7 +281,7 @@ class ThreadExecutor:
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{attached(traces=worker.stack())}"
 
     def _describe(self, task: Send) -> str:
-        return self.explainer.batch(task.work, is_trial=not task.generation)
+        return self.explainer.batch(task.work)
 
     def _describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
         at_work = "" if task is None else f", at {self._describe(task)},"

@@ -40,7 +40,7 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork, WorkSource
+from swift_loader.scheduler.work import IndexWork, PlannedSource, StreamWork, WorkSource
 from tests.support.work import IndexSource
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
@@ -88,11 +88,7 @@ class World:
         """What binds batches to workers now."""
         for worker_id in range(setting.num_workers):
             self.start(worker_id)
-        if setting.trial != "none":
-            self.scheduler.ledger.try_out(self.source(0, 0).next() or PlannedWork(0, 0))
-            self.decide()
-        else:
-            self.seek(0, 0)
+        self.seek(0, 0)
 
     # What the scheduler hears and decides
 
@@ -298,23 +294,13 @@ class World:
         raise AssertionError(f"{self.judge.num_wanted} workers are wanted, and there are {self.processes}")
 
     def seek(self, epoch: int, step: int, *, keeps_meaning: bool = True) -> None:
-        """Begin another generation, unless the trial batch is still to come."""
-        source, adopts = self.source(epoch, step), None
-        if self.setting.trial != "none" and not self.judge.generation:
-            trial = self.scheduler.ledger.next_deliverable()
-            if trial is None:
-                return
-            keeps_meaning = self.setting.trial != "change"
-            if self.setting.trial == "use" and trial.work == self.source(epoch, step).next():
-                adopts = trial.work
-            elif self.setting.trial == "forget":
-                assert self.scheduler.ledger.deliver() is trial
-                assert self.scheduler.ledger.next_deliverable() is None
-        self.judge.seek((epoch, step), keeps_meaning=keeps_meaning, adopts=adopts)
+        """Begin another generation."""
+        source = self.source(epoch, step)
+        self.judge.seek((epoch, step), keeps_meaning=keeps_meaning)
         num_ready = self.scheduler.ledger.num_ready
         self.bound = source if isinstance(source, BoundSource) else None
         dropped = self.scheduler.begin(source, keeps_meaning=keeps_meaning)
-        assert sum(one.state is BatchState.READY for one in dropped) == num_ready - (adopts is not None)
+        assert sum(one.state is BatchState.READY for one in dropped) == num_ready
         self.wait_began_s = None
         self.decide()
 
@@ -330,9 +316,6 @@ class World:
 
     def take(self) -> None:
         """Take a batch, if it is there; else wait."""
-        if not self.judge.generation:
-            self.take_trial()
-            return
         assert self.scheduler.ledger.num_ready == self.judge.num_ready
         has_deliverable = self.scheduler.ledger.next_deliverable() is not None
         taken = self.scheduler.ledger.deliver()
@@ -344,15 +327,6 @@ class World:
         elif self.is_over:
             self.fail()
         elif not self.scheduler.ledger.is_exhausted:
-            self.wait()
-
-    def take_trial(self) -> None:
-        """Wait for the trial batch, and begin where it is the first batch."""
-        if self.scheduler.ledger.next_deliverable() is not None:
-            self.seek(0, 0)
-        elif self.is_over:
-            self.fail()
-        else:
             self.wait()
 
     def fail(self) -> None:
@@ -413,8 +387,6 @@ class World:
 
     def is_done(self) -> bool:
         """Whether the loop has got all that there is, or enough."""
-        if not self.judge.generation:
-            return False
         if self.setting.kind == "planned":
             return len(self.judge.delivered) >= 2 * NUM_BATCHES
         if not self.scheduler.ledger.is_exhausted:

@@ -127,26 +127,6 @@ def test_an_event_that_makes_no_sense_is_refused(event: Answered | Skipped | Str
         scheduler.handle(event, 0.0)
 
 
-# The trial batch
-
-
-def test_the_trial_batch_can_be_looked_at_and_then_is_the_first_batch() -> None:
-    scheduler = scheduler_with(1)
-    scheduler.ledger.try_out(PlannedWork(0, 0))
-    assert scheduler.ledger.next_deliverable() is None
-    assert scheduler.decide(0.0) == [Send(0, 0, 0, PlannedWork(0, 0))]
-    assert scheduler.ledger.work_of(0) == PlannedWork(0, 0)
-    scheduler.handle(Answered(0, 0, 0, "trial", build_s=0.1), 0.0)
-    trial = scheduler.ledger.next_deliverable()
-    assert trial is not None
-    assert trial.batch == "trial"
-    assert scheduler.begin(PlannedSource(0, 0, lambda _: 10), keeps_meaning=True) == []
-    assert scheduler.ledger.deliver() is trial
-
-
-# Deaths
-
-
 # Stalls
 
 
@@ -161,8 +141,8 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
             if actions := scheduler.decide(now):
                 decided[now] = actions
     assert decided == {
-        5: [Warn(Stall(0, first.work, 5.0, False))],
-        11: [Kill(0, Stall(0, first.work, 11.0, False))],
+        5: [Warn(Stall(0, first.work, 5.0))],
+        11: [Kill(0, Stall(0, first.work, 11.0))],
         21: [Reap(0)],
     }
     scheduler.handle(Disconnected(0, 0), 21.0)
@@ -184,8 +164,8 @@ def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
             scheduler.tick(now)
             decided[now] = scheduler.decide(now)
     work = PlannedWork(0, 0)
-    assert decided[3] == [Warn(Stall(None, work, 3.0, False))]
-    assert decided[15] == [GiveUp(Stall(None, work, 15.0, False))]
+    assert decided[3] == [Warn(Stall(None, work, 3.0))]
+    assert decided[15] == [GiveUp(Stall(None, work, 15.0))]
     assert {now for now, actions in decided.items() if actions} <= {3, 15, 18}
     assert scheduler.state is SchedulerState.RUNNING
 
@@ -201,7 +181,7 @@ def test_a_worker_that_is_not_to_be_replaced_keeps_its_batch_and_the_loop_gets_t
         scheduler.tick(began + 9.0)
         assert scheduler.decide(began + 9.0) == []
         scheduler.tick(began + 10.0)
-        assert scheduler.decide(began + 10.0) == [GiveUp(Stall(0, PlannedWork(0, 0), began + 10.0, False))]
+        assert scheduler.decide(began + 10.0) == [GiveUp(Stall(0, PlannedWork(0, 0), began + 10.0))]
     assert scheduler.state is SchedulerState.RUNNING
 
 

@@ -11,7 +11,7 @@ from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import Answered, Send, StreamEnded
 from swift_loader.scheduler.queues import MAX_TASKS, Limits
-from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork, WorkSource
+from swift_loader.scheduler.work import IndexWork, PlannedSource, StreamWork, WorkSource
 from tests.unit.scheduler.streams import StreamSource
 
 Task = tuple[int, int]
@@ -33,7 +33,7 @@ def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger:
 
 
 def go_to(ledger: Ledger, epoch: int, step: int, num_batches: int = 10) -> list[str | None]:
-    dropped = ledger.begin(PlannedSource(epoch, step, lambda _: num_batches), reuses_trial=True)
+    dropped = ledger.begin(PlannedSource(epoch, step, lambda _: num_batches))
     return [batch.batch for batch in dropped]
 
 
@@ -121,7 +121,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
     slow %= num_workers
     limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), 10, in_order=False)
     ledger = ledger_with(num_workers, limits=limits)
-    ledger.begin(StreamSource(0, num_workers), reuses_trial=False)
+    ledger.begin(StreamSource(0, num_workers))
     sent: list[Send] = []
     delivered: list[tuple[int, int]] = []
 
@@ -160,7 +160,7 @@ def next_of(sent: list[Send], worker: int) -> Send:
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
     ledger = ledger_with(2, limits=Limits(2, 3, 10, in_order=True))
-    ledger.begin(StreamSource(0, 2), reuses_trial=False)
+    ledger.begin(StreamSource(0, 2))
     tasks = assign(ledger)
     for worker in (0, 1):
         ledger.remove_worker(worker)
@@ -168,22 +168,6 @@ def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() ->
     assert [(task.worker, task.work) for task in assign(ledger)] == [(3, tasks[1].work)]
     ledger.queues.add(4, worker_id=0)
     assert [(task.worker, task.work) for task in assign(ledger)] == [(4, tasks[0].work)]
-
-
-@pytest.mark.parametrize("reuses_trial", [True, False])
-@pytest.mark.parametrize("step", [0, 1])
-def test_the_trial_batch_is_used_for_the_same_work_unless_it_means_another_batch(reuses_trial: bool, step: int) -> None:
-    ledger = ledger_with(2)
-    ledger.try_out(PlannedWork(0, 0))
-    trial = ledger.assign()
-    assert trial is not None
-    assert ledger.assign() is None
-    answer(ledger, trial, "trial")
-    is_used = reuses_trial and step == 0
-    dropped = ledger.begin(PlannedSource(0, step, lambda _: 10), reuses_trial=reuses_trial)
-    assert [batch.batch for batch in dropped] == ([] if is_used else ["trial"])
-    assert deliver(ledger) == ((0, "trial") if is_used else None)
-    assert assign(ledger)[0].work == PlannedWork(0, 1 if is_used else step)
 
 
 def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
@@ -201,7 +185,7 @@ def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> N
 def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -> None:
     ledger = ledger_with(1)
     work = [IndexWork(0, step, [step], step) for step in range(4)]
-    ledger.begin(Works(work), reuses_trial=False)
+    ledger.begin(Works(work))
     assert [task.work for task in assign(ledger)] == work[:1]
     ledger.use_limits(Limits(3, 3, 3, in_order=True))
     assert ledger.remove_worker(0) == 1

@@ -131,12 +131,7 @@ class QueuesModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         if queue := self.some(data, lambda queue: queue.num_ready > 0):
-            self.queues.note_ready(queue.serial, -1)
-
-    @rule(data=st.data())
-    def adopt_a_trial_batch(self, data: st.DataObject) -> None:
-        if queue := self.some(data):
-            self.queues.note_ready(queue.serial, 1)
+            self.queues.note_delivered(queue.serial)
 
     @rule()
     def begin(self) -> None:
@@ -161,9 +156,9 @@ def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
 
 def test_a_worker_that_has_less_to_do_again_and_again_leaves_no_old_entries() -> None:
     queues = queues_of(1, replace(MANY, max_ready_per_worker=2000))
-    queues.note_ready(0, 1000)
+    queues._queues[0].num_ready = 1000
     for _ in range(1000):
-        queues.note_ready(0, -1)
+        queues.note_delivered(0)
     assert queues.pick(WORK) == 0
     assert len(queues._entries) <= 2 + MIN_ENTRIES
 
@@ -212,7 +207,7 @@ def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary_and_no
     for number, seconds in enumerate(build_s):
         queues.push(0, (0, number))
         queues.pop(0, (0, number), is_current=True, is_ready=True, build_s=seconds)
-        queues.note_ready(0, -1)
+        queues.note_delivered(0)
     num_given = 0
     while (serial := queues.pick(WORK)) is not None:
         queues.push(serial, (0, num_given))

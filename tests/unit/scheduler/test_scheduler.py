@@ -28,7 +28,6 @@ SETTINGS = st.builds(
     max_ready=st.integers(1, 4),
     max_restarts=st.integers(0, 3),
     kind=st.sampled_from(["planned", "index", "bound", "stream"]),
-    trial=st.sampled_from(["none", "use", "forget", "change"]),
     cursed=st.frozensets(st.integers(0, NUM_BATCHES - 1), max_size=1),
 )
 
@@ -43,7 +42,6 @@ def random_case(rng: random.Random) -> tuple[Setting, bytes]:
         max_ready=rng.randint(1, 4),
         max_restarts=rng.randint(0, 3),
         kind=rng.choice(["planned", "index", "bound", "stream"]),
-        trial=rng.choice(["none", "none", "none", "use", "forget", "change"]),
         cursed=frozenset(rng.sample(range(NUM_BATCHES), rng.random() < 0.3)),
     )
     return setting, rng.randbytes(rng.randint(0, 150))
@@ -169,11 +167,6 @@ def exceed_what_may_be_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "__init__", init)
 
 
-def build_the_trial_batch_again(patch: pytest.MonkeyPatch) -> None:
-    real = Ledger.begin
-    patch.setattr(Ledger, "begin", lambda self, source, *, reuses_trial: real(self, source, reuses_trial=False))
-
-
 def start_too_few_workers(patch: pytest.MonkeyPatch) -> None:
     real = Scheduler._start
 
@@ -193,7 +186,6 @@ MUTANTS = [
     judge_by_time_in_which_the_trainer_was_stopped,
     deliver_what_is_ready_first,
     exceed_what_may_be_in_flight,
-    build_the_trial_batch_again,
     start_too_few_workers,
 ]
 
