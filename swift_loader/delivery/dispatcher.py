@@ -59,12 +59,7 @@ class Dispatcher:
     """The batches of one executor, in the order that its scheduler decides."""
 
     def __init__(
-        self,
-        executor: Executor,
-        scheduler: Scheduler,
-        *,
-        metrics: Metrics,
-        on_restart: Callable[[str], None],
+        self, executor: Executor, scheduler: Scheduler, *, metrics: Metrics, on_restart: Callable[[str], None]
     ) -> None:
         """Make a dispatcher that isn't started. It owns the executor and the scheduler.
 
@@ -132,8 +127,6 @@ class Dispatcher:
                     self._receivers = Receivers(
                         executor.inboxes, self._receive_and_act, self._fail, self._hand_over_if_idle
                     )
-                    self._receivers.begin()
-                    self._check_open()
                     self._receivers.hand_over()
         except BaseException:
             self.close()

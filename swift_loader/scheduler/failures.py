@@ -81,9 +81,6 @@ class Restarts:
         """Return how many workers with this id died since its last batch."""
         return self._in_a_row.get(worker_id, 0)
 
-    def __repr__(self) -> str:
-        return f"<Restarts {sum(self._in_a_row.values())} in a row, budget {self._budget}>"
-
 
 class Judgement(Enum):
     """What to do about a task that the loop waits for."""
@@ -174,6 +171,3 @@ class Watchdog:
         if not since_s:
             due.append(self.began_s + self._timeout_s + self._grace_s)
         self.deadline_s = min(time_s for time_s in due if time_s > now_s)
-
-    def __repr__(self) -> str:
-        return f"<Watchdog since {self.began_s:.1f} s, checks at {self.deadline_s:.1f} s>"

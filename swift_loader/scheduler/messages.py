@@ -102,7 +102,6 @@ class Ended:
     """It is known how a worker ended."""
 
     worker: int
-    worker_id: int
     death: Death
 
 

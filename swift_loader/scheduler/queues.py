@@ -168,7 +168,7 @@ class Queue:
 class Queues:
     """The tasks of all workers, and the open workers in a heap, by load.
 
-    The time to find the worker with the least to do hardly depends on the number of workers, under these rules:
+    The time to find the worker with the least to do hardly depends on the number of workers, except for lost batches:
 
     - A worker that gets more to do keeps its entry. `_least` corrects the entry when it is the first one.
     - A worker that gets less to do gets another entry. `_least` removes the old one when it is the first one.
@@ -185,8 +185,6 @@ class Queues:
         """The open workers with each id. One, apart from short times."""
         self._entries: list[Load] = []
         """A heap."""
-        self._ready_full: dict[int, Queue] = {}
-        """Workers that have room for tasks, but the maximum of READY batches. Some may have changed since."""
         self._share = 1
         """How many tasks of the current generation a worker may have. With more, it would have a task waiting while
         another one has none, and the limit is used up."""
@@ -220,7 +218,6 @@ class Queues:
         if queue is None or not queue.is_open:
             return
         queue.is_open, queue.entry = False, None
-        self._ready_full.pop(serial, None)
         namesakes = self._by_id[queue.worker_id]
         namesakes.remove(queue)
         if not namesakes:
@@ -315,28 +312,19 @@ class Queues:
 
         Of equals, it is the one with the lowest id. If the batch is lost, a worker may have any number of READY ones.
         """
-        worker_id, limits = None if isinstance(work, PlannedWork) else work.worker_id, self._limits
-        if worker_id is None:
-            least = self._least()
-            if not is_lost:
-                return least
-            candidates = [] if least is None else [self._queues[least]]
-            for queue in list(self._ready_full.values()):
-                has_room = queue.num_current < min(queue.max_tasks, self._share) and len(queue.tasks) < MAX_HELD
-                if has_room and queue.num_ready >= limits.max_ready_per_worker:
-                    candidates.append(queue)
-                else:
-                    del self._ready_full[queue.serial]
-        else:
-            candidates = [
-                queue
-                for queue in self._by_id.get(worker_id, ())
-                # What only this worker may build may as well wait there.
-                if queue.num_current < min(MAX_TASKS, self._share)
-                and len(queue.tasks) < MAX_HELD
-                and (is_lost or queue.num_ready < limits.max_ready_per_worker)
-            ]
-        loads = [(len(queue.tasks), queue.num_ready, queue.worker_id, queue.serial) for queue in candidates]
+        worker_id = None if isinstance(work, PlannedWork) else work.worker_id
+        if worker_id is None and not is_lost:
+            return self._least()
+        max_ready = math.inf if is_lost else self._limits.max_ready_per_worker
+        loads = [
+            (len(queue.tasks), queue.num_ready, queue.worker_id, queue.serial)
+            for queue in (self._queues.values() if worker_id is None else self._by_id.get(worker_id, ()))
+            if queue.is_open
+            and queue.num_ready < max_ready
+            # What only this worker may build may as well wait there.
+            and queue.num_current < min(queue.max_tasks if worker_id is None else MAX_TASKS, self._share)
+            and len(queue.tasks) < MAX_HELD
+        ]
         return min(loads)[3] if loads else None
 
     def _least(self) -> int | None:
@@ -353,7 +341,6 @@ class Queues:
             if not has_room or num_ready >= self._limits.max_ready_per_worker:
                 heappop(entries)
                 queue.entry = None
-                self._note_less(queue)  # for `_ready_full`
             elif num_tasks == entry[0] and num_ready == entry[1]:
                 return entry[3]
             else:
@@ -363,13 +350,12 @@ class Queues:
 
     def _note_less(self, queue: Queue) -> None:
         """Record that a worker, which may be retired, has less to do than before. For each batch, so it is quick."""
-        num_tasks, num_current = len(queue.tasks), queue.num_current
+        num_tasks, num_current, num_ready = len(queue.tasks), queue.num_current, queue.num_ready
         if num_current >= queue.max_tasks or num_current >= self._share or num_tasks >= MAX_HELD or not queue.is_open:
             return
-        if queue.num_ready >= self._limits.max_ready_per_worker:
-            self._ready_full[queue.serial] = queue
+        if num_ready >= self._limits.max_ready_per_worker:
             return
-        load = num_tasks, queue.num_ready, queue.worker_id, queue.serial
+        load = num_tasks, num_ready, queue.worker_id, queue.serial
         if queue.entry is None or load < queue.entry:
             queue.entry = load
             heappush(self._entries, load)
@@ -378,7 +364,6 @@ class Queues:
 
     def _look_again(self) -> None:
         """Look at each worker: many may have less to do than before. O(workers)."""
-        self._ready_full.clear()
         self._entries.clear()
         for queue in self._queues.values():
             queue.entry = None

@@ -23,7 +23,6 @@ from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import (
     Action,
     Answered,
-    Death,
     Disconnected,
     Dismiss,
     Ended,
@@ -264,29 +263,20 @@ class Scheduler:
         if was_dismissed or not (is_wanted or num_lost):
             self._restarts.forget_worker(worker.worker_id)
         elif not event.death.with_template:  # else the template is to blame, which is judged by itself
-            worker_lost = self._judge_death(worker, event.death, num_lost)
-            if worker_lost.decision not in (Decision.REPLACE, Decision.LET_GO):
-                self.fail(worker_lost)
+            work = worker.work if event.death.is_at_work else None
+            decision = self._restarts.note_death(worker.worker_id, key_of(work) if work is not None else None)
+            is_survived = decision is Decision.REPLACE
+            if is_survived and not is_wanted:
+                decision = Decision.LET_GO
+            num_in_a_row = self._restarts.num_in_a_row(worker.worker_id)
+            lost = WorkerLost(worker.serial, worker.worker_id, decision, num_in_a_row, work, num_lost, event.death)
+            if not is_survived:
+                self.fail(lost)
                 return
-            self._actions.append(Warn(worker_lost))
+            self._actions.append(Warn(lost))
         self._actions.append(Release(worker.serial))
         if is_wanted:
             self._start(worker.worker_id)
-
-    def _judge_death(self, worker: Worker, death: Death, num_lost: int) -> WorkerLost:
-        work = worker.work if death.is_at_work else None
-        decision = self._restarts.note_death(worker.worker_id, key_of(work) if work is not None else None)
-        if decision is Decision.REPLACE and not self._is_wanted(worker):
-            decision = Decision.LET_GO
-        return WorkerLost(
-            worker=worker.serial,
-            worker_id=worker.worker_id,
-            decision=decision,
-            num_in_a_row=self._restarts.num_in_a_row(worker.worker_id),
-            work=work,
-            num_lost=num_lost,
-            death=death,
-        )
 
     def _take_template_ended(self, error: WorkerDied) -> None:
         if self.state is SchedulerState.FAILED:

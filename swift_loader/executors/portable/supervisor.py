@@ -236,7 +236,7 @@ class PortableSupervisor:
     def reap(self, worker: PortableWorker) -> None:
         """Find out how a worker ended, which an event tells. Blocks for half a second if its process goes on."""
         assert self._inboxes is not None
-        self._inboxes.posted.post(Ended(worker.serial, worker.worker_id, self._death_of(worker)))
+        self._inboxes.posted.post(Ended(worker.serial, self._death_of(worker)))
 
     def _death_of(self, worker: PortableWorker) -> Death:
         process = worker.process

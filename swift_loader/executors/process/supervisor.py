@@ -240,7 +240,7 @@ class Supervisor:
         death = Death(
             process.exit_code, worker.is_at_work, with_template, diagnostics.last_traces(), diagnostics.last_lines()
         )
-        inboxes.posted.post(Ended(worker.serial, worker.worker_id, death))
+        inboxes.posted.post(Ended(worker.serial, death))
 
     def _forget(self, worker: WorkerHandle) -> None:
         template = worker.process.template

@@ -277,7 +277,7 @@ class RaySupervisor:
         worker.channel.close()
         worker.process.kill()
         is_at_work = bool(worker.tasks) and worker.process.has_crashed
-        self.post([Ended(worker.serial, worker.worker_id, Death(None, is_at_work))])
+        self.post([Ended(worker.serial, Death(None, is_at_work))])
 
     def release(self, worker: RayWorker) -> list[Segment]:
         """Forget a worker that was reaped."""

@@ -242,7 +242,7 @@ class ThreadExecutor:
         elif isinstance(action, Dismiss):
             worker.dismiss()
         elif isinstance(action, Reap):
-            self._mailbox.post([Ended(worker.serial, worker.worker_id, Death(is_at_work=False))])
+            self._mailbox.post([Ended(worker.serial, Death(is_at_work=False))])
         else:
             self._release(worker)
         return []

@@ -47,4 +47,4 @@ class Process:
         self.is_cut_off = True
         self.said.clear()
         death = Death(-9 if self.is_dead else None, self.is_at_work, self.with_template)
-        self.said.append(Ended(self.serial, self.worker_id, death))
+        self.said.append(Ended(self.serial, death))

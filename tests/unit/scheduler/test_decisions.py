@@ -99,7 +99,7 @@ def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> No
     assert scheduler.ledger.deliver() is None
     scheduler.handle(Disconnected(0, 0), 0.0)
     assert scheduler.decide(0.0) == [Reap(0)]
-    scheduler.handle(Ended(0, 0, DEATH), 0.0)
+    scheduler.handle(Ended(0, DEATH), 0.0)
     scheduler.handle(TemplateEnded(WorkerDied("also the template")), 0.0)
     assert scheduler.decide(0.0) == []
     assert scheduler.state is SchedulerState.FAILED
@@ -116,8 +116,8 @@ def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> No
         Skipped(5, 1),
         StreamEnded(0, 1, 0),
         Ready(0, 0),
-        Ended(0, 0, DEATH),
-        Ended(5, 0, DEATH),
+        Ended(0, DEATH),
+        Ended(5, DEATH),
     ],
 )
 def test_an_event_that_makes_no_sense_is_refused(event: Answered | Skipped | StreamEnded | Ready | Ended) -> None:
@@ -147,7 +147,7 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
     }
     scheduler.handle(Disconnected(0, 0), 21.0)
     assert scheduler.decide(21.0) == [], "it is reaped once"
-    scheduler.handle(Ended(0, 0, Death(None)), 22.0)
+    scheduler.handle(Ended(0, Death(None)), 22.0)
     warning, *_ = scheduler.decide(22.0)
     assert isinstance(warning, Warn)
     assert isinstance(warning.about, WorkerLost)
@@ -214,7 +214,7 @@ def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -
     scheduler.handle(Disconnected(1, 1), 0.0)
     scheduler.handle(Disconnected(1, 1), 0.0)
     assert scheduler.decide(0.0) == [Reap(1)]
-    scheduler.handle(Ended(1, 1, DEATH), 0.0)
+    scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Release(1)]
 
 
@@ -224,5 +224,5 @@ def test_the_place_of_one_that_was_dismissed_is_taken_if_it_is_wanted_again() ->
     scheduler.resize(2, LIMITS)
     assert scheduler.decide(0.0) == [Dismiss(1)]
     scheduler.handle(Disconnected(1, 1), 0.0)
-    scheduler.handle(Ended(1, 1, DEATH), 0.0)
+    scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Reap(1), Release(1), Start(1)]
