@@ -464,6 +464,10 @@ class Dispatcher:
             try:
                 if self._phase is _Phase.IDLE and self._receivers is not None:
                     self._receivers.hand_over()
+            except BaseException as interrupt:  # some of the threads may lead, and others not
+                self._phase = _Phase.TAKING
+                self._note_interrupt(interrupt)
+                raise
             finally:
                 self._loop_lock.release()
 

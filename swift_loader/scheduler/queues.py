@@ -93,16 +93,16 @@ class InFlightLimit:
 
     num_batches: int
     num_workers: int
-    in_order: bool
+    num_chosen: int
+    """What follows from the number of workers."""
     is_chosen: bool
-    """True: chosen by the number of workers. False: given by the user."""
+    """Whether that is the limit. If not, the user gave another one."""
 
     @classmethod
     def of(cls, data_queue_size: int | None, num_workers: int, *, in_order: bool) -> InFlightLimit:
         """Return the limit that was given, or choose one."""
-        chosen = data_queue_size is None
-        number = _chosen(num_workers, in_order=in_order) if data_queue_size is None else data_queue_size
-        return cls(number, num_workers, in_order, chosen)
+        num_chosen = max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)
+        return cls(data_queue_size or num_chosen, num_workers, num_chosen, data_queue_size is None)
 
     @property
     def per_worker(self) -> int:
@@ -117,7 +117,7 @@ class InFlightLimit:
         return (
             f"data_queue_size={self.num_batches} keeps at most {self.num_batches} of worker_per_consumer="
             f"{self.num_workers} workers busy. Leave data_queue_size out to get "
-            f"{_chosen(self.num_workers, in_order=self.in_order)}, give at least {self.num_workers}, or start fewer "
+            f"{self.num_chosen}, give at least {self.num_workers}, or start fewer "
             f"workers"
         )
 
@@ -128,10 +128,6 @@ class InFlightLimit:
             total = self.num_batches * batch_nbytes
             remarks.append(f"{self.num_batches} batches of {_shown_bytes(batch_nbytes)} are {_shown_bytes(total)}")
         return f"{self.num_batches} ({'; '.join(remarks)})" if remarks else str(self.num_batches)
-
-
-def _chosen(num_workers: int, *, in_order: bool) -> int:
-    return max(MIN_IN_FLIGHT, (PER_WORKER_IN_ORDER if in_order else PER_WORKER) * num_workers)
 
 
 def _shown_bytes(nbytes: int) -> str:
