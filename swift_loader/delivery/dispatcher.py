@@ -92,7 +92,7 @@ class Dispatcher:
         self._receivers: Receivers | None = None
         """None until `start`. Guarded by `_loop_lock`."""
         self._phase = _Phase.WAITING
-        """Only the loop's thread writes it. Others read it, with the loop lock."""
+        """The loop's thread writes it. Others read it, with the loop lock."""
 
     @property
     def num_samples(self) -> int:

@@ -1,6 +1,6 @@
 """The work of a stage: items as they come from upstream.
 
-filling thread ──put──► relay ──next──► scheduler, under the driver's lock
+filling thread ──put──► relay ──next──► scheduler, under the dispatcher's lock
 the stage waits in `wait` while there is nothing to do
 """
 

@@ -164,7 +164,8 @@ class Queue:
 class Queues:
     """The tasks of all workers, and the open workers in a heap, by load.
 
-    The time to find the worker with the least to do hardly depends on the number of workers, except for lost batches:
+    The time to find the worker with the least to do hardly depends on the number of workers, under these rules. For
+    batches that were lost, which are rare, each worker is looked at.
 
     - A worker that gets more to do keeps its entry. `_least` corrects the entry when it is the first one.
     - A worker that gets less to do gets another entry. `_least` removes the old one when it is the first one.

@@ -1,6 +1,6 @@
 """Decides what is done next: events and times come in, actions go out.
 
-    executor ──event──► handle      decide ──actions──► executor      begin, take ◄── the loop
+    executor ──event──► handle      decide ──actions──► executor      begin, ledger.deliver ◄── the loop
 
 Guarantees: each batch of a generation is delivered exactly once, in order or as it gets ready, or the loop gets an
 error. A batch that is lost with its worker is sent to another one. A worker that is gone is replaced, or the error says

@@ -220,7 +220,7 @@ class PortableSupervisor:
             self._start(worker_id)
 
     def release(self, worker: PortableWorker) -> list[Segment]:
-        """Close a worker that was reaped. Nobody takes its place.
+        """Close a worker that was reaped.
 
         Returns:
             The worker's memory, see `Handle.close`.

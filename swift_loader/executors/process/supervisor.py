@@ -146,7 +146,7 @@ class Supervisor:
         self._thread.submit(partial(self.workers.start_late, worker_id))
 
     def release(self, worker: WorkerHandle) -> list[Segment]:
-        """Close a worker that was reaped. Nobody takes its place. Returns at once.
+        """Close a worker that was reaped. Returns at once.
 
         Returns:
             The worker's memory, see `WorkerHandle.close`.
