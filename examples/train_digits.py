@@ -222,8 +222,8 @@ def train(arguments: argparse.Namespace, times: Times) -> Curves:
         make_loader(arguments, train=False) as held_out,
         make_progress() as progress,
     ):
-        training.start(0, device)
-        held_out.start(0, device)
+        training.start(device=device)
+        held_out.start(device=device)
         print_line = progress.console.print
         print_line(f"started in {perf_counter() - begin:.1f} s: {arguments.workers} workers, device {device}")
         num_steps = arguments.epochs * len(training)

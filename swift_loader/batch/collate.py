@@ -1,6 +1,7 @@
 """The default collate: makes a batch from samples.
 
-Arrays stay arrays, and tensors stay tensors. Python and NumPy numbers become arrays. Everything else becomes a list.
+Arrays stay arrays, and tensors stay tensors. Python and NumPy numbers become arrays, or tensors if the sample has a
+tensor. Everything else becomes a list.
 list, tuple, dict, namedtuple, dataclass and Mapping keep their type, at any depth. Arrays and tensors are written
 directly into the given memory. Pure, apart from that memory. Runs in the worker. Uses torch only if the samples have
 tensors.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,27 +102,34 @@ def default_collate(samples: Sequence[Any], memory: BatchMemory | None = None) -
     """
     if not samples:
         raise ValueError("a batch of no samples can't be collated; pass at least one")
-    return _collate(samples, memory or HeapMemory(), "sample")
+    torch = sys.modules.get("torch")
+    has_tensor = torch is not None and _has_tensor(samples[0], torch)
+    return _collate(samples, memory or HeapMemory(), "sample", torch if has_tensor else None)
 
 
-def _collate(parts: Sequence[Any], memory: BatchMemory, path: str) -> Any:
-    """Collate the parts that all samples have at `path`."""
+def _has_tensor(thing: Any, torch: ModuleType) -> bool:
+    inside = children(thing)
+    return isinstance(thing, torch.Tensor) if inside is None else any(_has_tensor(one, torch) for one in inside)
+
+
+def _collate(parts: Sequence[Any], memory: BatchMemory, path: str, torch: ModuleType | None) -> Any:
+    """Collate the parts that all samples have at `path`. `torch`: None if there is no tensor anywhere."""
     first = parts[0]
     kind = type(first)
     if kind in ARRAY_TYPES:
         return _collate_arrays(parts, memory, path)
-    torch = sys.modules.get("torch")
     if torch is not None and isinstance(first, torch.Tensor):
         return _collate_tensors(parts, memory, path, torch)
     if isinstance(first, _NUMBER_TYPES):
-        return _collate_numbers(parts, memory)
+        return _collate_numbers(parts, memory, torch)
     if isinstance(first, Mapping):
         columns: Iterable[Sequence[Any]] = _columns_of_mappings(parts, path)
     elif children(first) is None or len(set(map(type, parts))) > 1:
         return list(parts)
     else:
         columns = _columns(parts, path)
-    collated = [_collate(column, memory, path + step) for step, column in zip(steps(first), columns, strict=True)]
+    named = zip(steps(first), columns, strict=True)
+    collated = [_collate(column, memory, path + step, torch) for step, column in named]
     return rebuilt(first, collated)
 
 
@@ -200,13 +209,17 @@ def _collate_tensors(tensors: Sequence[Any], memory: BatchMemory, path: str, tor
         return torch.stack(list(tensors), out=batch)
 
 
-def _collate_numbers(numbers: Sequence[Any], memory: BatchMemory) -> Any:
+def _collate_numbers(numbers: Sequence[Any], memory: BatchMemory, torch: ModuleType | None) -> Any:
     if not all(isinstance(number, _NUMBER_TYPES) for number in numbers):
         return list(numbers)
     values = np.asarray(numbers)
     whole = all(isinstance(number, (int, np.integer)) for number in numbers)
     if values.dtype.hasobject or (whole and values.dtype.kind == "f"):  # no integer dtype holds all of them
         return list(numbers)
+    if torch is not None:
+        with suppress(TypeError):  # torch has no such dtype: times stay an array
+            tensor = torch.from_numpy(values)
+            return memory.empty_tensor(values.shape, tensor.dtype).copy_(tensor)
     batch = memory.empty(values.shape, values.dtype)
     batch[...] = values
     return batch

@@ -5,36 +5,36 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from typing import Any, TypeVar
-from weakref import WeakMethod
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from swift_loader.checks import check_integer
-from swift_loader.dataloader import batching
-from swift_loader.dataloader.actors import num_of_actors
-from swift_loader.dataloader.binding import fitting, refuse_resize, shows_its_worker
-from swift_loader.dataloader.callers import is_called_by_lightning
-from swift_loader.dataloader.datapipes import seed_pipe
 from swift_loader.dataloader.draws import Draws
-from swift_loader.dataloader.epochs import epoch_of
-from swift_loader.dataloader.even import EvenEpoch, Votes
-from swift_loader.dataloader.generators import Substitute
+from swift_loader.dataloader.epoch import Epoch, EvenEpoch, IndexEpoch, StreamEpoch, Votes
+from swift_loader.dataloader.indices import epoch_of, seed_pipe
 from swift_loader.dataloader.inline import InlineEpoch
-from swift_loader.dataloader.iterator import Epoch, LoaderCalls, LoaderIterator
+from swift_loader.dataloader.iterator import LoaderIterator
 from swift_loader.dataloader.observing import Observer
-from swift_loader.dataloader.pinning import pin_device_of
-from swift_loader.dataloader.randomness import rng_of
-from swift_loader.dataloader.sharing import check_resumes, check_stream_options, copies_of, len_of_shard, shard_of
-from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.dataloader.tuning import check_auto, first_number
-from swift_loader.dataloader.worker_epoch import IndexEpoch, StreamEpoch
-from swift_loader.dataloader.workers import LoaderWorkers, WorkerShelf, WorkerStart, warm_root
+from swift_loader.dataloader.options import (
+    check_auto,
+    check_stream_options,
+    first_number,
+    is_called_by_lightning,
+    len_of_shard,
+    num_of_actors,
+    pin_device_of,
+    shard_of,
+    shows_its_worker,
+    wanted_rng,
+)
+from swift_loader.dataloader.shards import copies_of
+from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
+from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.options import MAX_WORKERS, AutoWorkers
 from swift_loader.ray_executor import RayExecutor
@@ -48,6 +48,11 @@ _Batch_co = TypeVar("_Batch_co", covariant=True)
 
 _TORCH_OPTIONS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
 """The options that the installed torch knows."""
+
+_OWN = frozenset(
+    ("_workers", "_pool", "_why_no_fork", "_latest", "_prepared", "_iterator", "_votes", "_observer", "_changing")
+)
+"""What belongs to the epochs of one loader, and isn't copied."""
 
 
 class DataLoader(TorchDataLoader[_Batch_co]):
@@ -191,6 +196,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self.shard_stream = shard_stream
         self.equal_batches = equal_batches
         check_stream_options(dataset, shard_stream, equal_batches)
+        wanted_rng(self)  # raises
         check_auto(self)
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
@@ -200,12 +206,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _begin_unused(self) -> None:
         """Be a loader that nobody has iterated over."""
-        self._shelf = WorkerShelf()
+        self._workers: LoaderWorkers | None = None
+        """With `persistent_workers`, those of all epochs."""
         self._pool = SegmentPool()
         """Memory of the workers of the last epoch, for those of the next one."""
         self._why_no_fork = ""
         """What happened to a fork of the program that hung. Its place is taken by a fresh interpreter."""
-        self._substitute = Substitute()
         self._latest: Epoch | None = None
         """The epoch that `state_dict` tells of. Its workers are those of its iterator, which isn't kept here: when the
         loop leaves it, they are free for the next epoch."""
@@ -216,7 +222,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         self._votes: Votes | None = None
         """Made by the first epoch of which the ranks must agree on the end."""
         self._observer = Observer()
-        weakref.finalize(self, self._shelf.close)
         self._changing = threading.RLock()
         """Held while an epoch begins and while `resize` runs, which any thread may call. Reentrant, as a signal handler
         may."""
@@ -229,19 +234,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has, and what is pickled: no workers, and no iterator."""
-        own = (
-            "_shelf",
-            "_pool",
-            "_why_no_fork",
-            "_latest",
-            "_prepared",
-            "_iterator",
-            "_substitute",
-            "_votes",
-            "_observer",
-            "_changing",
-        )
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -262,7 +255,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
     def __len__(self) -> int:
         """Return the number of batches: of this rank, if the loader shares out the stream."""
         whole = super().__len__()
-        shard = self._shard()
+        shard = shard_of(self)
         if shard is None or shard.world_size == 1:
             return whole
         dataset: Any = self.dataset
@@ -277,10 +270,9 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         passes_end = resume is not None and self._passes_end
         pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
-        calls = LoaderCalls(WeakMethod(self._begin_epoch), WeakMethod(self._end_epoch), WeakMethod(self._tune))
         if self._iterator is None:
-            return LoaderIterator(self, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
-        self._iterator.restart(self, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
+            return LoaderIterator(self, epoch, pin_device, passes_end=passes_end)
+        self._iterator.restart(self, epoch, pin_device, passes_end=passes_end)
         return self._iterator
 
     def resize(self, num_workers: int) -> None:
@@ -299,7 +291,11 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             ValueError: It is out of its range.
         """
         number = check_integer("num_workers", num_workers, 1, MAX_WORKERS)
-        refuse_resize(self, number)
+        if not self.num_workers:
+            raise RuntimeError(
+                f"resize({number}) needs a loader with workers, and num_workers=0 builds batches in the calling "
+                f"thread. Make the loader with num_workers=1 or more"
+            )
         self.resize_to(number)
 
     def resize_to(self, number: int) -> None:
@@ -330,58 +326,57 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
             self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
         if not self.num_workers:
-            epoch: Any = InlineEpoch(self, number, resume, self._substitute, self._observer.metrics, self._shard())
+            epoch: Any = InlineEpoch(self, number, resume, self._observer.metrics, shard_of(self))
         else:
             if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                 self.check_worker_number_rationality()
             epoch = self._begin_with_workers(number, resume)
-        latest = self._latest = self._wrapped(epoch)
-        return latest
+        self._latest = self._wrapped(epoch)
+        assert self._latest is not None
+        return self._latest
 
-    def _shard(self) -> StreamShard | None:
-        """Return this rank's part of the stream. None: the loader doesn't share it out."""
-        return shard_of(self)
-
-    def _wrapped(self, epoch: Any) -> Epoch:
+    def _wrapped(self, epoch: Any) -> Any:
         """Return an epoch as the loop gets it: with `equal_batches`, it ends on all ranks at once."""
-        whole: Epoch = epoch
-        shard = self._shard()
+        shard = shard_of(self)
         if not self.equal_batches or (shard is not None and shard.world_size > 1):  # each rank knows where all end
-            return whole
+            return epoch
         if self._votes is None:
             self._votes = Votes()
         return EvenEpoch(epoch, self._votes)
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
-        shard = self._shard()
-        workers = self._shelf.take(shard)
-        if workers is not None and resume is not None and self.persistent_workers:
-            workers.close()  # their generators and datasets have gone on since the state was saved
-            workers = None
-        kept_seed = workers.base_seed if workers is not None else None
-        workers = fitting(workers, self)
-        if resume is not None and resume.num_workers and resume.draws.is_over:
-            kept_seed = resume.draws.base_seed
-        state = None if resume is None else resume.draws
-        base_seed = kept_seed if self.persistent_workers else None
-        draws = Draws(self, epoch, state, self._substitute, base_seed=base_seed)
-        if workers is None:
+        shard, base_seed, carried = shard_of(self), None, None
+        workers, self._workers = self._workers, None
+        if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
+            base_seed = workers.base_seed
+            carried = self._latest.carry() if isinstance(self._latest, IndexEpoch) else None
+            if not workers.fit(self):
+                workers.close()
+        elif (
+            workers is not None
+        ):  # after a resume, their generators and datasets have gone on since the state was saved
+            workers.close()
+        if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
+            base_seed = resume.draws.base_seed
+        draws = Draws(self, epoch, None if resume is None else resume.draws, base_seed)
+        if workers is None or not workers.close.alive:
             seed_pipe(self.dataset, draws.pipe_seed)
             workers = self._start(shard, draws.base_seed)
+        if self.persistent_workers:
+            self._workers = workers
         if not isinstance(self.dataset, IterableDataset):
-            return IndexEpoch(self, draws, workers, self._shelf, resume)
-        return StreamEpoch(self, draws, workers, self._shelf, resume, copies_of(self) if self._latest is None else None)
+            return IndexEpoch(self, draws, workers, resume, carried)
+        return StreamEpoch(self, draws, workers, resume, copies_of(self) if self._latest is None else None)
 
     def _start(self, shard: StreamShard | None, base_seed: int) -> LoaderWorkers:
         """Start workers with a base seed, as the loader is now."""
-        every, is_first = self.snapshot_every_n_steps or 0, self._latest is None
-        rng = rng_of(self)
-        start = WorkerStart.of(self, shard, self._pool, rng=rng, warns_of_draws=is_first, snapshot_every=every)
+        given = self, shard, self._pool, base_seed, self._observer.metrics
+        is_first = self._latest is None
         try:
-            return start.start(base_seed, self._observer.metrics, self._why_no_fork)
+            return start_workers(*given, is_first=is_first, why_no_fork=self._why_no_fork)
         except ForkHangs as error:
             self._leave_forks(error)
-        return self._start(shard, base_seed)
+        return start_workers(*given, is_first=is_first, why_no_fork=self._why_no_fork)
 
     def _leave_forks(self, error: ForkHangs) -> None:
         """Have fresh interpreters do the work of forks from now on. Raises `error` if they don't either."""
@@ -443,13 +438,13 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 self._prepared = self._begin()
             assert self._latest is not None, "an epoch has begun"
             position = self._latest.position()
-        return {**position.to_dict(), batching.NAME: batching.batching_of(self)}
+        return {**position.to_dict(), "batching": batching_of(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, with the next iterator. An empty dict changes nothing.
 
-        With `shuffle=True` and neither `seed` nor `generator`, the order of later epochs comes from torch's global
-        generator, so it is that of an unbroken run only if nothing else draws from it.
+        The rest of the epoch is that of the unbroken run. With `shuffle=True` and neither `seed` nor `generator`, the
+        order of later epochs comes from torch's global generator, as with torch.
 
         Raises:
             TypeError: The state isn't a dict.
@@ -458,8 +453,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         loaded = None
         if state:
             loaded = LoaderPosition.from_dict(state)
-            check_resumes(self, loaded)
-            batching.check_batching(state.get(batching.NAME), loaded, self)
+            check_resumes(self, loaded, state.get("batching"))
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
         self._latest = self._prepared = self._iterator = None
@@ -472,3 +466,36 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
             keep_class()
         return False
+
+
+# Loaders that frameworks make -----------------------------------------------------------------------------------------
+
+_ALL_OPTIONS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in {"self", "dataset"}]
+
+_ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+"""Options that depend on each other."""
+
+
+def converted(loader: TorchDataLoader[Any], like: Any = None) -> DataLoader[Any]:
+    """Return a DataLoader with the same dataset, samplers and options. `loader` must not have been iterated over.
+
+    Options that torch doesn't have are taken from `like`, if it has them.
+    """
+    options: dict[str, Any] = {}
+    for name in _ALL_OPTIONS:
+        owner = loader if hasattr(loader, name) else like
+        if name not in _ABOUT_BATCHES and hasattr(owner, name):
+            options[name] = getattr(owner, name)
+    if not loader.num_workers:
+        options["prefetch_factor"] = None  # torch refuses another one
+    return DataLoader(loader.dataset, **options, **_batching(loader))
+
+
+def _batching(loader: TorchDataLoader[Any]) -> dict[str, Any]:
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is not None:
+        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    if loader.batch_sampler is not None:
+        return {"batch_sampler": loader.batch_sampler}
+    return {"batch_size": None, "sampler": loader.sampler}

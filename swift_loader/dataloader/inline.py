@@ -11,17 +11,16 @@ from torch.utils.data import DataLoader
 # Private, but the only implementation of torch's fetching, and the same in all its versions.
 from torch.utils.data.dataloader import _DatasetKind
 
-from swift_loader.dataloader.datapipes import seed_pipe, shard_pipe
-from swift_loader.dataloader.draws import DrawnEpoch, Draws
-from swift_loader.dataloader.generators import Substitute
-from swift_loader.dataloader.processes import ProcessView
+from swift_loader.dataloader.draws import Draws
+from swift_loader.dataloader.epoch import Epoch
+from swift_loader.dataloader.indices import seed_pipe, shard_pipe
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.worker.stream_shard import RankSamples, StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface, is_stateful
 
 
-class InlineEpoch(DrawnEpoch):
+class InlineEpoch(Epoch):
     """One epoch. Draws and fetches one batch at a time, so the user's generators are used as with torch."""
 
     def __init__(
@@ -29,7 +28,6 @@ class InlineEpoch(DrawnEpoch):
         loader: DataLoader[Any],
         epoch: int,
         resume: LoaderPosition | None,
-        substitute: Substitute,
         metrics: Metrics,
         shard: StreamShard | None = None,
     ) -> None:
@@ -47,7 +45,6 @@ class InlineEpoch(DrawnEpoch):
         self._metrics = metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
-        self._is_over = False
         saved = WorkerSnapshot() if resume is None else _saved(resume)
         given: Any = loader.dataset
         begins_epoch = resume is None or resume.draws.is_over
@@ -55,7 +52,7 @@ class InlineEpoch(DrawnEpoch):
             forget_state(given)
         elif saved.dataset_state is not None and is_stateful(given):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
-        self._draws = Draws(loader, epoch, None if resume is None else resume.draws, substitute)
+        self._draws = Draws(loader, epoch, None if resume is None else resume.draws)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
         kind = loader._dataset_kind  # noqa: SLF001
@@ -118,11 +115,8 @@ class InlineEpoch(DrawnEpoch):
         self._fetcher.ended = self._fetcher.ended or saved.has_ended
         self._num_fetched = next_batch
 
-    is_whole = True
-    """Always: an interrupt comes out of the user's code, as with torch."""
-
     def next(self) -> Any:
-        """Return the next batch. Raises `StopIteration`, or what the dataset, the sampler or `collate_fn` raised."""
+        """Return the next batch. See `Epoch`. An interrupt comes out of the user's code, as with torch."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
         drawn = self._draws.next()
@@ -155,19 +149,19 @@ class InlineEpoch(DrawnEpoch):
 
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
-        self._is_over = True
+        self.is_over = True
         self._metrics.end_pass(time.perf_counter_ns())
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         num_done = self._num_yielded + self._num_skipped
-        draws = self._draws.state_at(num_done, self._sampler_state, is_over=self._is_over)
+        draws = self._draws.state_at(num_done, self._sampler_state, is_over=self.is_over)
         return LoaderPosition(
             num_workers=0,
             is_stream=self._is_stream,
             num_yielded=self._num_yielded,
             draws=draws,
-            ahead=tuple(sorted(step for step in self._skipped if step >= num_done)),
+            ahead=sorted(step for step in self._skipped if step >= num_done),
             workers=(self._snapshot(),),
             length_called=self._length_called,
             num_sharing=0 if self._shard is None else self._shard.world_size,
@@ -192,16 +186,6 @@ class InlineEpoch(DrawnEpoch):
         return replace(
             saved, num_batches=self._num_fetched, num_to_skip=wanted.num_to_skip, next_batch=self._num_fetched
         )
-
-    def processes(self) -> list[ProcessView]:
-        """Return nothing: there are no processes."""
-        return []
-
-    def shut_down(self) -> None:
-        """Do nothing: nothing runs."""
-
-    def close(self) -> None:
-        """Do nothing: nothing runs."""
 
 
 def _saved(resume: LoaderPosition) -> WorkerSnapshot:

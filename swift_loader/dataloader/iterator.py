@@ -3,71 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+import weakref
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from swift_loader.dataloader.failures import lost_batch
-from swift_loader.dataloader.processes import ProcessView
+from swift_loader.dataloader.epoch import Epoch, lost_batch
 from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.dataloader.workers import ProcessView
 from swift_loader.errors import ForkHangs
 from swift_loader.next_lock import NextLock
 from swift_loader.options import AutoWorkers
-
-
-class Epoch(Protocol):
-    """Where the batches of an epoch come from."""
-
-    is_whole: bool
-    """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop has met the end."""
-        ...
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
-        ...
-
-    def next(self) -> Any:
-        """Return the next batch. Raises StopIteration at the end, and what the user's code raises."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """Which epoch of its loader it is, from 0."""
-        ...
-
-    def position(self) -> LoaderPosition:
-        """Return where the loop is."""
-        ...
-
-    def processes(self) -> list[ProcessView]:
-        """Return the worker processes, by id."""
-        ...
-
-    def shut_down(self) -> None:
-        """End the workers. There are no more batches. Idempotent."""
-        ...
-
-    def close(self) -> None:
-        """Leave the workers to the next epoch. There are no more batches. Idempotent."""
-        ...
-
-
-class LoaderCalls(NamedTuple):
-    """Weak references to methods of a loader. They return None once it is gone."""
-
-    begin: Callable[[], Callable[..., Epoch] | None]
-    """Begins an epoch, at a position or afresh, and perhaps without a fork, as one hangs."""
-    end: Callable[[], Callable[[], None] | None]
-    """Called when the loop has met the end of an epoch."""
-    tune: Callable[[], Callable[[], None] | None]
-    """Called between two batches, if the loader chooses the number of its workers."""
 
 
 class LoaderIterator:
@@ -76,28 +23,12 @@ class LoaderIterator:
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        epoch: Epoch,
-        *,
-        pin_device: str | None,
-        calls: LoaderCalls,
-        passes_end: bool,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_end: bool) -> None:
         """Begin with an epoch. The arguments are those of `restart`."""
         self._next_lock = NextLock()
-        self.restart(loader, epoch, pin_device=pin_device, calls=calls, passes_end=passes_end)
+        self.restart(loader, epoch, pin_device, passes_end=passes_end)
 
-    def restart(
-        self,
-        loader: DataLoader[Any],
-        epoch: Epoch,
-        *,
-        pin_device: str | None,
-        calls: LoaderCalls,
-        passes_end: bool,
-    ) -> None:
+    def restart(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_end: bool) -> None:
         """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
 
         `pin_device` None: don't pin. `passes_end`: the next epoch follows if the loop has had all batches of `epoch`
@@ -106,13 +37,12 @@ class LoaderIterator:
         self._epoch = epoch
         self._is_begun = False
         """Whether a batch was asked for."""
+        self._loader: Any = weakref.ref(loader)
         self.kept: object = None
         """Keeps the loader of `for batch in DataLoader(...)` alive, to begin again."""
         self._hangs: ForkHangs | None = None
         """Why there are no more batches."""
-        self._begin = calls.begin
-        self._end = calls.end
-        self._tune = calls.tune if isinstance(loader.num_workers, AutoWorkers) else None
+        self._is_tuned = isinstance(loader.num_workers, AutoWorkers)
         self._passes_end = passes_end
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
@@ -155,13 +85,14 @@ class LoaderIterator:
     def _take(self) -> Any:
         if not self._epoch.is_whole:
             raise lost_batch() from self._interrupt
-        if self._tune is not None and (tune := self._tune()) is not None:
-            tune()
+        loader = self._loader()
+        if self._is_tuned and loader is not None:
+            loader._tune()  # noqa: SLF001
         try:
-            batch = self._next()
+            batch = self._next(loader)
         except StopIteration:
-            if (end := self._end()) is not None:
-                end()
+            if loader is not None:
+                loader._end_epoch()  # noqa: SLF001
             raise
         self._num_yielded += 1
         if self._length_called is not None and self._num_yielded > self._length_called:
@@ -172,38 +103,36 @@ class LoaderIterator:
             batch = pin_memory(batch, self._pin_device)  # type: ignore[no-untyped-call]
         return batch
 
-    def _next(self) -> Any:
+    def _next(self, loader: Any) -> Any:
         """Return the next batch. If a fork of the program hangs, fresh interpreters go on where the loop is."""
         if self._hangs is not None:
             raise self._hangs
         try:
-            return self._epoch.next() if self._is_begun else self._first()
+            return self._epoch.next() if self._is_begun else self._first(loader)
         except ForkHangs as error:
-            begin = self._begin()
-            if begin is None:
+            if loader is None:
                 raise
             self._hangs = error  # in case that nothing takes its place
-            self._continue_with(begin, self._epoch.position(), error)
+            self._continue_with(loader, self._epoch.position(), error)
             self._hangs = None
             return self._epoch.next()
 
-    def _first(self) -> Any:
+    def _first(self, loader: Any) -> Any:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
-        begin = self._begin()
-        if begin is not None and self._epoch.is_stale:
-            self._continue_with(begin, self._epoch.position())
+        if loader is not None and self._epoch.is_stale:
+            self._continue_with(loader, self._epoch.position())
         self._is_begun = True
         try:
             return self._epoch.next()
         except StopIteration:
-            if begin is None or not self._passes_end:
+            if loader is None or not self._passes_end:
                 raise
-            self._continue_with(begin, None)
+            self._continue_with(loader, None)
             return self._epoch.next()
 
-    def _continue_with(self, begin: Callable[..., Epoch], *where: LoaderPosition | ForkHangs | None) -> None:
+    def _continue_with(self, loader: Any, *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()
-        self._epoch = begin(*where)
+        self._epoch = loader._begin_epoch(*where)  # noqa: SLF001
 
     def _warn_of_length(self, length: int) -> None:
         advice = (

@@ -6,7 +6,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swift_loader.dataloader.workers import delivery_of
+from swift_loader.dataloader.options import delivery_of
 from swift_loader.executors.setup import setup_of
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.metrics.observations import Observations, Setup

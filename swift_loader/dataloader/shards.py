@@ -1,14 +1,18 @@
-"""What is known of each worker's dataset: where it was when the loop got the last batch from it."""
+"""What is known of each worker's dataset: where the loop is in it, and whether all give the same."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
+from swift_loader.errors import warn
+from swift_loader.interrupts import is_interrupt
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.torch_mode import Resume, Snapshot
@@ -22,8 +26,14 @@ def _nowhere(worker_id: int) -> int | None:  # noqa: ARG001 - in the place of `S
 class Shards:
     """The datasets of the workers of one epoch, as far as the loop has seen their batches."""
 
-    def __init__(self, loader: DataLoader[Any], resume: LoaderPosition | None) -> None:
-        """Begin with fresh datasets, or where `resume` says."""
+    def __init__(
+        self, loader: DataLoader[Any], resume: LoaderPosition | None, carried: dict[int, bytes] | None = None
+    ) -> None:
+        """Begin with fresh datasets, or where `resume` says.
+
+        `carried`: where persistent workers continue that got nothing since an earlier epoch was resumed, see `carry`.
+        """
+        self._carried = carried
         saved = () if resume is None else resume.workers[: loader.num_workers]
         missing = loader.num_workers - len(saved)
         self._is_resumed = resume is not None
@@ -40,17 +50,28 @@ class Shards:
     def resume(self) -> dict[int, bytes] | None:
         """Return where each worker continues, for `Dispatcher.begin`. None: all at their beginning."""
         if not self._is_resumed or (self._begins_epoch and not self._is_persistent):
-            return None
-        return {number: self._resume_of(one).pack() for number, one in enumerate(self._snapshots)}
+            return self._carried
+        return {
+            number: self._resume_of(one, begins_anew=self._begins_epoch).pack()
+            for number, one in enumerate(self._snapshots)
+        }
 
-    def _resume_of(self, saved: WorkerSnapshot) -> Resume:
+    def _resume_of(self, saved: WorkerSnapshot, *, begins_anew: bool) -> Resume:
         if not saved.has_state:
-            return Resume(None, 0 if self._begins_epoch else saved.num_batches)
+            return Resume(None, 0 if begins_anew else saved.num_batches)
         num_batches = saved.num_batches - saved.num_since
-        snapshot = Snapshot(
-            num_batches, saved.has_ended and not self._begins_epoch, saved.iterator_state, saved.dataset_state
-        )
-        return Resume(snapshot.pack(), 0 if self._begins_epoch else saved.num_since, begins_anew=self._begins_epoch)
+        snapshot = Snapshot(num_batches, saved.has_ended and not begins_anew, saved.iterator_state, saved.dataset_state)
+        return Resume(snapshot.pack(), 0 if begins_anew else saved.num_since, begins_anew=begins_anew)
+
+    def carry(self, busy: set[int]) -> dict[int, bytes] | None:
+        """Return where the workers that got nothing in this epoch begin the next one, if they stay. None: afresh.
+
+        They are told where to continue with their first task, and a resumed epoch may have none left for them.
+        """
+        if not self._is_resumed or not self._is_persistent:
+            return {number: one for number, one in (self._carried or {}).items() if number not in busy} or None
+        idle = {number: one for number, one in enumerate(self._snapshots) if number not in busy and one.has_state}
+        return {number: self._resume_of(one, begins_anew=True).pack() for number, one in idle.items()} or None
 
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""
@@ -147,3 +168,59 @@ def _state_of(saved: WorkerSnapshot, *, has_ended: bool) -> Snapshot:
     return Snapshot(
         saved.num_batches, has_ended, saved.iterator_state, saved.dataset_state, num_to_skip=saved.num_to_skip
     )
+
+
+_MIN_SAMPLES = 16
+"""How many samples of each worker are compared. Few of them may be equal by chance, like labels."""
+
+
+class Copies:
+    """Finds out whether all workers give the same samples of a stream: torch repeats them, too, and few want that."""
+
+    def __init__(self, name: str, num_workers: int, batch_size: int | None) -> None:
+        """`name` is the dataset's, for the warning."""
+        self._name = name
+        self._num_batches = -(-_MIN_SAMPLES // (batch_size or 1))
+        self._digests: list[list[bytes]] | None = [[] for _ in range(num_workers)]
+        """Of the first batches, by worker. None: the verdict is known."""
+        self._warning = ""
+
+    def note(self, delivery: Delivery) -> None:
+        """Take in a batch, or the end."""
+        work, found = delivery.work, self._digests
+        if found is None:
+            return
+        if delivery.error is None and isinstance(work, StreamWork) and len(found[work.worker_id]) < self._num_batches:
+            found[work.worker_id].append(_digest_of(delivery.batch))
+        is_known = delivery.is_end or all(len(one) == self._num_batches for one in found)
+        are_equal = all(one[: len(found[0])] == found[0][: len(one)] for one in found)
+        if is_known and are_equal and found[0] and all(len(one) == len(found[0]) for one in found):
+            self._warning = (
+                f"each of {len(found)} workers gives the same samples of the {self._name}, so they come {len(found)} "
+                f"times, as with torch. shard_stream=True shares them out; shard_stream=False says that you want this"
+            )
+        if is_known or not are_equal or delivery.error is not None:
+            self._digests = None
+
+    def warn(self) -> None:
+        """Issue the warning, once. A filter may make it an error, so the loop mustn't hold a batch."""
+        warning, self._warning = self._warning, ""
+        if warning:
+            warn(warning)
+
+
+def _digest_of(batch: Any) -> bytes:
+    try:
+        return b"".join(digest_of(leaf) for _, leaf in leaves_of(batch))
+    except Exception as error:  # what can't be pickled is like nothing else
+        if is_interrupt(error):
+            raise
+        return os.urandom(16)
+
+
+def copies_of(loader: DataLoader[Any]) -> Copies | None:
+    """Return what looks whether all workers give the same. None if the user has said who shares the stream out."""
+    dataset: Any = loader.dataset
+    if getattr(loader, "shard_stream", None) is not None or loader.num_workers <= 1:
+        return None
+    return Copies(type(dataset).__name__, loader.num_workers, loader.batch_size)

@@ -1,4 +1,4 @@
-"""The content of a DataLoader's `state_dict()`.
+"""The content of a DataLoader's `state_dict()`, and the check of one that is loaded.
 
 The fields have the names that torchdata's `StatefulDataLoader` gives to the same things. Fields of our own have no
 underscore in front.
@@ -6,77 +6,229 @@ underscore in front.
     version                     of these fields
     _steps_since_snapshot       always 0: the position is exact
     _iterator_finished          whether the loop has met the end of the epoch
+    batching                    what the count of batches depends on
     _snapshot
         _snapshot_step              batches that the loop got in this epoch
         _last_yielded_worker_id     which worker's shard gave the last one; streams only
         _main_snapshot              the draws, see `DrawsState`
         _worker_snapshots           by worker: the state of its dataset or of the iterator over it
+
+Each field of a record says where it stands in the state, and what it must be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import dataclasses
+import random
+import zlib
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
-from swift_loader.dataloader.draws import DrawsState
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from swift_loader.dataloader.indices import SamplerState
+from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
+from swift_loader.sampling.integers import as_integer, shown
 
 VERSION = 1
+
+_MAX_INTEGER = 2**63 - 1
+
+_MAX_SHOWN = 100
+
+# What a field must be -------------------------------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """What values of a field are."""
+
+    what: str
+    read: Callable[[Any], Any]
+    """Returns the value, as this package uses it. Raises any error if it isn't one."""
+
+
+def _integer(at_least: int) -> _Form:
+    def read(value: Any) -> int:
+        number = as_integer(value)
+        if number is None or not at_least <= number <= _MAX_INTEGER:
+            raise ValueError
+        return number
+
+    return _Form(f"an integer from {at_least} on" if at_least > -_MAX_INTEGER else "an integer of 64 bits", read)
+
+
+def _optional(form: _Form) -> _Form:
+    return _Form(f"{form.what}, or None", lambda value: None if value is None else form.read(value))
+
+
+def _several(form: _Form) -> _Form:
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError
+        return [form.read(one) for one in value]
+
+    return _Form(f"a list, of which each is {form.what}", read)
+
+
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return bool(value)
+
+
+def _read_generator(text: Any) -> Any:
+    torch.Generator().set_state(as_torch(text))
+    return text
+
+
+def _read_states(packed: Any) -> Any:
+    states = unpack_states(packed)
+    if states.keys() != packed.keys():
+        raise ValueError
+    generators: dict[str, Any] = {
+        "torch": torch.Generator(),
+        "python": random.Random(),  # noqa: S311 - a check
+        "numpy": np.random.RandomState(),
+    }
+    for name, state in states.items():
+        (generators[name].setstate if name == "python" else generators[name].set_state)(state)
+    return packed
+
+
+_ANY = _Form("anything", lambda value: value)
+_COUNT, _SEED, _FLAG = _integer(0), _integer(-_MAX_INTEGER - 1), _Form("True or False", _read_flag)
+_MAIN = "_snapshot._main_snapshot."
+
+
+def _at(path: str, form: _Form, **default: Any) -> Any:
+    """Declare a field of a record that stands at `path` in the state."""
+    return dataclasses.field(metadata={"path": path, "form": form}, **default)
+
+
+def _get(state: Any, path: str) -> Any:
+    for name in path.split("."):
+        if not isinstance(state, Mapping) or name not in state:
+            raise StateMismatch(f"the state has no field {path!r}; pass the dict that state_dict() returned, unchanged")
+        state = state[name]
+    return state
+
+
+_Record = TypeVar("_Record")
+
+
+def _read(record: type[_Record], state: Any, where: str = "", **others: Any) -> _Record:
+    """Return the record that stands in a state. Raises `StateMismatch` that names the field that is wrong."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(record):  # type: ignore[arg-type] # it is a dataclass
+        if "path" in field.metadata:
+            path, form = field.metadata["path"], field.metadata["form"]
+            value = _get(state, path)
+            try:
+                values[field.name] = form.read(value)
+            except Exception as error:
+                raise StateMismatch(
+                    f"the state's {where}{path}={shown(value)[:_MAX_SHOWN]} must be {form.what}; pass the dict that "
+                    f"state_dict() returned, unchanged"
+                ) from error
+    return record(**values, **others)
+
+
+def _write(record: Any, state: dict[str, Any]) -> None:
+    """Put a record into a state."""
+    for field in dataclasses.fields(record):
+        if "path" in field.metadata:
+            *folders, name = field.metadata["path"].split(".")
+            inner = state
+            for folder in folders:
+                inner = inner.setdefault(folder, {})
+            inner[name] = getattr(record, field.name)
+
+
+# The records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DrawsState:
+    """How to draw the rest of an epoch again."""
+
+    base_seed: int = _at(f"{_MAIN}_base_seed", _SEED)
+    epoch: int = _at(f"{_MAIN}epoch", _COUNT)
+    num_drawn: int = _at(f"{_MAIN}_sampler_iter_yielded", _COUNT)
+    of_sampler: Any = _at(f"{_MAIN}_index_sampler_state", _ANY)
+    """The state of the sampler; None if it has none."""
+    of_iterator: Any = _at(f"{_MAIN}_sampler_iter_state", _ANY)
+    """The state of the sampler's iterator; None if it has none."""
+    generators: list[str] = _at(f"{_MAIN}generators", _several(_Form("the state of a generator", _read_generator)))
+    """States of the samplers' own generators: when the epoch began; at its end if the epoch is over."""
+    global_states: dict[str, Any] = _at(f"{_MAIN}global_states", _Form("states of global generators", _read_states))
+    """States of the global generators when the epoch began, of those that the sampler has drawn from."""
+    is_begun: bool = _at(f"{_MAIN}is_begun", _FLAG)
+    """Whether the first index was asked for. Samplers of torch draw a seed then."""
+    draws_seed: bool = _at(f"{_MAIN}draws_seed", _FLAG)
+    """Whether the base seed was drawn when the epoch began."""
+    begins_twice: bool = _at(f"{_MAIN}begins_twice", _FLAG)
+    """Whether the sampler was iterated twice when the epoch began, as torch does with new workers."""
+    sampler_epochs: list[int] = _at(f"{_MAIN}sampler_epochs", _several(_SEED))
+    """What `set_epoch` had set on the samplers when this epoch was drawn, outermost first."""
+    dataset_epoch: int | None = _at(f"{_MAIN}dataset_epoch", _optional(_SEED))
+    """What `set_epoch` has set on the dataset. None: it has no epoch."""
+    is_over: bool = _at("_iterator_finished", _FLAG)
+    """Whether the epoch is over, so that the next one begins."""
+
+    @property
+    def sampler_state(self) -> SamplerState | None:
+        """The states of the sampler and its iterator. None if neither has one."""
+        has_state = self.of_sampler is not None or self.of_iterator is not None
+        return (self.of_sampler, self.of_iterator) if has_state else None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
     """The state of a worker's dataset at some batch, and how many batches the loop got from it since."""
 
-    dataset_state: Any = None
+    dataset_state: Any = _at("dataset_state", _ANY, default=None)
     """What the dataset's `state_dict()` returned; None if it has none, or if it is its own iterator."""
     iterator_state: Any = None
     """What the `state_dict()` of the iterator over a stream returned; None if it has none."""
-    has_ended: bool = False
+    has_ended: bool = _at("has_ended", _FLAG, default=False)
     """Whether the state was taken when its shard of the stream was over."""
-    num_since: int = 0
+    num_since: int = _at("steps_since_snapshot", _COUNT, default=0)
     """How many batches the loop got from it after the state was taken. They are skipped."""
-    num_batches: int = 0
+    num_batches: int = _at("num_batches", _COUNT, default=0)
     """How many batches of its shard the loop got in this epoch. If the loader shares the stream out: how many batches
     of the rank's part had been read when the state was taken."""
-    num_to_skip: int = 0
+    num_to_skip: int = _at("num_to_skip", _COUNT, default=0)
     """How many samples other ranks get first when the state is restored; see `RankSamples`."""
     is_over: bool = False
     """Whether the loop got all batches of its shard, and it is known that there are no more."""
-    next_batch: int | None = None
+    next_batch: int | None = _at("next_batch", _optional(_COUNT), default=None)
     """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
         """Return it as it is in the state."""
         ended = self.has_ended or self.is_over
         fetcher = {"dataset_iter_state": self.iterator_state, "fetcher_ended": ended} if is_stream else None
-        return {
-            "fetcher_state": fetcher,
-            "dataset_state": self.dataset_state,
-            "steps_since_snapshot": self.num_since,
-            "num_batches": self.num_batches,
-            "has_ended": self.has_ended,
-            "num_to_skip": self.num_to_skip,
-            "next_batch": self.next_batch,
-        }
+        packed: dict[str, Any] = {"fetcher_state": fetcher}
+        _write(self, packed)
+        return packed
 
     @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> WorkerSnapshot:
+    def unpack(cls, packed: Any, where: str, *, is_stream: bool) -> WorkerSnapshot:
         """Return what `pack` was called on."""
-        fetcher = packed["fetcher_state"] or {}
-        ended = bool(fetcher.get("fetcher_ended", False))
-        return cls(
-            packed["dataset_state"],
-            fetcher.get("dataset_iter_state"),
-            bool(packed.get("has_ended", ended)),
-            packed.get("steps_since_snapshot", 0),
-            packed.get("num_batches", 0),
-            packed.get("num_to_skip", 0),
-            ended,
-            packed.get("next_batch"),
-        )
+        if not is_stream:
+            return _read(cls, packed, where)
+        fetcher = _get(packed, "fetcher_state")
+        ended = _get(fetcher, "fetcher_ended")
+        if not isinstance(ended, bool):
+            raise StateMismatch(f"the state's {where}fetcher_state.fetcher_ended={ended!r} must be True or False")
+        return _read(cls, packed, where, iterator_state=_get(fetcher, "dataset_iter_state"), is_over=ended)
 
     @property
     def has_state(self) -> bool:
@@ -88,20 +240,20 @@ class WorkerSnapshot:
 class LoaderPosition:
     """Where a DataLoader is in its epoch."""
 
-    num_workers: int
-    is_stream: bool
-    num_yielded: int
-    """Batches that the loop got in this epoch."""
     draws: DrawsState
-    last_worker: int = -1
+    is_stream: bool
+    num_workers: int = _at(f"{_MAIN}_num_workers", _COUNT)
+    num_yielded: int = _at("_snapshot._snapshot_step", _COUNT)
+    """Batches that the loop got in this epoch."""
+    last_worker: int = _at("_snapshot._last_yielded_worker_id", _integer(-1), default=-1)
     """The worker whose shard gave the last batch; -1 before the first. Only for streams."""
-    ahead: tuple[int, ...] = ()
+    ahead: list[int] = _at(f"{_MAIN}ahead", _several(_COUNT), default_factory=list)
     """Later steps that the loop won't get: it got them before earlier ones, with `in_order=False`."""
-    workers: tuple[WorkerSnapshot, ...] = field(default=())
+    workers: tuple[WorkerSnapshot, ...] = ()
     """By worker id. One, with `num_workers=0`."""
-    length_called: int | None = None
+    length_called: int | None = _at(f"{_MAIN}_IterableDataset_len_called", _optional(_COUNT), default=None)
     """What `len` of the stream returned, if the user has asked the loader for its length."""
-    num_sharing: int = 0
+    num_sharing: int = _at(f"{_MAIN}num_sharing", _COUNT, default=0)
     """How many ranks the loader shares the stream out to, and to its workers. 0: the dataset does that."""
 
     @property
@@ -116,70 +268,13 @@ class LoaderPosition:
         usable = [one for one in self.workers if max_batches is None or one.num_batches <= max_batches]
         return max(usable, key=lambda one: one.num_batches, default=WorkerSnapshot())
 
-    def check_fits(self, *, num_workers: int, is_stream: bool, num_sharing: int) -> None:
-        """Check that a loader can continue here. Raises `StateMismatch` if it can't.
-
-        The position of a sampler, or in a stream that the loader shares out, suits any number of workers; that in
-        another stream only the same. `num_sharing`: to how many ranks it shares out the stream; 0: it doesn't.
-        """
-        if self.draws.is_over or not self.num_yielded:
-            return
-        if self.is_stream != is_stream:
-            kinds = "a map-style dataset", "an IterableDataset"
-            raise StateMismatch(
-                f"the state is of {kinds[self.is_stream]}, but this loader has {kinds[is_stream]}; give the dataset "
-                f"that the state was saved with, or begin without load_state_dict()"
-            )
-        if self.num_sharing != num_sharing:
-            raise StateMismatch(
-                f"the state is of a stream that {_sharing(self.num_sharing)}, but here {_sharing(num_sharing)}; give "
-                f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is "
-                f"over"
-            )
-        if num_sharing and self.next_batch is not None:
-            return
-        if is_stream and self.num_workers != num_workers:
-            raise StateMismatch(
-                f"the state was saved with num_workers={self.num_workers} in the middle of an epoch, but this loader "
-                f"has num_workers={num_workers}. The workers share out an IterableDataset by their number, so its "
-                f"position can't be carried over. Give num_workers={self.num_workers}, or change it where an epoch is "
-                f"over"
-            )
-
     def to_dict(self) -> dict[str, Any]:
         """Return the state. Nothing in it changes later."""
-        draws, sampler_state = self.draws, self.draws.sampler_state or (None, None)
-        main = {
-            "_num_workers": self.num_workers,
-            "_index_sampler_state": sampler_state[0],
-            "_sampler_iter_state": sampler_state[1],
-            "_sampler_iter_yielded": draws.num_drawn,
-            "_base_seed": draws.base_seed,
-            "_IterableDataset_len_called": self.length_called,
-            "epoch": draws.epoch,
-            "generators": draws.generators,
-            "global_states": draws.global_states,
-            "present_states": draws.present_states,
-            "is_begun": draws.is_begun,
-            "draws_seed": draws.draws_seed,
-            "begins_twice": draws.begins_twice,
-            "sampler_epochs": draws.sampler_epochs,
-            "dataset_epoch": draws.dataset_epoch,
-            "ahead": list(self.ahead),
-            "num_sharing": self.num_sharing,
-        }
         snapshots = [one.pack(is_stream=self.is_stream) for one in self.workers]
-        state: dict[str, Any] = {
-            "version": VERSION,
-            "_snapshot": {
-                "_snapshot_step": self.num_yielded,
-                "_last_yielded_worker_id": self.last_worker,
-                "_main_snapshot": main,
-                "_worker_snapshots": {f"worker_{number}": one for number, one in enumerate(snapshots)},
-            },
-            "_steps_since_snapshot": 0,
-            "_iterator_finished": draws.is_over,
-        }
+        state: dict[str, Any] = {"version": VERSION, "_steps_since_snapshot": 0}
+        _write(self, state)
+        _write(self.draws, state)
+        state["_snapshot"]["_worker_snapshots"] = {f"worker_{number}": one for number, one in enumerate(snapshots)}
         if not self.num_workers:
             state |= {name: snapshots[0][name] for name in ("fetcher_state", "dataset_state")}
         return deepcopy(state)
@@ -188,55 +283,147 @@ class LoaderPosition:
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderPosition:
         """Return the position that a state describes.
 
-        Raises `TypeError` if it isn't a mapping, `StateMismatch` if a field is missing or has another form.
+        Raises `TypeError` if it isn't a mapping, `StateMismatch` that names the field if one is missing or wrong.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; pass the dict that state_dict() returned")
-        if state.get("version") != VERSION:
+        if "_snapshot" not in state:
+            kinds = {"position": "a SwiftLoader", "place": "a pipeline"}
+            of = [kind for name, kind in kinds.items() if name in state] or ["another class"]
+            raise StateMismatch(f"the state is of {of[0]}; pass what the state_dict() of a DataLoader returned")
+        if as_integer(state.get("version")) != VERSION:
             raise StateMismatch(
-                f"the state's version is {state.get('version')!r}, but this loader can only resume version {VERSION}; "
-                f"pass the dict that the state_dict() of a swift_loader.DataLoader returned"
+                f"the state's version is {shown(state.get('version'))[:_MAX_SHOWN]}, but this loader can only resume "
+                f"version {VERSION}; pass the dict that the state_dict() of a swift_loader.DataLoader returned"
             )
-        try:
-            return _unpacked(deepcopy(dict(state)))
-        except KeyError as error:
+        state = deepcopy(dict(state))
+        workers = _get(state, "_snapshot._worker_snapshots")
+        num_packed = len(workers) if isinstance(workers, Mapping) else 1
+        packed = [_get(workers, f"worker_{number}") for number in range(num_packed)]
+        is_stream = any(_get(one, "fetcher_state") is not None for one in packed)
+        where = "_snapshot._worker_snapshots.worker_"
+        snapshots = [
+            WorkerSnapshot.unpack(one, f"{where}{number}.", is_stream=is_stream) for number, one in enumerate(packed)
+        ]
+        draws = _read(DrawsState, state)
+        position = _read(cls, state, draws=draws, is_stream=is_stream, workers=tuple(snapshots))
+        num_workers = position.num_workers
+        for is_right, problem in (
+            (as_integer(state.get("_steps_since_snapshot")) == 0, "without _steps_since_snapshot=0"),
+            (len(packed) == max(1, num_workers), f"of {len(packed)} workers, but _num_workers={num_workers}"),
+            (position.last_worker < max(1, num_workers), f"of worker {position.last_worker} of {num_workers}"),
+            (
+                position.num_yielded <= draws.num_drawn + len(position.ahead),
+                f"of {position.num_yielded} batches, but _sampler_iter_yielded={draws.num_drawn}",
+            ),
+            (all(one.num_since <= one.num_batches for one in snapshots), "of steps_since_snapshot above num_batches"),
+        ):
+            if not is_right:
+                raise StateMismatch(f"the state is {problem}; pass the dict that state_dict() returned, unchanged")
+        return position
+
+
+# Whether a loader can continue there ----------------------------------------------------------------------------------
+
+_TORCHS = RandomSampler.__module__
+"""Other classes may stand for each other: frameworks replace samplers."""
+
+
+def batching_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what the loader's batches depend on, as plain types."""
+    facts: dict[str, Any] = {"batch_size": loader.batch_size}
+    sampler = loader.sampler
+    is_torchs = isinstance(sampler, (RandomSampler, SequentialSampler)) and type(sampler).__module__ == _TORCHS
+    if is_torchs and not isinstance(loader.dataset, IterableDataset):
+        facts |= {"sampler": type(sampler).__name__, "num_samples": len(sampler)}  # type: ignore[arg-type]
+    return facts
+
+
+def check_resumes(loader: Any, position: LoaderPosition, batching: Any = None) -> None:
+    """Check that a loader can continue at a position. Raises `StateMismatch` if it can't.
+
+    The position of a sampler, or in a stream that the loader shares out, suits any number of workers; that in another
+    stream only the same. `batching`: what `batching_of` gave when the state was saved; None: it isn't known.
+    """
+    if position.draws.is_over or not position.num_yielded:
+        return
+    shard = shard_of(loader)
+    num_sharing, is_stream = 0 if shard is None else shard.world_size, isinstance(loader.dataset, IterableDataset)
+    if position.is_stream != is_stream:
+        kinds = "a map-style dataset", "an IterableDataset"
+        raise StateMismatch(
+            f"the state is of {kinds[position.is_stream]}, but this loader has {kinds[is_stream]}; give the dataset "
+            f"that the state was saved with, or begin without load_state_dict()"
+        )
+    if position.num_sharing != num_sharing:
+        raise StateMismatch(
+            f"the state is of a stream that {_sharing(position.num_sharing)}, but here {_sharing(num_sharing)}; give "
+            f"the shard_stream, and as many ranks, that the state was saved with, or change them where an epoch is over"
+        )
+    is_free = num_sharing and position.next_batch is not None
+    if is_stream and position.num_workers != loader.num_workers and not is_free:
+        raise StateMismatch(
+            f"the state was saved with num_workers={position.num_workers} in the middle of an epoch, but this loader "
+            f"has num_workers={loader.num_workers}. The workers share out an IterableDataset by their number, so its "
+            f"position can't be carried over. Give num_workers={position.num_workers}, or change it where an epoch is "
+            f"over"
+        )
+    here, saved = batching_of(loader), batching if isinstance(batching, Mapping) else {}
+    counts_batches = not is_stream or num_sharing or not all(one.has_state for one in position.workers)
+    for name in here:
+        if saved.get(name, here[name]) != here[name] and (counts_batches or name != "batch_size"):
             raise StateMismatch(
-                f"the state has no field {error}; pass the dict that state_dict() returned, unchanged"
-            ) from None
-
-
-def _unpacked(state: dict[str, Any]) -> LoaderPosition:
-    snapshot = state["_snapshot"]
-    main, workers = snapshot["_main_snapshot"], snapshot["_worker_snapshots"]
-    sampler_state = main["_index_sampler_state"], main["_sampler_iter_state"]
-    draws = DrawsState(
-        base_seed=main["_base_seed"],
-        epoch=main["epoch"],
-        num_drawn=main["_sampler_iter_yielded"],
-        sampler_state=None if sampler_state == (None, None) else sampler_state,
-        generators=main["generators"],
-        global_states=main["global_states"],
-        present_states=main["present_states"],
-        is_begun=main["is_begun"],
-        draws_seed=main["draws_seed"],
-        begins_twice=main["begins_twice"],
-        sampler_epochs=main["sampler_epochs"],
-        dataset_epoch=main["dataset_epoch"],
-        is_over=state["_iterator_finished"],
-    )
-    snapshots = [WorkerSnapshot.unpack(workers[f"worker_{number}"]) for number in range(len(workers))]
-    return LoaderPosition(
-        num_workers=main["_num_workers"],
-        is_stream=any(workers[name]["fetcher_state"] is not None for name in workers),
-        num_yielded=snapshot["_snapshot_step"],
-        draws=draws,
-        last_worker=snapshot["_last_yielded_worker_id"],
-        ahead=tuple(main["ahead"]),
-        workers=tuple(snapshots),
-        length_called=main["_IterableDataset_len_called"],
-        num_sharing=main.get("num_sharing", 0),
-    )
+                f"the state was saved with {name}={saved[name]!r} in the middle of an epoch, but this loader has "
+                f"{name}={here[name]!r}. The state counts batches, which are others here. Give the former one, or "
+                f"change it where an epoch is over. A ShuffleBatchSampler can continue with another batch size"
+            )
 
 
 def _sharing(num_ranks: int) -> str:
     return f"the loader shares out to {num_ranks} ranks" if num_ranks else "the dataset shares out itself"
+
+
+# States of random generators, as JSON types ---------------------------------------------------------------------------
+
+
+def pack_states(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return states of global generators by name, as JSON types."""
+    packed: dict[str, Any] = {}
+    if "torch" in states:
+        packed["torch"] = pack_bytes(states["torch"].numpy().tobytes())
+    if "python" in states:
+        version, words, gauss = states["python"]
+        packed["python"] = [version, pack_bytes(np.array(words, np.uint32).tobytes()), gauss]
+    if "numpy" in states:
+        name, words, *rest = states["numpy"]
+        packed["numpy"] = [str(name), pack_bytes(np.asarray(words, np.uint32).tobytes()), *map(float, rest)]
+    return packed
+
+
+def unpack_states(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states that `pack_states` was called with."""
+    states: dict[str, Any] = {}
+    if "torch" in packed:
+        states["torch"] = as_torch(packed["torch"])
+    if "python" in packed:
+        version, words, gauss = packed["python"]
+        states["python"] = (version, tuple(np.frombuffer(_unpacked(words), np.uint32).tolist()), gauss)
+    if "numpy" in packed:
+        name, words, position, has_gauss, gauss = packed["numpy"]
+        states["numpy"] = (name, np.frombuffer(_unpacked(words), np.uint32), int(position), int(has_gauss), gauss)
+    return states
+
+
+@lru_cache(maxsize=16)  # Accelerate asks for the state after each batch, and most generators stay as they are
+def pack_bytes(state: bytes) -> str:
+    """Return the bytes of a state as text."""
+    return base64.b64encode(zlib.compress(state, 1)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+def as_torch(text: str) -> torch.Tensor:
+    """Return the state that `pack_bytes` was given, as torch takes it."""
+    return torch.frombuffer(bytearray(_unpacked(text)), dtype=torch.uint8)

@@ -22,8 +22,7 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from swift_loader.dataloader.conversion import converted
-from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader.dataloader.dataloader import DataLoader, converted
 
 
 def keep_class() -> None:

@@ -104,7 +104,7 @@ class LoaderMetrics(Callback):
         self._every_n_steps = every_n_steps
         self._prefix = prefix
         self._before: dict[str, float] = {}
-        """The metrics when the epoch began."""
+        """The metrics when the epoch began. Empty if it was resumed in its middle: then all measured is the epoch's."""
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Remember the totals. Called on all ranks."""
@@ -127,7 +127,7 @@ class LoaderMetrics(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Log the share of the epoch that the loop waited, and print what that means."""
         loader = self._loader_of(trainer)
-        waited, ran = (loader.metrics(prefix="")[name] - self._before[name] for name in _WAITED_AND_RAN)
+        waited, ran = (loader.metrics(prefix="")[name] - self._before.get(name, 0.0) for name in _WAITED_AND_RAN)
         if ran <= 0:
             return
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001

@@ -177,8 +177,18 @@ class Pipeline:
             rank: This process. Default: as torch.distributed or the launcher says.
             world_size: The number of processes. Default: the same.
             equal: True leaves out the items after the last full round, so that all ranks get equally many.
+
+        Raises:
+            ValueError: Items were shuffled or mixed before, without a seed: each rank has another order then.
         """
         ranks = find_ranks(rank, world_size)
+        is_mixed = any(line.startswith(("shuffle,", "mix,")) for line in self._chain.parameters)
+        if ranks.world_size > 1 and is_mixed and self._seed is None:
+            raise ValueError(
+                f"shard() to {ranks.world_size} ranks after shuffle() or mix() needs a seed, or each rank has its own "
+                f"order, and samples are lost and repeated. Give all ranks the same: Pipeline(source, seed=0) or "
+                f"mix(..., seed=0); or call shard() first"
+            )
         return self._with(Shard(ranks.rank, ranks.world_size, check_flag("equal", equal)))
 
     def merge(self, *others: Pipeline, output_order: str = "input") -> Pipeline:

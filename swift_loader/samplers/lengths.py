@@ -361,9 +361,10 @@ def _members(costs: Indices, max_tokens: int, oversized: Oversized) -> Indices:
         return np.arange(len(costs), dtype=np.int64)
     if oversized is Oversized.RAISE:
         index = int(np.argmin(fits))
+        others = f", and so do {num_left_out - 1} others" if num_left_out > 1 else ""
         raise ValueError(
-            f"sample {index} counts as {costs[index]} tokens, more than max_tokens={max_tokens}, and so do "
-            f"{num_left_out - 1} others. Raise max_tokens, or give oversized='drop' or oversized='alone'"
+            f"sample {index} counts as {costs[index]} tokens, more than max_tokens={max_tokens}{others}. Raise "
+            f"max_tokens, or give oversized='drop' or oversized='alone'"
         )
     warn(f"{num_left_out} of {len(costs)} samples have more than max_tokens={max_tokens} tokens and are left out")
     return np.flatnonzero(fits).astype(np.int64)

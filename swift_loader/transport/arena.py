@@ -166,6 +166,11 @@ class Arena:
         known = self._handed_out.get(id(thing))
         return known[1] if known is not None else None
 
+    def find_at(self, address: int) -> Block | None:
+        """Return the block of a tensor that this arena made, by the address of its memory; None if there is none."""
+        blocks = (block for _, block in self._handed_out.values() if len(block.memory))
+        return next((block for block in blocks if block.memory.ctypes.data == address), None)
+
     def rewind(self, used: int) -> None:
         """Forget the blocks that were allocated since so many bytes were used."""
         self.used = used

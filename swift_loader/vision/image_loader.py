@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from swift_loader.checks import check_integer
 from swift_loader.dataloader.dataloader import DataLoader
-from swift_loader.dataloader.even import WrappedEpoch
-from swift_loader.dataloader.iterator import Epoch
+from swift_loader.dataloader.epoch import WrappedEpoch
 from swift_loader.device.prefetch import LazyPass
 from swift_loader.ranks.ranks import Ranks
 from swift_loader.samplers.base import ResumableSampler, seed_of
@@ -190,7 +189,7 @@ class ImageLoader(DataLoader[Any]):
         elif state or not isinstance(state, Mapping):
             self._batches.load_state_dict(state)
 
-    def _wrapped(self, epoch: Any) -> Epoch:
+    def _wrapped(self, epoch: Any) -> Any:
         if self._batches is None:
             self._this = Pass(epoch.number, epoch.position().num_yielded, PassState.RUNNING)
             return _CountedEpoch(epoch, self._this, self._limit, is_stream=True, guard=nullcontext)
@@ -203,7 +202,8 @@ class ImageLoader(DataLoader[Any]):
         """Let the workers go. Batches that the user keeps stay valid. Idempotent."""
         if self._latest is not None:
             self._latest.shut_down()
-        self._shelf.drop()
+        if self._workers is not None:
+            self._workers.close()
 
     def __enter__(self) -> ImageLoader:
         return self

@@ -40,12 +40,13 @@ def seed_all(seed: int) -> None:
 
 def run_whole(make: Make, num_workers: int, num_epochs: int) -> list[list[Any]]:
     """Return the batches of each epoch of a run that isn't stopped."""
-    seed_all(1)
     loader = make(num_workers)
     return [[plain(batch) for batch in _epoch(loader, epoch)] for epoch in range(num_epochs)]
 
 
-def _epoch(loader: Any, epoch: int) -> Iterator[Any]:
+def _epoch(loader: Any, epoch: int, seed: int | None = None) -> Iterator[Any]:
+    """Begin an epoch, with the global generators as they are for it in each run, or seeded otherwise."""
+    seed_all(epoch if seed is None else seed)
     for part in (loader.dataset, loader.sampler, loader.batch_sampler):
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
@@ -59,8 +60,6 @@ class Chain:
     make: Make
     num_workers: tuple[int, ...]
     """Each part has one of these numbers of workers."""
-    restores_generators: bool = False
-    """Whether the user sets the global generators to their states at the stop. Else they are anything."""
     seed: int = 0
     in_json: bool = True
 
@@ -70,47 +69,41 @@ class Chain:
         Once it was stopped that often, it goes on to the end.
         """
         choices = random.Random(self.seed)
-        seed_all(1)
         epochs: list[list[Any]] = [[]]
         state: dict[str, Any] | None = None
         for part in range(num_stops + 1):
-            loader = self.make(choices.choice(self.num_workers))
+            loader, seed = self.make(choices.choice(self.num_workers)), None
             if state is not None:
                 loader.load_state_dict(state)
+                seed = None if state["_iterator_finished"] else choices.getrandbits(30)
+            iterator = _epoch(loader, len(epochs) - 1, seed)
             if part == num_stops:
-                self._run_to_end(loader, epochs, num_epochs)
+                self._run_to_end(iterator, loader, epochs, num_epochs)
                 break
             if choices.random() < _AT_END:
-                epochs[-1] += map(plain, _epoch(loader, len(epochs) - 1))
+                epochs[-1] += map(plain, iterator)
                 epochs.append([])
             else:
-                self._take(loader, epochs, choices.randint(0, _MAX_TAKEN))
+                self._take(iterator, loader, epochs, choices.randint(0, _MAX_TAKEN))
             assert len(epochs) <= num_epochs, f"the run ended after {part} stops; give it more epochs"
             state = loader.state_dict()
             if self.in_json:
                 state = json.loads(json.dumps(state))
-            del loader
-            self._leave(choices)
+            del loader, iterator
         return epochs
 
-    def _take(self, loader: Any, epochs: list[list[Any]], num_batches: int) -> None:
+    def _take(self, iterator: Iterator[Any], loader: Any, epochs: list[list[Any]], num_batches: int) -> None:
         """Take that many batches, also of the next epoch."""
         while True:
-            batches = [plain(batch) for batch in islice(_epoch(loader, len(epochs) - 1), num_batches)]
+            batches = [plain(batch) for batch in islice(iterator, num_batches)]
             epochs[-1] += batches
             num_batches -= len(batches)
             if not num_batches:
                 return
             epochs.append([])
+            iterator = _epoch(loader, len(epochs) - 1)
 
-    def _run_to_end(self, loader: Any, epochs: list[list[Any]], num_epochs: int) -> None:
-        while True:
-            epochs[-1] += map(plain, _epoch(loader, len(epochs) - 1))
-            if len(epochs) == num_epochs:
-                return
-            epochs.append([])
-
-    def _leave(self, choices: random.Random) -> None:
-        """Leave the global generators as a new process would have them, or as the user restores them."""
-        if not self.restores_generators:
-            seed_all(choices.getrandbits(30))
+    def _run_to_end(self, iterator: Iterator[Any], loader: Any, epochs: list[list[Any]], num_epochs: int) -> None:
+        epochs[-1] += map(plain, iterator)
+        later = range(len(epochs), num_epochs)
+        epochs += [[plain(batch) for batch in _epoch(loader, epoch)] for epoch in later]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SubsetRandomSampler
 
 from swift_loader.dataloader.dataloader import DataLoader
 from tests.support.helpers import exhaustive, exhaustive_unless
@@ -113,4 +113,38 @@ def test_a_generator_of_the_dataset_gives_torchs_numbers(num_workers: int) -> No
         options: Any = {"num_workers": num_workers, "batch_size": 4, "multiprocessing_context": "fork"}
         loader: Any = loader_class(dataset, **options)
         found.append([[part.tolist() for part in batch] for batch in loader])
+    assert found[1] == found[0]
+
+
+class OneList(Sampler[list[int]]):
+    """Yields the same list each time."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in range(NUM_SAMPLES):
+            batch.append(index)
+            if len(batch) == 3:
+                yield batch
+                batch.clear()
+
+
+def test_a_batch_sampler_may_yield_one_list_again_and_again() -> None:
+    loader: Any = DataLoader(DATASET, batch_sampler=OneList(), num_workers=2)
+    assert [batch.tolist() for batch in loader] == [[index, index + 1, index + 2] for index in range(0, NUM_SAMPLES, 3)]
+
+
+@pytest.mark.parametrize("order", ["in order", "shuffle", "subset"])
+def test_what_the_loop_changes_counts_from_the_next_batch_on_without_workers(order: str) -> None:
+    found = []
+    for loader_class in (TorchDataLoader, DataLoader):
+        torch.manual_seed(1)
+        sampler = SubsetRandomSampler(list(range(9))) if order == "subset" else None
+        loader: Any = loader_class(DATASET, batch_size=2, shuffle=order == "shuffle", sampler=sampler)
+        batches: list[Any] = []
+        for batch in loader:
+            batches.append(batch.tolist())
+            loader.batch_sampler.batch_size = 1 + len(batches) % 3
+            if sampler is not None:
+                sampler.indices = [10 * len(batches) + index for index in range(9)]
+        found.append(batches)
     assert found[1] == found[0]

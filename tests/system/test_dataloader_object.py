@@ -119,6 +119,8 @@ def test_a_wrong_value_gets_the_error_of_the_swift_loader(options: dict[str, Any
 
 
 def test_an_option_that_was_removed_says_what_to_do_instead() -> None:
+    with pytest.raises(ValueError, match=r"rng='samples' is unknown; it must be one of 'sample'"):
+        DataLoader([1, 2], rng="samples")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="'workers' any more; give each loader its own num_workers"):
         DataLoader(NUMBERS, workers=2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="'start_method' any more; give multiprocessing_context='forkserver'"):

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from swift_loader import DataLoader
-from swift_loader.dataloader.worker_epoch import IndexEpoch
+from swift_loader.dataloader.epoch import IndexEpoch
 from swift_loader.scheduler.workers import WorkerState
 from tests.support.helpers import LIKE_A_FORK, wait_until
 
@@ -99,7 +99,7 @@ def run(loader: DataLoader[Any], sizes: Mapping[int, int], epochs: int = 2) -> l
 def num_serving(loader: DataLoader[Any]) -> int:
     """Return how many workers take tasks of the current epoch."""
     assert isinstance(loader._latest, IndexEpoch)
-    workers = loader._latest._in_use._workers
+    workers = loader._latest._workers
     assert workers is not None
     of_scheduler = list(workers._dispatcher._scheduler._workers.values())
     return sum(worker.state is WorkerState.READY for worker in of_scheduler)

@@ -122,6 +122,17 @@ def test_pipelines_are_merged_and_mixed() -> None:
     assert len(mixed) == 10
 
 
+def test_ranks_that_shuffle_before_they_share_need_one_seed() -> None:
+    parts = [list(Pipeline(Numbers(12), seed=3).shuffle(5).shard(rank, 3)) for rank in range(3)]
+    assert sorted([*parts[0], *parts[1], *parts[2]]) == list(range(12))
+    mixed = Pipeline.mix([Pipeline(Numbers(3)), Pipeline(Numbers(4))])
+    for pipeline in (Pipeline(Numbers(12)).shuffle(5), mixed):
+        with pytest.raises(ValueError, match="needs a seed"):
+            pipeline.shard(0, 3)
+        assert sorted(pipeline.shard(0, 1)) == sorted(pipeline)
+    assert len(list(Pipeline(Numbers(12)).shard(0, 3).shuffle(5))) == 4
+
+
 def test_ranks_share_a_plain_iterable() -> None:
     parts = [list(Pipeline(Numbers(11)).shard(rank, 3)) for rank in range(3)]
     assert parts == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
@@ -130,7 +141,7 @@ def test_ranks_share_a_plain_iterable() -> None:
 
 
 def test_the_length_is_known_where_the_source_has_one() -> None:
-    pipeline = Pipeline(range(100)).map(functions.plus_one).shuffle(5)
+    pipeline = Pipeline(range(100), seed=1).map(functions.plus_one).shuffle(5)
     assert len(pipeline.batch(7)) == 15
     assert len(pipeline.batch(7, drop_last=True)) == 14
     assert len(pipeline.shard(0, 3).batch(10)) == 4

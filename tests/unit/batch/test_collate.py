@@ -169,3 +169,14 @@ def test_everything_else_becomes_a_list(samples: list[Any]) -> None:
     for batch in collated(samples):
         assert type(batch) is list
         assert all(part is sample for part, sample in zip(batch, samples, strict=True))
+
+
+def test_numbers_become_tensors_only_beside_a_tensor() -> None:
+    when = np.datetime64(1, "s")
+    image, target, times = default_collate([(torch.ones(2), {"label": 3, "weight": np.float32(0.5)}, when)] * 2)
+    assert image.shape == (2, 2)
+    assert target["label"].dtype is torch.int64
+    assert target["weight"].tolist() == [0.5, 0.5]
+    assert target["weight"].dtype is torch.float32
+    assert isinstance(times, np.ndarray)
+    assert isinstance(default_collate([(np.ones(2), 3)] * 2)[1], np.ndarray)

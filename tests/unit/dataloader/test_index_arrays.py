@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
-from swift_loader.dataloader.index_arrays import batched_arrays
+from swift_loader.dataloader.indices import batched_arrays
 from swift_loader.transport.task import IndexArray
 
 SEED = 5
@@ -44,11 +44,8 @@ def test_a_random_samplers_batches_and_draws_are_torchs(
         torch.manual_seed(SEED)
         generator = torch.Generator().manual_seed(SEED) if has_own else None
         sampler = RandomSampler(range(length), num_samples=num_samples, generator=generator)
-        batches = (
-            batched_arrays(sampler, batch_size, drop_last=drop_last)
-            if ours
-            else iter(BatchSampler(sampler, batch_size, drop_last))
-        )
+        torchs = BatchSampler(sampler, batch_size, drop_last)
+        batches = batched_arrays(sampler, torchs) if ours else iter(torchs)
         assert batches is not None
         runs.append(states_and_batches(batches, generator))
     assert runs[1] == runs[0]
@@ -58,9 +55,10 @@ def test_a_random_samplers_batches_and_draws_are_torchs(
 @pytest.mark.parametrize("length", [0, 1, 10, (1 << 16) + 5, 2 << 16])
 def test_a_sequential_samplers_batches_are_torchs(length: int, drop_last: bool) -> None:
     sampler = SequentialSampler(range(length))
-    ours = batched_arrays(sampler, 1000, drop_last=drop_last)
+    torchs = BatchSampler(sampler, 1000, drop_last)
+    ours = batched_arrays(sampler, torchs)
     assert ours is not None
-    assert [one.to_list() for one in ours] == list(BatchSampler(sampler, 1000, drop_last))
+    assert [one.to_list() for one in ours] == list(torchs)
 
 
 class Reversed(SequentialSampler):
@@ -74,4 +72,4 @@ class Reversed(SequentialSampler):
     ids=lambda sampler: type(sampler).__name__,
 )
 def test_samplers_of_others_are_iterated_over(sampler: Any) -> None:
-    assert batched_arrays(sampler, 2, drop_last=False) is None
+    assert batched_arrays(sampler, BatchSampler(sampler, 2, False)) is None

@@ -75,7 +75,7 @@ def test_each_epoch_forms_other_batches_in_another_order() -> None:
 def test_a_sample_beyond_the_budget_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"sample 1 counts as 99 tokens.* max_tokens=50, and so do 1 others"):
         sampler_of([1, 99, 3, 98], 50)
-    with pytest.raises(ValueError, match="sample 0 counts as 16 tokens"):
+    with pytest.raises(ValueError, match=r"sample 0 counts as 16 tokens, more than max_tokens=10\. Raise"):
         sampler_of([9], 10, pad_to_multiple_of=8)
 
 

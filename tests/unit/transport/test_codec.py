@@ -446,6 +446,28 @@ def test_a_slice_does_not_ship_its_storage(make: Callable[[], Any]) -> None:
     assert arena.used + len(sent.meta) < 2000
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("is_in_arena", [False, True])
+def test_views_of_one_tensor_share_memory_and_travel_once(dtype: torch.dtype, is_in_arena: bool) -> None:
+    arena = Arena(np.empty(1 << 12, np.uint8))
+    tokens = arena.empty_tensor((4, 32), dtype) if is_in_arena else torch.empty((4, 32), dtype=dtype)
+    tokens[:] = torch.arange(128).reshape(4, 32)
+    batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "columns": tokens.t(), "half": tokens[2:]}
+    sent = encode(batch, arena, Definitions().number_of)
+    assert arena.used == tokens.nbytes
+    arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
+    for name, expected in batch.items():
+        assert torch.equal(arrived[name], expected)
+    arrived["inputs"][2, 5] = 99
+    assert arrived["targets"][2, 4] == arrived["columns"][5, 2] == arrived["half"][0, 5] == 99
+
+
+def test_views_that_share_nothing_travel_one_by_one() -> None:
+    whole = torch.zeros(STORAGE)
+    sent, arena = encoded([whole[:4], whole[10:14], whole[-3:], whole.view(100, -1)[:, 0]])
+    assert arena.used + len(sent.meta) < 2000
+
+
 def test_what_was_made_in_the_arena_is_not_copied() -> None:
     arena = Arena(np.empty(1 << 12, np.uint8))
     array, tensor = arena.empty((4,), "i8"), arena.empty_tensor((4,), torch.int64)

@@ -1,0 +1,398 @@
+"""The epochs of a DataLoader: where their batches come from, how far the loop is, and where it could continue."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from swift_loader.dataloader.draws import Drawn, Draws
+from swift_loader.dataloader.indices import num_early_draws
+from swift_loader.dataloader.options import DEFAULT_PREFETCH
+from swift_loader.dataloader.shards import Copies, Shards, SharedShards
+from swift_loader.dataloader.sources import IndexQueue, StreamRounds
+from swift_loader.dataloader.state import LoaderPosition
+from swift_loader.dataloader.workers import LoaderWorkers, ProcessView
+from swift_loader.errors import ForkHangs, LoaderClosed, SwiftLoaderError, WorkerDied
+from swift_loader.interrupts import is_interrupt, run_finalizer
+from swift_loader.ranks.ranks import find_ranks, torch_distributed
+from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.work import IndexWork, StreamWork
+
+
+class Epoch:
+    """Where the batches of an epoch come from."""
+
+    is_whole = True
+    """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
+    is_over = False
+    """Whether the loop has met the end."""
+    _draws: Draws
+
+    @property
+    def number(self) -> int:
+        """Which epoch of its loader it is, from 0."""
+        return self._draws.epoch
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether `set_epoch` was called on the sampler since its indices were drawn."""
+        return self._draws.is_stale
+
+    def next(self) -> Any:
+        """Return the next batch.
+
+        Raises `StopIteration`, what the dataset, the sampler or `collate_fn` raised, or `WorkerDied` and the like.
+        """
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Take the epoch as over. Idempotent."""
+        raise NotImplementedError
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
+        raise NotImplementedError
+
+    def processes(self) -> list[ProcessView]:
+        """Return the worker processes by id, also after the epoch."""
+        return []
+
+    def shut_down(self) -> None:
+        """End the workers. There are no more batches. Idempotent."""
+
+    def close(self) -> None:
+        """Let go of the workers. There are no more batches. Idempotent."""
+
+
+class _WorkerEpoch(Epoch):
+    """What epochs have in common whose batches are built by workers."""
+
+    def __init__(self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers) -> None:
+        """Use the workers until `close`, or until nobody refers to the epoch any more."""
+        self._num_workers = loader.num_workers
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
+        self._draws = draws
+        self._workers: LoaderWorkers | None = workers
+        self.processes = workers.processes  # type: ignore[method-assign] # it doesn't refer to the workers
+        self._end_processes = workers.close
+        self._num_taken = 0
+        """How many batches were taken from the workers."""
+
+    def _take(self) -> Delivery:
+        """Return what the workers give next. Blocks."""
+        workers = self._workers
+        if workers is None:  # of a loader with persistent workers, and the next epoch has begun
+            raise StopIteration
+        delivery = workers.next()
+        if delivery.num_before is not None:  # it is of a batch, or the end
+            if delivery.num_before != self._num_taken:
+                raise lost_batch()
+            self._num_taken += 1
+        return delivery
+
+    def end(self) -> None:
+        """Take the epoch as over. Idempotent."""
+        self.is_over = True
+        if self._workers is not None:
+            self._workers.end_pass()
+        self.close()
+
+    def shut_down(self) -> None:
+        """End the workers. There are no more batches. Idempotent."""
+        self._workers = None
+        run_finalizer(self._end_processes)
+
+    def close(self) -> None:
+        """Let go of the workers, which end if they don't serve other epochs. There are no more batches. Idempotent."""
+        workers, self._workers = self._workers, None
+        if workers is not None and not workers.may_stay:
+            run_finalizer(self._end_processes)
+
+
+class IndexEpoch(_WorkerEpoch):
+    """One epoch of a sampler's batches."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        draws: Draws,
+        workers: LoaderWorkers,
+        resume: LoaderPosition | None,
+        carried: dict[int, bytes] | None = None,
+    ) -> None:
+        """Begin to build ahead of the loop. `carried`: see `Shards`."""
+        super().__init__(loader, draws, workers)
+        self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
+        self._max_ahead = workers.max_in_flight
+        torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
+        self._max_noticed = min(workers.max_in_flight, torch_ahead)
+        """The same for draws that a program notices, see `num_early_draws`. The same in the whole epoch."""
+        self._num_early = num_early_draws(loader)
+        self._num_in_flight = 0
+        self._sampler_error: Exception | None = None
+        self._has_drawn_all = False
+        resumed = None if resume is None or resume.draws.is_over else resume
+        self._num_done = draws.num_drawn
+        """All steps before this one are behind the loop."""
+        self._done_ahead: set[int] = set() if resumed is None else set(resumed.ahead)
+        """Later steps that are behind the loop, too, because they came out of order."""
+        self._num_yielded = 0 if resumed is None else resumed.num_yielded
+        self._state_at_done = None if resumed is None else resumed.draws.sampler_state
+        self._states: dict[int, tuple[Any, Any] | None] = {}
+        """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
+        self._shards = Shards(loader, resume, carried)
+        self._busy: set[int] = set()
+        """The workers that got work."""
+        self._draw_ahead()
+        workers.begin(self._queue, draws.base_seed, self._shards.resume())
+
+    def _draw_ahead(self, num_taken: int = 0) -> None:
+        """Draw until as many batches are in flight as may be. `num_taken` of them are about to be taken."""
+        while not self._has_drawn_all and self._num_in_flight - num_taken < self._num_ahead:
+            try:
+                drawn = self._draws.next()
+            except Exception as error:  # the sampler's: it comes after the batches that were drawn
+                if is_interrupt(error):
+                    raise
+                self._sampler_error, drawn = error, None
+            if drawn is None:
+                self._has_drawn_all = True
+            else:
+                self._put(drawn)
+
+    @property
+    def _num_ahead(self) -> int:
+        """How far ahead of the loop the next batch may be drawn."""
+        is_early = self._draws.num_drawn < self._num_early
+        return self._max_ahead if is_early else self._max_noticed
+
+    def _put(self, drawn: Drawn) -> None:
+        self._states[drawn.step] = drawn.sampler_state
+        if drawn.step not in self._done_ahead:
+            # A copy, because batch samplers may fill one list again and again. It is sent later.
+            self._queue.put(drawn.step, drawn.indices.copy() if type(drawn.indices) is list else drawn.indices)
+            self._busy.add(drawn.step % self._num_workers)
+            self._num_in_flight += 1
+
+    def carry(self) -> dict[int, bytes] | None:
+        """Return where workers begin the next epoch, see `Shards.carry`."""
+        return self._shards.carry(self._busy)
+
+    def resize(self, num_workers: int) -> None:
+        """Let another number of workers build what the loop hasn't got yet. Any of them builds any batch from now on.
+
+        Only for an epoch of which nothing shows who builds a batch, see `shows_its_worker`. Any thread, one at a time.
+        """
+        self._queue.unbind()
+        workers = self._workers  # the loop's thread may let go of them meanwhile
+        if workers is not None:
+            with suppress(LoaderClosed):
+                workers.resize(num_workers)
+            self._max_ahead = workers.max_in_flight
+
+    def next(self) -> Any:
+        """Return the next batch. See `Epoch`."""
+        self.is_whole = False
+        self._draw_ahead(num_taken=1)  # before that, because it is sent when the loop takes a batch
+        if self._num_in_flight == 0:
+            self.is_whole = True
+            if self._sampler_error is not None:
+                error, self._sampler_error = self._sampler_error, None
+                raise error
+            self.end()
+            raise StopIteration
+        self.is_whole = True  # an interrupt of the wait loses nothing
+        delivery = self._take()
+        self.is_whole = False
+        if isinstance(delivery.work, IndexWork):
+            self._note(delivery.work.step)
+            self._shards.note(delivery)
+        if delivery.error is not None:
+            self.is_whole = True
+            raise delivery.error
+        self._num_yielded += 1
+        return delivery.batch
+
+    def _note(self, step: int) -> None:
+        """Count a step that is behind the loop."""
+        self._num_in_flight -= 1
+        self._done_ahead.add(step)
+        while self._num_done in self._done_ahead and self._num_done in self._states:
+            self._done_ahead.remove(self._num_done)
+            self._state_at_done = self._states.pop(self._num_done)
+            self._num_done += 1
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
+        return LoaderPosition(
+            num_workers=self._num_workers,
+            is_stream=False,
+            num_yielded=self._num_yielded,
+            draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self.is_over),
+            ahead=sorted(self._done_ahead),
+            workers=self._shards.snapshots(),
+            length_called=self._length_called,
+        )
+
+
+class StreamEpoch(_WorkerEpoch):
+    """One epoch of a stream's shards."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        draws: Draws,
+        workers: LoaderWorkers,
+        resume: LoaderPosition | None,
+        copies: Copies | None = None,
+    ) -> None:
+        """Begin to build ahead of the loop.
+
+        `copies` gets the batches, and warns if all workers give the same; None: nobody need look.
+        """
+        super().__init__(loader, draws, workers)
+        self._copies = copies
+        resumed = None if resume is None or resume.draws.is_over else resume
+        self._num_yielded = 0 if resumed is None else resumed.num_yielded
+        self._last_worker = -1 if resumed is None else resumed.last_worker
+        self._shards: Shards | SharedShards = Shards(loader, resume)
+        shard, first_batches = workers.shard, None
+        self._num_sharing = 0 if shard is None else shard.world_size
+        if shard is not None:
+            self._shards = SharedShards(self._num_workers, resume, is_persistent=loader.persistent_workers)
+            self._last_worker, first_batches = -1, self._shards.next_batches
+        self._rounds = StreamRounds(
+            self._draws.epoch,
+            self._num_workers,
+            first_step=self._num_yielded,
+            last_worker=self._last_worker,
+            first_batches=first_batches,
+        )
+        workers.begin(self._rounds, self._draws.base_seed, self._shards.resume())
+
+    def next(self) -> Any:
+        """Return the next batch. See `Epoch`."""
+        if self._copies is not None:
+            self._copies.warn()
+        if self.is_over:
+            raise StopIteration
+        delivery = self._take()
+        self.is_whole = delivery.is_end
+        if self._copies is not None:
+            self._copies.note(delivery)
+        if delivery.is_end:
+            self.end()
+            if self._copies is not None:
+                self._copies.warn()
+            raise StopIteration
+        if isinstance(delivery.work, StreamWork):
+            self._shards.note(delivery)
+            self._last_worker = delivery.work.worker_id
+        if delivery.error is not None:
+            self.is_whole = True
+            raise delivery.error
+        self._num_yielded += 1
+        return delivery.batch
+
+    def position(self) -> LoaderPosition:
+        """Return where the loop is."""
+        return LoaderPosition(
+            num_workers=self._num_workers,
+            is_stream=True,
+            num_yielded=self._num_yielded,
+            draws=self._draws.state_at(self._num_yielded, None, is_over=self.is_over),
+            last_worker=self._last_worker,
+            workers=self._shards.snapshots(self._rounds.end_of),
+            length_called=self._length_called,
+            num_sharing=self._num_sharing,
+        )
+
+
+def lost_batch() -> SwiftLoaderError:
+    """Return the error for a loop that can't continue after an interrupt."""
+    return SwiftLoaderError(
+        "a batch is lost because a signal handler raised an exception that interrupted the loop while it took the "
+        "batch. Begin a new epoch"
+    )
+
+
+class WrappedEpoch:
+    """An epoch around another one."""
+
+    def __init__(self, epoch: Any) -> None:
+        self._epoch: Epoch = epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoch, name)
+
+    @property
+    def is_whole(self) -> bool:
+        """See `Epoch`."""
+        return self._epoch.is_whole
+
+    @is_whole.setter
+    def is_whole(self, is_whole: bool) -> None:
+        self._epoch.is_whole = is_whole
+
+
+class Votes:
+    """The ranks' votes on whether there is another batch. Loop's thread only.
+
+    Before each batch, the ranks tell each other whether they have one, over a gloo group of their own. So the loops of
+    all ranks run in step, as those of DistributedDataParallel do anyway.
+    """
+
+    def __init__(self) -> None:
+        """Make the group. Blocks until all ranks are here. Raises `ValueError` if they can't talk to each other."""
+        ranks = find_ranks(None, None)
+        self._group: Any = None
+        if ranks.world_size == 1:
+            return
+        if torch_distributed() is None:
+            raise ValueError(
+                f"equal_batches=True needs torch.distributed, because {ranks.source} counts {ranks.world_size} "
+                f"processes and the dataset shares itself out to them; call torch.distributed.init_process_group() "
+                f"first, or give shard_stream=True"
+            )
+        self._group = torch.distributed.new_group(backend="gloo")
+
+    def all_have(self, has_batch: bool) -> bool:
+        """Return whether all ranks have a batch. Blocks until all have voted."""
+        if self._group is None:
+            return has_batch
+        vote = torch.tensor(int(has_batch))
+        torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, self._group)
+        return bool(vote.item())
+
+
+class EvenEpoch(WrappedEpoch):
+    """An epoch that is over as soon as it is over on one of the ranks. An error in a batch's place counts as one."""
+
+    def __init__(self, epoch: Epoch, votes: Votes) -> None:
+        super().__init__(epoch)
+        self._votes = votes
+
+    def next(self) -> Any:
+        """Return the next batch. Raises as the epoch's own `next`. Blocks until all ranks ask for theirs."""
+        if self._epoch.is_over:
+            raise StopIteration
+        batch, error = None, None
+        has_batch = True
+        try:
+            batch = self._epoch.next()
+        except StopIteration:
+            has_batch = False
+        except Exception as raised:
+            error = raised
+        if not self._votes.all_have(has_batch):
+            self._epoch.end()
+            raise StopIteration
+        if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers
+            raise WorkerDied(str(error)) from error
+        if error is not None:
+            raise error
+        return batch

@@ -1,0 +1,325 @@
+"""What the options of a DataLoader mean, and which of them go together.
+
+A loader has its options as attributes, as torch's has, and a program may change them between two epochs. So all of this
+reads a loader as it is now.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import random
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data import DataLoader, IterableDataset
+
+from swift_loader.batch.tree import search
+from swift_loader.checks import check_choice, check_flag, check_integer, check_seconds, checked, option
+from swift_loader.dataloader.indices import is_pipe
+from swift_loader.options import AUTO, AutoWorkers, DeliveryOptions, WorkerType
+from swift_loader.ranks.ranks import find_ranks
+from swift_loader.ray_executor import RayExecutor, check_executor
+from swift_loader.worker.seeding import Rng
+from swift_loader.worker.spec import StartMethod
+from swift_loader.worker.stream_shard import StreamShard
+from swift_loader.worker.stream_state import is_huggingface, is_stateful
+
+DEFAULT_PREFETCH = 2
+"""torch's default, with which this loader chooses how many batches are in flight."""
+
+# Workers --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """What kind of workers a loader has, and what becomes of those that die or hang. The checks are SwiftLoader's."""
+
+    worker_type: WorkerType = option("worker_type", check_choice, WorkerType)
+    max_restarts: int = option("worker_restarts", check_integer, 0)
+    stall_warning_s: float | None = option("stall_warning", check_seconds)
+    executor: RayExecutor | None = option("executor", check_executor)
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> OwnOptions:
+        """Raises `TypeError` or `ValueError` if an option is wrong or contradicts another one."""
+        own = checked(cls, vars(loader))
+        if own.uses_threads(loader.num_workers):
+            _check_threads(loader)
+        return own
+
+    def uses_threads(self, num_workers: int) -> bool:
+        """Return whether so many workers are threads. Without workers there are none."""
+        return num_workers > 0 and self.worker_type is WorkerType.THREAD
+
+
+def delivery_of(loader: DataLoader[Any]) -> DeliveryOptions:
+    """Return how batches come to the loop."""
+    own = OwnOptions.of(loader)
+    prefetch: int | None = loader.prefetch_factor
+    return DeliveryOptions(
+        num_workers=loader.num_workers,
+        in_order=loader.in_order,
+        max_in_flight=None if prefetch in (None, DEFAULT_PREFETCH) else max(1, prefetch * loader.num_workers),
+        max_ready_per_worker=None,
+        max_tasks=10,
+        thread_per_worker=True,
+        worker_type=own.worker_type,
+        batch_decoder=None,
+        timeout_s=loader.timeout or None,
+        stall_warning_s=own.stall_warning_s,
+        max_restarts=own.max_restarts,
+        max_on_device=1,
+        pin_memory=False,
+        executor=own.executor,
+    )
+
+
+def start_method_of(loader: DataLoader[Any]) -> StartMethod:
+    """Return how to start worker processes: as `multiprocessing_context` says.
+
+    None: what torch takes then, the program's default, which is a fork on Linux before Python 3.14.
+    """
+    context = loader.multiprocessing_context
+    if context is None:  # the first of all is the system's default; asking for it would fix it
+        asked = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    else:
+        asked = context.get_start_method()
+    if asked == "fork" and getattr(loader, "_why_no_fork", None):
+        return StartMethod.TEMPLATE
+    return {"fork": StartMethod.FORK, "spawn": StartMethod.SPAWN}.get(asked, StartMethod.TEMPLATE)
+
+
+def num_of_actors(executor: Any, num_workers: int, others: Mapping[str, Any], worker_type: Any) -> int:
+    """Return the number of workers: that of the executor, if there is one.
+
+    `num_workers`: 0 if it wasn't given. `others`: options that say where workers come from, by name; None: not given.
+    Raises `TypeError` if it is no executor, `ValueError` if another option contradicts it.
+    """
+    actors = check_executor("executor", executor)
+    if actors is None:
+        return num_workers
+    if num_workers not in (0, actors.num_workers):
+        raise ValueError(
+            f"num_workers={num_workers} was given with an executor of {actors.num_workers}; leave num_workers out"
+        )
+    given = [f"{name}=" for name, value in others.items() if value is not None]
+    given += [f"worker_type={worker_type!r}"] if worker_type != WorkerType.PROCESS else []
+    if given:
+        raise ValueError(f"{' and '.join(given)} was given with executor=, which says where workers are; leave it out")
+    return actors.num_workers
+
+
+def _check_threads(loader: DataLoader[Any]) -> None:
+    """Check that threads can do what a loader asks of its workers.
+
+    torch's `get_worker_info()` answers for the whole process, so in a thread it returns None, and a stream can't find
+    its share. Threads share the global generators, so a stream that the loader shares out would differ, too.
+    """
+    instead = "worker_type='process'"
+    if is_pipe(loader.dataset):
+        raise ValueError(
+            f"worker_type='thread' doesn't work with a DataPipe, which is shared out to processes; give {instead}"
+        )
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
+        raise ValueError(
+            f"num_workers={loader.num_workers} doesn't work with worker_type='thread' and an IterableDataset because "
+            f"torch's get_worker_info() can't tell threads apart, and a stream that draws from the global generators "
+            f"would differ from thread to thread; give num_workers=1 or {instead}"
+        )
+    if _has_init_of_user(loader):
+        raise ValueError(
+            f"worker_init_fn doesn't work with worker_type='thread' because it sets up a process, and threads share "
+            f"that of the training loop; leave it out, or give {instead}"
+        )
+    if wanted_rng(loader) is Rng.WORKER:
+        raise ValueError(
+            f"rng='worker' doesn't work with worker_type='thread' because threads share the random generators; give "
+            f"rng='sample' or rng=None, or {instead}"
+        )
+
+
+# The number of workers may change if no batch shows which worker has built it -----------------------------------------
+
+
+def shows_its_worker(loader: DataLoader[Any]) -> bool:
+    """Return whether the batches of an epoch depend on who builds which.
+
+    They do if they come from a worker's own shard, state or generator. Out of order, generators give other draws in
+    each run anyway.
+    """
+    if isinstance(loader.dataset, IterableDataset) or is_stateful(loader.dataset):
+        return True
+    if not loader.in_order:
+        return False
+    if not OwnOptions.of(loader).uses_threads(loader.num_workers) and rng_of(loader) is not Rng.SAMPLE:
+        return True
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+    return any(True for _ in search([loader.dataset, loader.collate_fn], lambda thing: isinstance(thing, kinds)))
+
+
+def first_number(num_workers: int | str) -> int:
+    """Return the number of workers to begin with. Raises `TypeError` if it is no number, and not `"auto"`."""
+    if not isinstance(num_workers, str):
+        return num_workers
+    if num_workers != AUTO:
+        raise TypeError(f"num_workers={num_workers!r} is a str; give an integer, or {AUTO!r}")
+    return AutoWorkers(1)
+
+
+def check_auto(loader: DataLoader[Any]) -> None:
+    """Check that no batch depends on when the number of workers changes, if the loader chooses it."""
+    if not isinstance(loader.num_workers, AutoWorkers) or not shows_its_worker(loader):
+        return
+    reason = (
+        "an IterableDataset gives other batches with another number of workers"
+        if isinstance(loader.dataset, IterableDataset)
+        else "its batches show which worker builds them: because of worker_init_fn, rng=None, or a state_dict or a "
+        "generator of the dataset's own"
+    )
+    raise ValueError(f"num_workers={AUTO!r} doesn't work with this loader: {reason}. Give a number of workers")
+
+
+# Random draws ---------------------------------------------------------------------------------------------------------
+
+_SEEDERS = ("lightning", "lightning_fabric", "pytorch_lightning", "timm", "transformers", "accelerate")
+"""Packages whose `worker_init_fn` only gives each worker another seed, which keyed samples have anyway."""
+
+
+def wanted_rng(loader: DataLoader[Any]) -> Rng:
+    """Return what the option `rng` says."""
+    wanted: Any = getattr(loader, "rng", None)
+    return check_choice("rng", "none" if wanted is None else wanted, Rng)
+
+
+def rng_of(loader: DataLoader[Any]) -> Rng:
+    """Return how to seed: as the option `rng` says, unless a stream or the user's `worker_init_fn` forbids it.
+
+    A stream can't be read twice, so its draws can't be keyed by sample. A `worker_init_fn` of the user's may have
+    seeded the generators, and his samples expect that.
+    """
+    rng = wanted_rng(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return Rng.NONE
+    return Rng.NONE if rng is Rng.SAMPLE and _has_init_of_user(loader) else rng
+
+
+def _has_init_of_user(loader: DataLoader[Any]) -> bool:
+    """Return whether there is a `worker_init_fn` that may do more than those of frameworks, which only seed."""
+    worker_init_fn: Any = loader.worker_init_fn
+    while isinstance(worker_init_fn, functools.partial):
+        worker_init_fn = worker_init_fn.func
+    package = str(getattr(worker_init_fn, "__module__", "")).partition(".")[0]
+    return worker_init_fn is not None and package not in _SEEDERS
+
+
+# Who shares out a stream over workers and ranks: the dataset, as with torch, or the loader ----------------------------
+
+_WORKERS = "workers"
+"""`shard_stream="workers"`: the dataset is this rank's part, and the loader shares it out to the workers."""
+
+
+def check_stream_options(dataset: Any, shard_stream: Any, equal_batches: Any) -> None:
+    """Check `shard_stream` and `equal_batches`: their values, and that they are for such a dataset."""
+    if check_flag("equal_batches", equal_batches) and not isinstance(dataset, IterableDataset):
+        raise ValueError(
+            f"equal_batches=True is for an IterableDataset; give a {type(dataset).__name__} a sampler that has equal "
+            f"numbers on all ranks, see swift_loader.distributed"
+        )
+    if shard_stream is None or shard_stream is False:
+        return
+    if shard_stream is not True and shard_stream != _WORKERS:
+        raise ValueError(f"shard_stream={shard_stream!r} isn't a choice; give True, False, {_WORKERS!r} or None")
+    if not isinstance(dataset, IterableDataset):
+        raise ValueError(  # noqa: TRY004 - torch's type for arguments that don't go together
+            f"shard_stream={shard_stream!r} is for an IterableDataset; the samples of a "
+            f"{type(dataset).__name__} are shared out by its sampler, see swift_loader.distributed"
+        )
+    if isinstance(dataset, torch.utils.data.IterDataPipe):
+        raise ValueError(  # noqa: TRY004
+            f"shard_stream={shard_stream!r} isn't for a DataPipe, which shares itself out at its sharding_filter(); "
+            f"leave shard_stream out"
+        )
+
+
+def shard_of(loader: Any) -> StreamShard | None:
+    """Return this rank's part of a stream that the loader shares out. None: the dataset does that."""
+    choice = loader.shard_stream
+    if not choice:
+        return None
+    if choice is not True or _is_of_one_rank(loader.dataset):
+        return StreamShard()
+    ranks = find_ranks(None, None)
+    return StreamShard(ranks.rank, ranks.world_size, loader.equal_batches)
+
+
+def len_of_shard(num_samples: int, shard: StreamShard) -> int:
+    """Return how many samples of a stream this rank gets."""
+    if shard.is_even:
+        return num_samples // shard.world_size
+    return len(range(shard.rank, num_samples, shard.world_size))
+
+
+def _is_of_one_rank(dataset: Any) -> bool:
+    """Return whether a stream is known to be one rank's part.
+
+    True for what `datasets.distributed.split_dataset_by_node` returns, and for the `IterableDatasetShard` that
+    Accelerate and transformers make.
+    """
+    if is_huggingface(dataset):
+        return getattr(dataset, "_distributed", None) is not None
+    return hasattr(dataset, "num_processes") and hasattr(dataset, "process_index")
+
+
+# Page-locked memory ---------------------------------------------------------------------------------------------------
+
+
+def pin_device_of(loader: DataLoader[Any]) -> str | None:
+    """Return the kind of device for whose copies batches are page-locked; None: they aren't. Warns as torch does."""
+    if not loader.pin_memory:
+        return None
+    if loader.pin_memory_device:
+        warnings.warn(
+            f"pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device={loader.pin_memory_device!r}.",
+            stacklevel=4,
+        )
+    device = _accelerator()
+    if device not in (None, "mps"):
+        return device
+    problem = "no accelerator is found, then" if device is None else "not supported on MPS now,"
+    warnings.warn(
+        f"'pin_memory' argument is set as true but {problem} device pinned memory won't be used.", stacklevel=4
+    )
+    return None
+
+
+def _accelerator() -> str | None:
+    """Return the kind of the current accelerator; None if there is none."""
+    if not hasattr(torch, "accelerator"):  # before torch 2.6
+        return "cuda" if torch.cuda.is_available() else None
+    if not torch.accelerator.is_available():
+        return None
+    current = torch.accelerator.current_accelerator()
+    return None if current is None else current.type
+
+
+# Frameworks -----------------------------------------------------------------------------------------------------------
+
+_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.", "swift_loader.integrations.lightning")
+
+
+def is_called_by_lightning() -> bool:
+    """Return whether the caller's caller is a Lightning Trainer.
+
+    Where a Trainer resumes from a checkpoint of an epoch's last batch, it takes the next batch for the first one of the
+    next epoch (`_FitLoop.reset`), and a loader that says that the epoch is over makes it skip a whole epoch. In a plain
+    loop, and with torchdata's `StatefulDataLoader`, the same state means that the rest of the epoch is empty.
+    """
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith(_LIGHTNING)  # noqa: SLF001
