@@ -24,10 +24,8 @@ from common.report import Result, describe_machine, format_machine, format_numbe
 from swift_loader.sampling.plan import Plan, PlanReader, PlanSettings, Position, Uneven
 from swift_loader.sampling.run import Run
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler.actions import Action, Send
-from swift_loader.scheduler.events import Built, Event, Ready
-from swift_loader.scheduler.in_flight_limit import InFlightLimit
-from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.messages import Action, Answered, Event, Ready, Send
+from swift_loader.scheduler.queues import InFlightLimit, Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
 
@@ -74,7 +72,7 @@ class TimedScheduler:
             task = self._tasks[worker].popleft()
             if self._tasks[worker]:
                 self._build(worker)
-            self._handle(Built(worker, task.generation, task.sequence, task.work, build_s))
+            self._handle(Answered(worker, task.generation, task.sequence, task.work, build_s=build_s))
             while self._take():
                 pass
         return (self._spent_s - spent_s) / num_batches * 1e6
@@ -88,13 +86,13 @@ class TimedScheduler:
 
     def _take(self) -> bool:
         begin_s = time.perf_counter()
-        delivered = self._scheduler.take()
+        delivered = self._scheduler.ledger.deliver()
         actions = [] if delivered is None else self._scheduler.decide(self._now_s)
         self._spent_s += time.perf_counter() - begin_s
         if delivered is None:
             return False
         expected = PlannedWork(*divmod(self._num_taken, _NUM_STEPS))
-        if delivered.outcome != delivered.work or (self._in_order and delivered.work != expected):
+        if delivered.batch != delivered.work or (self._in_order and delivered.work != expected):
             raise RuntimeError(f"the loop got {delivered} instead of {expected}")
         self._num_taken += 1
         self._carry_out(actions)

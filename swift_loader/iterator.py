@@ -10,10 +10,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NoReturn
 
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import SwiftLoaderError, TooManyErrors
 from swift_loader.interrupts import is_interrupt
 from swift_loader.passes import NOTHING, Passes
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.session import OpenEpoch
 
 
@@ -57,7 +57,8 @@ class EpochIterator:
                 try:
                     next_lock.taker = self
                     delivery = self._advance()
-                    delivered = (delivery.step, delivery.failures)
+                    assert delivery.work is not None
+                    delivered = (delivery.work.step, delivery.failures)
                     self._passes.note_delivery(delivered, self._num_steps + 1)
                     # No signal handler can run between these three lines.
                     handed_out, self._taken = delivery, None
@@ -118,12 +119,11 @@ class EpochIterator:
         """Take the next batch from the source, and keep it until it is handed out."""
         self._passes.tune()
         delivery = opened.source.take()
-        num_before = delivery.step if delivery.num_before is None else delivery.num_before
         if delivery.error is not None:
             if delivery.work is None:  # there are no more batches
                 self._passes.note_failure(delivery.error)
             self._fail(delivery.error)
-        if (delivery.epoch, num_before) != (opened.epoch, self._num_steps):
+        if delivery.num_before != opened.num_before + self._num_steps - opened.first_step:
             self._fail(
                 SwiftLoaderError(
                     f"batch {self._num_steps} of epoch {opened.epoch} is lost because a signal handler raised an "

@@ -103,7 +103,6 @@ class Lifecycle:
             self.session = self._start_session(ranks, target, group)
         finally:
             self._end_start()
-        self.session.seek(self._run)
 
     def resize(self, num_workers: int, *, is_auto: bool = False) -> None:
         """Change the number of workers, see `SwiftLoader.resize`. Any thread.
@@ -171,7 +170,7 @@ class Lifecycle:
             self._close_session = weakref.finalize(self, session.close)  # another thread may close it while it starts
             self.preparation.hand_over()
             self.check_open("the loader was closed while it started")
-            session.start()
+            session.start(self._run)
         except BaseException as error:
             if broadcast is not None and broadcast.is_leader and isinstance(error, Exception):
                 with suppress(SwiftLoaderError):  # this rank's own error matters more

@@ -165,9 +165,8 @@ class SwiftLoader:
             benchmark: True measures how long each stage of a batch takes; see `report`.
             benchmark_file: File to which `close()` writes these times, as JSON; for rank n > 0, with `_rank<n>` before
                 the suffix. Default: the log, if there is one.
-            validate: True builds the first batch of the first epoch before `start()` returns, and compares a few
-                samples of each build of the dataset. With `on_error="raise"`, a loop that begins with this batch gets
-                it without a second build.
+            validate: True builds the first batch of the run before `start()` returns, and compares a few samples of
+                each build of the dataset. A loop that begins with this batch gets it without a second build.
             multithread: True receives from each worker on its own thread, on at most 16 threads in all. False uses one
                 thread for all workers.
             max_nb_batch_on_device: How many batches are copied to the device ahead of the loop, at least 1. Only used
@@ -228,7 +227,7 @@ class SwiftLoader:
         """Start the workers of one consumer. They begin to build batches at once.
 
         Optional: the first iteration calls it without arguments. Blocks until the dataset is built and, with
-        `validate`, a trial batch has arrived.
+        `validate`, the first batch has arrived.
 
         Args:
             consumer_index: Rank of this process, an integer from 0 to `nb_consumer - 1`. Default: the rank in
@@ -263,7 +262,7 @@ class SwiftLoader:
             StateMismatch: The dataset has another length than that of the loaded state.
             LoaderClosed: The loader was closed.
             WorkerDied: A process ended while it started.
-            Exception: Whatever building the dataset or the trial batch raised.
+            Exception: Whatever building the dataset or the first batch raised.
 
         With more than four workers, it returns while the rest are being started. Their errors come out of `next`.
         """

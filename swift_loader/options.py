@@ -40,8 +40,7 @@ from swift_loader.ranks.ranks import Ranks
 from swift_loader.ray_executor import RayExecutor, check_executor
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
-from swift_loader.scheduler.in_flight_limit import InFlightLimit
-from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.queues import InFlightLimit, Limits
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import WorkerOptions

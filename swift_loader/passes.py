@@ -75,7 +75,7 @@ class Passes:
         return opened
 
     def _make_autotuner(self, session: Session) -> Autotuner:
-        """Return what chooses the number of workers from now on. The first number follows from the trial batch."""
+        """Return what chooses the number of workers from now on. The first number follows from the first batch."""
         setup = session.recent_observations(1).setup
         number = first_number(setup, session.dispatcher.fastest_build_s)
         resize = partial(self._lifecycle.resize, is_auto=True)

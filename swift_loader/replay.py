@@ -121,7 +121,7 @@ class _PastBatch:
         run.progress.choose_epoch(begin.epoch)  # so that the end of it isn't the next one's start
         session = Session(self.options, self.settings, None, dataset=self.dataset)
         try:
-            session.start()
+            session.start(run)
             opened = session.open_epoch(run)
             delivery = session.take()
         finally:

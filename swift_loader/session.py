@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.keys import keyed_by
@@ -38,9 +37,9 @@ from swift_loader.report.verdict import SWIFT_LOADER, Teller
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.sampling.plan import PastPlans, Plan, PlanSettings, Position
 from swift_loader.sampling.run import Run
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
-from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerSpec
 
 
@@ -51,6 +50,8 @@ class OpenEpoch:
     epoch: int
     first_step: int
     """The step at which the pass begins or continues: 0, unless it resumes a stopped epoch."""
+    num_before: int
+    """The first batch's, see `Delivery.num_before`."""
     num_batches: int
     """Batches of the whole epoch, including those before the first step."""
     source: Session | PrefetchQueue
@@ -90,6 +91,8 @@ class Session:
         """The plan of the current pass. Known after `start`."""
         self.past_plans = PastPlans()
         """Those of all passes."""
+        self._num_before = 0
+        """Of the first batch of the current pass, see `Delivery.num_before`."""
         self._copies: CopiesInFlight | None = None
         """Made when there is something to copy."""
         self.metrics = Metrics(enabled=options.report.benchmark)
@@ -147,44 +150,45 @@ class Session:
         self.metrics.note_restart()
         self._log.write(notice)
 
-    def start(self) -> None:
-        """Start the dispatcher and block until it runs. Another thread may close the session meanwhile."""
-        plan = self._settings
+    def start(self, run: Run) -> None:
+        """Start the dispatcher, and block until it runs where the run's next pass begins.
+
+        With `validate`, block until the first batch is there, too. Another thread may close the session meanwhile.
+        """
+        plan, dispatcher = self._settings, self.dispatcher
         workers, delivery = self._options.workers, self._options.delivery
         try:
-            self.dispatcher.start(
-                tries_out=workers.validate and delivery.num_workers > 0 and self._loads,
-                # Out of order, the trial batch would always be delivered first.
-                keeps_trial=workers.on_error is OnError.RAISE and delivery.in_order,
-                skips=plan.skips,
-            )
+            dispatcher.start()
+            self.plan = Plan.of(dispatcher.num_samples, plan)
+            if run.fits(dispatcher.num_samples):  # else all ranks raise the same error soon
+                self.seek(run, awaits_first=workers.validate and delivery.num_workers > 0 and self._loads)
         except Exception:
             with contextlib.suppress(Warning):  # a filter may make it an error; this one matters more
                 self.issue_warnings()  # what led to the error
             raise
         if self._broadcast is not None and self._loads:
-            self._broadcast.send(START, self.dispatcher.num_samples)
-        self.plan = Plan.of(self.dispatcher.num_samples, plan)
+            self._broadcast.send(START, dispatcher.num_samples)
         seed = plan.order.seed
-        self._log.write(
-            f"rank {plan.rank} of {plan.world_size} started: {self.dispatcher.num_samples} samples, seed {seed}"
-        )
+        self._log.write(f"rank {plan.rank} of {plan.world_size} started: {dispatcher.num_samples} samples, seed {seed}")
         self._at_close.callback(self._report)
         self._at_close.callback(self._end_copies)
 
-    def seek(self, run: Run) -> tuple[Position, int]:
-        """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there."""
-        begin = run.progress.next_begin(self.dispatcher.num_samples)
-        return begin, self._seek_position(run, begin)
+    def seek(self, run: Run, *, awaits_first: bool = False) -> tuple[Position, int]:
+        """Make the dispatcher build the run's next pass. Return where that begins, and the step that begins there.
 
-    def _seek_position(self, run: Run, position: Position) -> int:
+        `awaits_first`: see `Dispatcher.seek`.
+        """
+        begin = run.progress.next_begin(self.dispatcher.num_samples)
+        return begin, self._seek_position(run, begin, awaits_first=awaits_first)
+
+    def _seek_position(self, run: Run, position: Position, *, awaits_first: bool = False) -> int:
         """Make the dispatcher continue at a position. Return the step that begins there."""
         settings = replace(self.plan.settings, order=run.order, skips=run.skips)
         settings, step = settings.resumed_at(position)
         self.plan = Plan.of(self.dispatcher.num_samples, settings)
         self.past_plans.note(time.perf_counter_ns(), self.plan)
         self._unshared = None
-        self.dispatcher.seek(position.epoch, step, settings)
+        self._num_before = self.dispatcher.seek(position.epoch, step, self.plan, awaits_first=awaits_first)
         return step
 
     def open_epoch(self, run: Run) -> OpenEpoch:
@@ -212,7 +216,7 @@ class Session:
             depth = self._options.delivery.max_on_device
             self._copies = self._copies or CopiesInFlight(self._target.make_stream(), depth)
             source = PrefetchQueue(self, self._copies, depth, num_batches - first_step)
-        return OpenEpoch(epoch, first_step, num_batches, source, owner)
+        return OpenEpoch(epoch, first_step, self._num_before, num_batches, source, owner)
 
     def resize(self, options: Options) -> None:
         """Have as many workers from now on as these options say. Any thread."""
@@ -267,12 +271,12 @@ class Session:
 
     def _hand_on(self, delivery: Delivery, broadcast: Broadcast) -> Delivery:
         """Give a batch, or the error in its place, to the ranks that share it. Blocks until they want it."""
-        place = ANYWHERE if delivery.work is None else (delivery.epoch, delivery.step)
+        place = ANYWHERE if delivery.work is None else (delivery.work.epoch, delivery.work.step)
         content = delivery.batch if delivery.error is None else delivery.error
         try:
             broadcast.send(place, content, delivery.failures)
         except SwiftLoaderError as error:
-            return Delivery(None, delivery.epoch, delivery.step, error=delivery.error or error)
+            return Delivery(error=delivery.error or error)
         return delivery
 
     def end_pass(self) -> None:
@@ -323,7 +327,8 @@ class Session:
         """Return a batch on the device. Loop's thread."""
         assert self._target is not None
         began_ns = time.perf_counter_ns()
-        with keyed_by(partial(self._key, delivery.epoch, delivery.step)):
+        assert delivery.work is not None
+        with keyed_by(partial(self._key, delivery.work.epoch, delivery.work.step)):
             moved = self._target.move(delivery.batch, transfer)
         self.metrics.note_copy(delivery.number, time.perf_counter_ns() - began_ns)
         return moved

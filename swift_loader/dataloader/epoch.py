@@ -16,10 +16,10 @@ from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import LoaderWorkers, ProcessView
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import ForkHangs, LoaderClosed, SwiftLoaderError, WorkerDied
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import IndexWork, StreamWork
 
 

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from swift_loader.batch.digests import digest_of, leaves_of
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import warn
 from swift_loader.interrupts import is_interrupt
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.torch_mode import Resume, Snapshot
 
@@ -76,9 +76,9 @@ class Shards:
     def note(self, delivery: Delivery) -> None:
         """Count a batch or an error that the loop gets."""
         work, worker_id = delivery.work, None
-        if delivery.state is not None:
-            worker_id = Snapshot.unpack(delivery.state).worker_id
-            self._states[worker_id] = delivery.state
+        if delivery.snapshot is not None:
+            worker_id = Snapshot.unpack(delivery.snapshot).worker_id
+            self._states[worker_id] = delivery.snapshot
             self._num_since[worker_id] = 0
         elif isinstance(work, StreamWork):
             worker_id = work.worker_id
@@ -146,8 +146,8 @@ class SharedShards:
         work = delivery.work
         assert isinstance(work, StreamWork)
         self.next_batches[work.worker_id] = work.turn + len(self.next_batches)
-        if delivery.state is not None:
-            self._states[work.worker_id] = delivery.state
+        if delivery.snapshot is not None:
+            self._states[work.worker_id] = delivery.snapshot
 
     def snapshots(self, end_of: Callable[[int], int | None] = _nowhere) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""

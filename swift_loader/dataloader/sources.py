@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from swift_loader.scheduler.work import IndexWork, StreamWork
+from swift_loader.scheduler.work import IndexWork, StreamWork, WorkSource
 
 
-class IndexQueue:
+class IndexQueue(WorkSource):
     """Work that the loop's thread has drawn. A sampler is the user's code, so no other thread may run it."""
 
     def __init__(self, epoch: int, num_workers: int, *, in_order: bool) -> None:
@@ -38,15 +38,8 @@ class IndexQueue:
         work = self._drawn.popleft()
         return work if self._num_workers or work.worker_id is None else work._replace(worker_id=None)
 
-    def end_shard(self, work: StreamWork) -> None:
-        """Do nothing: a sampler has no shards."""
 
-    def swap(self, work: StreamWork) -> StreamWork:
-        """Return the same: a sampler has no shards."""
-        return work
-
-
-class StreamRounds:
+class StreamRounds(WorkSource):
     """One batch of each shard in turn, as torch does, until all shards are over."""
 
     def __init__(

@@ -18,7 +18,6 @@ from swift_loader.batch.tensor_arrays import collate_to_send
 from swift_loader.batch.torch_collate import registered_functions
 from swift_loader.dataloader.indices import init_of_workers
 from swift_loader.dataloader.options import OwnOptions, delivery_of, rng_of, start_method_of, wanted_rng
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
@@ -31,6 +30,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
 from swift_loader.transport.segments import SegmentPool
@@ -197,7 +197,7 @@ class LoaderWorkers:
         """Returns the worker processes, by id, also after they have ended. None if the workers are threads."""
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
-        self._dispatcher.start(tries_out=False, keeps_trial=False)
+        self._dispatcher.start()
 
     @property
     def max_in_flight(self) -> int:

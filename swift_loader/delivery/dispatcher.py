@@ -1,32 +1,35 @@
-"""Hands the batches of a scheduler and its executor to the loop.
+"""Hands the batches of a scheduler and its executor to the loop, and has the two act on each other.
 
-    driver: executor ──events──► scheduler ──actions──► executor    on the thread that leads
-                                     │
-    next_batch ◄──────────── take ───┘                              on the loop's thread
+    executor ──Inbox.wait──► events ──► scheduler ──► actions ──► executor    on the thread that leads, see `receivers`
+                                            │
+    next_batch ◄───────────── deliver ──────┘                                 on the loop's thread
 
-See `receivers` for the thread that leads.
+Locks, taken in this order: the loop's, `dispatch_lock`, `lock`. All are reentrant, because a signal handler or
+finaliser may close the loader on a thread that holds them. Nothing of the user's runs under `lock`.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import Any
 
-from swift_loader.delivery.deliveries import Deliveries
-from swift_loader.delivery.delivery import Delivery
-from swift_loader.delivery.driver import Driver
-from swift_loader.delivery.phase import Phase
 from swift_loader.delivery.receivers import Receivers
-from swift_loader.delivery.trial import try_out
-from swift_loader.errors import SwiftLoaderError
-from swift_loader.executors.base import Executor
+from swift_loader.errors import LoaderClosed, ProtocolError, SwiftLoaderError, warn
+from swift_loader.executors.base import Executor, Inbox
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.sampling.plan import NO_SKIPS, PlanSettings, Skips
+from swift_loader.sampling.plan import Plan, PlanSettings
+from swift_loader.scheduler.delivery import Delivery, LeaseState
+from swift_loader.scheduler.messages import Action, ExecutorFailed, Fail, GiveUp, Kill, Send, Stall, Warn
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerState
-from swift_loader.scheduler.work import PlannedWork, WorkSource
+from swift_loader.scheduler.work import PlannedSource, WorkSource
 from swift_loader.transport.descriptors import explaining_limits
 
 LOOP_LIMIT_S = 2.0
@@ -35,36 +38,61 @@ LOOP_LIMIT_S = 2.0
 DISPATCH_LIMIT_S = 1.0
 """How long `close` waits for a thread to carry out its actions."""
 
+_REPEATABLE = (Fail, Kill)
+"""Actions that must not be lost, and do no harm if they are carried out twice."""
+
+
+class _Phase(Enum):
+    """What an exception of a signal handler would interrupt on the loop's thread."""
+
+    IDLE = "idle"
+    """Nothing: no call is under way, and the last one left nothing undone."""
+    WAITING = "waiting"
+    """Something that the next call repeats. There may be actions that it must carry out first."""
+    TAKING = "taking a batch"
+    """Something that can't be repeated."""
+    BROKEN = "broken"
+    """Nothing: an exception has interrupted the taking of a batch, so even batches that are ready aren't delivered."""
+
 
 class Dispatcher:
     """The batches of one executor, in the order that its scheduler decides."""
 
     def __init__(
-        self,
-        executor: Executor,
-        scheduler: Scheduler,
-        *,
-        metrics: Metrics,
-        on_restart: Callable[[str], None],
+        self, executor: Executor, scheduler: Scheduler, *, metrics: Metrics, on_restart: Callable[[str], None]
     ) -> None:
         """Make a dispatcher that isn't started. It owns the executor and the scheduler.
 
         `on_restart` gets the warning about a process that is replaced, on any thread.
         """
-        self._driver = Driver(executor, scheduler, on_restart)
         self._executor = executor
         self._scheduler = scheduler
-        """Guarded by the driver's lock, apart from the watchdog and the number of ready batches for the metrics."""
         self._metrics = metrics
+        self._on_restart = on_restart
         self._loop_lock = threading.RLock()
-        """Held by the thread that waits for a batch. Reentrant, like the driver's locks."""
-        self._deliveries = Deliveries(self._driver, executor, scheduler)
-        self._receivers: Receivers | None = None
-        """None until `start`. Guarded by `_loop_lock`."""
+        """Held by the thread that waits for a batch."""
+        self.dispatch_lock = threading.RLock()
+        """Held while actions are carried out, so that each worker gets its tasks in the order of the decisions."""
+        self.lock = threading.RLock()
+        """Guards the scheduler, apart from its watchdog, which only the loop's thread uses, and the number of ready
+        batches for the metrics. Guards writes of the error."""
+        self.error: BaseException | None = None
+        """Why there are no more batches than those that are ready. It never becomes None again, so a thread may read it
+        without the lock: at worst it sees the error one step later."""
+        self._to_do: deque[Action] = deque()
+        """Decided, but not carried out yet: an interrupt may come in between. Guarded by `dispatch_lock`."""
+        self._stall_notices: list[str] = []
+        """Warnings of workers that hang, for the loop's thread. Guarded by `dispatch_lock`."""
+        self._wait_error: BaseException | None = None
+        """Ends the wait of the loop's thread. Guarded by `dispatch_lock`."""
+        self._plan: Plan | None = None
+        """The plan of the last `seek`. None: work was handed out by another source since. The loop's thread uses it."""
         self._grace_s = 0.0
         """Seconds that replacing a worker may take. Set by `start`."""
-        self._phase = Phase.WAITING
-        """Only the loop's thread writes it. Others read it, with the loop lock."""
+        self._receivers: Receivers | None = None
+        """None until `start`. Guarded by `_loop_lock`."""
+        self._phase = _Phase.WAITING
+        """The loop's thread writes it. Others read it, with the loop lock."""
 
     @property
     def num_samples(self) -> int:
@@ -79,57 +107,84 @@ class Dispatcher:
     @property
     def fastest_build_s(self) -> float:
         """How long the fastest worker takes for a batch; infinite before the first one. Any thread."""
-        with self._driver.lock:
+        with self.lock:
             return self._scheduler.ledger.queues.fastest_build_s
 
     # Starting ---------------------------------------------------------------------------------------------------------
 
-    def start(self, *, tries_out: bool, keeps_trial: bool, skips: Skips = NO_SKIPS) -> None:
+    def start(self) -> None:
         """Get ready to build batches. Blocks until the dataset is built. If it raises, it leaves nothing behind.
 
-        `tries_out`: wait for a trial batch. `keeps_trial`: the loop may get it as its first one. `skips`: what it must
-        not contain. Raises `WorkerDied`, or what building the dataset or the trial batch raised.
+        Raises `WorkerDied`, or what building the dataset raised.
         """
+        executor = self._executor
         try:
             with explaining_limits():
-                self._executor.start()
+                executor.start()
                 with self._loop_lock:  # a thread that closes the dispatcher waits until the inbox isn't in use
-                    with self._driver.lock:
-                        self._driver.check_open()
-                    self._begin(self._executor.plan.trial(skips) if tries_out else None, keeps_trial=keeps_trial)
+                    self._check_open()
+                    self._grace_s = executor.grace_s
+                    self._receivers = Receivers(
+                        executor.inboxes, self._receive_and_act, self._fail, self._hand_over_if_idle
+                    )
+                    self._receivers.hand_over()
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, trial: tuple[int, int] | None, *, keeps_trial: bool) -> None:
-        """Begin to receive, once the executor has started. `trial`: epoch and step of the trial batch, if any."""
-        self._grace_s = self._executor.grace_s
-        receivers = self._receivers = Receivers(
-            self._executor.inboxes, self._driver.receive_and_act, self._driver.fail, self._hand_over_if_idle
-        )
-        receivers.begin()
-        if trial is not None:
-            try_out(self._driver, receivers.take(), PlannedWork(*trial), self._grace_s, keeps_trial=keeps_trial)
-        with self._driver.lock:
-            self._driver.check_open()
-        receivers.hand_over()
+    def _check_open(self) -> None:
+        """Raise `LoaderClosed` if the dispatcher was closed."""
+        if self._scheduler.state is SchedulerState.CLOSED:
+            raise LoaderClosed("the loader was closed; make a new one")
 
     # The loop's side --------------------------------------------------------------------------------------------------
 
-    def seek(self, epoch: int, step: int, plan: PlanSettings) -> None:
-        """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already."""
-        if self._executor.owner is not None:
-            self._executor.owner.check()
-        self._metrics.end_pass()
-        self._phase = Phase.TAKING
-        try:
-            dropped = self._deliveries.seek(epoch, step, plan)
-            self._driver.act()
-        except BaseException as interrupt:
-            self._note_interrupt(interrupt)
-            raise
-        self._phase = Phase.IDLE
-        del dropped  # outside the locks: the user's objects may have finalisers
+    def seek(self, epoch: int, step: int, plan: Plan, *, awaits_first: bool = False) -> int:
+        """Make `next_batch` continue at this batch of this plan. Costs nothing if it is there already.
+
+        Return the `num_before` of that batch. `awaits_first`: block until that batch is there, which stays. No other
+        one is built before. Raises its error, or why there is none; then the caller must close.
+        """
+        source = PlannedSource(epoch, step, plan.num_batches, plan.last_irregular_epoch)
+        ledger, before = self._scheduler.ledger, self._plan
+        is_same_plan = plan.settings == (self._executor.plan if before is None else before).settings
+        is_there = (
+            before is not None
+            and is_same_plan
+            and isinstance(ledger.source, PlannedSource)
+            and ledger.source.is_at(source, ledger.num_delivered, in_order=self._scheduler.limits.in_order)
+        )
+        if awaits_first:
+            with self.lock:
+                ledger.use_limits(replace(self._scheduler.limits, max_in_flight=1))
+        self._begin(None if is_there else source, plan, None, keeps_meaning=is_same_plan)
+        self._plan = plan
+        if awaits_first:
+            self._await_first()
+        return self._scheduler.ledger.num_delivered
+
+    def _await_first(self) -> None:
+        scheduler, receivers = self._scheduler, self._receivers
+        assert receivers is not None
+        with explaining_limits(), self._loop_lock:
+            inbox = receivers.take()
+            with self.lock:
+                scheduler.watchdog.begin(time.monotonic(), self._grace_s)
+            while True:
+                with self.lock:
+                    self._check_open()
+                    first = scheduler.ledger.next_deliverable()
+                    error = self.error if first is None else first.error
+                    if error is not None:
+                        raise error
+                    if first is not None or scheduler.ledger.is_exhausted:
+                        scheduler.ledger.use_limits(scheduler.limits)
+                        break
+                self.act()
+                if self.error is None:
+                    self._receive_or_judge(inbox)
+            self.act()
+            receivers.hand_over()
 
     def begin(self, source: WorkSource, settings: PlanSettings, resume: Mapping[int, bytes] | None = None) -> None:
         """Make `next_batch` deliver this work, and nothing that was handed out before.
@@ -139,26 +194,34 @@ class Dispatcher:
         workers. `resume`: where each worker's dataset continues, by the worker's id: a packed `Resume`. The others
         begin anew.
         """
+        self._plan = None
+        self._begin(source, Plan.of(self.num_samples, settings), resume, keeps_meaning=False)
+
+    def _begin(
+        self, source: WorkSource | None, plan: Plan, resume: Mapping[int, bytes] | None, *, keeps_meaning: bool
+    ) -> None:
+        """Begin to deliver the work of a source. None: go on with the one that there is."""
         if self._executor.owner is not None:
             self._executor.owner.check()
         self._metrics.end_pass()
-        self._phase = Phase.TAKING
+        self._phase, dropped = _Phase.TAKING, list[Any]()
         try:
-            dropped = self._deliveries.begin(source, settings, resume)
-            self._driver.act()
+            if source is not None:
+                with self.dispatch_lock, self.lock:  # no task of the new plan may overtake it
+                    dropped = self._scheduler.begin(source, keeps_meaning=keeps_meaning)
+                    self._executor.use_plan(self._scheduler.ledger.generation, plan, resume)
+            self.act()
         except BaseException as interrupt:
             self._note_interrupt(interrupt)
             raise
-        self._phase = Phase.IDLE
-        del dropped  # outside the locks, as in `seek`
+        self._phase = _Phase.IDLE
+        del dropped  # outside the locks: the user's objects may have finalisers
 
     def end_pass(self) -> None:
         """Record that the loop met the end of its pass. Loop's thread."""
         self._metrics.end_pass(time.perf_counter_ns())
-
-    def hand_out(self) -> None:
-        """Hand out what the source of work has got since. Any thread."""
-        self._driver.act()
+        if self._plan is not None:  # workers build the next epoch
+            self._hand_over_if_idle()
 
     def next_batch(self) -> Delivery:
         """Return the next batch, or the error in its place; after an epoch, the next epoch's first batch. Blocks.
@@ -171,55 +234,69 @@ class Dispatcher:
 
         The caller makes sure that this process isn't a fork of the one that started the executor.
         """
-        assert self._receivers is not None
+        receivers, metrics = self._receivers, self._metrics
+        assert receivers is not None
         entered_ns = time.perf_counter_ns()
         with self._loop_lock:
             try:
-                if self._phase is not Phase.IDLE:
-                    self._driver.act()
-                    if self._phase is Phase.BROKEN and self._driver.error is not None:
-                        return self._deliveries.refuse(self._driver.error)
-                self._metrics.note_asked(entered_ns)
-                self._phase = Phase.TAKING
+                if self._phase is not _Phase.IDLE:
+                    self.act()
+                    if self._phase is _Phase.BROKEN and self.error is not None:
+                        return Delivery(error=self.error)
+                metrics.note_asked(entered_ns)
+                self._phase = _Phase.TAKING
                 num_ready = self._scheduler.ledger.num_ready
-                delivery = self._deliveries.take() or self._wait()
-                self._driver.act()
+                delivery = self._take() or self._wait(receivers)
+                self.act()
                 left_ns = time.perf_counter_ns()
-                self._receivers.leave(
-                    entered_ns, left_ns, is_epoch_over=self._deliveries.is_between_epochs or delivery.is_end
-                )
-                delivery.number = self._metrics.note_delivery(delivery.arrival, entered_ns, left_ns, num_ready)
-                self._phase = Phase.IDLE
+                receivers.leave(entered_ns, left_ns, is_over=delivery.is_end)
+                delivery.number = metrics.note_delivery(delivery.arrival, entered_ns, left_ns, num_ready)
+                self._phase = _Phase.IDLE
             except SwiftLoaderError as error:  # our own error: signal handlers don't raise these
-                return self._deliveries.refuse(error)
+                return Delivery(error=error)
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
         return delivery
 
-    def _wait(self) -> Delivery:
-        """Receive until the next batch has arrived."""
-        assert self._receivers is not None
-        did_lead = self._receivers.loop_leads
-        inbox = self._receivers.take()
-        with self._driver.lock:
-            self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
-        delivery = None if did_lead else self._deliveries.take()  # the threads may have received it until now
-        if delivery is None and self._deliveries.may_begin_more:
-            self._driver.act()
-        while delivery is None:
-            self._phase = Phase.WAITING
-            self._driver.receive_or_judge(inbox)
-            self._phase = Phase.TAKING
-            delivery = self._deliveries.take()
+    def _take(self) -> Delivery | None:
+        """Return the next batch, its error, or why there is no other; None if it isn't ready."""
+        with self.lock:
+            self._check_open()
+            ledger = self._scheduler.ledger
+            delivery = ledger.deliver()
             if delivery is None:
-                self._driver.act()
-                delivery = self._take_error()
+                if self.error is not None:
+                    return Delivery(error=self.error)
+                return Delivery(num_before=ledger.num_delivered, is_end=True) if ledger.is_exhausted else None
+        if delivery.lease is not None:
+            delivery.lease.state = LeaseState.TAKEN
+        if delivery.error is not None and delivery.failures:
+            # All samples failed: the last one's error says more than the worker's traceback.
+            delivery.error.__cause__ = delivery.failures[-1].exception
         return delivery
 
-    def _take_error(self) -> Delivery | None:
-        """Return the error if there are no more batches than those that are ready, and none is ready."""
-        return None if self._driver.error is None else self._deliveries.take()
+    def _wait(self, receivers: Receivers) -> Delivery:
+        """Receive until the next batch has arrived."""
+        did_lead = receivers.loop_leads
+        inbox = receivers.take()
+        with self.lock:
+            self._scheduler.watchdog.begin(time.monotonic(), self._grace_s)
+        delivery = None if did_lead else self._take()  # the threads may have received it until now
+        if delivery is None and self._plan is None:  # another source may have more than when it was asked last
+            with self.lock:
+                has_room = self._scheduler.ledger.has_room
+            if has_room:
+                self.act()
+        while delivery is None:
+            self._phase = _Phase.WAITING
+            self._receive_or_judge(inbox)
+            self._phase = _Phase.TAKING
+            delivery = self._take()
+            if delivery is None:
+                self.act()
+                delivery = None if self.error is None else self._take()
+        return delivery
 
     def is_ready(self) -> bool:
         """Return whether `next_batch` would return without blocking. Receives what has arrived. Loop's thread.
@@ -227,30 +304,30 @@ class Dispatcher:
         Raises what a signal handler raised meanwhile, see `next_batch`.
         """
         with self._loop_lock:
-            before, self._phase = self._phase, Phase.WAITING
+            before, self._phase = self._phase, _Phase.WAITING
             try:
-                is_ready = self._driver.has_deliverable() or self._receive_what_is_here()
+                is_ready = self._has_deliverable()
+                receivers = self._receivers
+                # If the threads lead, they have received what was there.
+                if not is_ready and receivers is not None and receivers.loop_leads:
+                    inbox = receivers.take()
+                    while not is_ready and self._receive(inbox, 0):
+                        self._phase = _Phase.TAKING
+                        self.act()
+                        self._phase = _Phase.WAITING
+                        is_ready = self._has_deliverable()
                 self._phase = before
                 return is_ready
             except SwiftLoaderError as error:  # our own, as in `next_batch`, which raises it
-                self._driver.fail(error)
+                self._fail(error)
                 return False
             except BaseException as interrupt:
                 self._note_interrupt(interrupt)
                 raise
 
-    def _receive_what_is_here(self) -> bool:
-        """Receive until the next batch is here, or nothing more is. Return whether it is."""
-        if self._receivers is None or not self._receivers.loop_leads:  # the threads have received what was there
-            return False
-        inbox = self._receivers.take()
-        while self._driver.receive(inbox, 0):
-            self._phase = Phase.TAKING
-            self._driver.act()
-            self._phase = Phase.WAITING
-            if self._driver.has_deliverable():
-                return True
-        return False
+    def _has_deliverable(self) -> bool:
+        with self.lock:
+            return self._scheduler.ledger.next_deliverable() is not None
 
     def _note_interrupt(self, interrupt: BaseException) -> None:
         """Deliver no more batches if the interrupt came while one was taken. It is harmless during a wait.
@@ -258,21 +335,139 @@ class Dispatcher:
         An interrupt is Ctrl-C or any other exception of a signal handler.
         """
         is_receiving = self._receivers is not None and self._receivers.inbox.is_taking_in
-        if self._phase is Phase.TAKING or is_receiving:
-            self._phase = Phase.BROKEN if self._phase is Phase.TAKING else Phase.WAITING
+        if self._phase is _Phase.TAKING or is_receiving:
+            self._phase = _Phase.BROKEN if self._phase is _Phase.TAKING else _Phase.WAITING
             error = SwiftLoaderError(
                 f"the loop was interrupted ({type(interrupt).__name__}) while it took a batch, so a batch may be lost; "
                 f"make a new loader"
             )
             error.__cause__ = interrupt
-            self._driver.fail(error)
+            self._fail(error)
+
+    # Events and actions -----------------------------------------------------------------------------------------------
+
+    def _receive_and_act(self, inbox: Inbox) -> None:
+        """Receive events and act on them. Return at once if the inbox was woken."""
+        if self._receive(inbox, None):
+            self.act()
+
+    def _receive(self, inbox: Inbox, timeout_s: float | None) -> bool:
+        """Wait for events, and let the scheduler handle them. Return whether there were any.
+
+        Raises what a signal handler raised. No event is lost.
+        """
+        events = inbox.wait(timeout_s)
+        if events:
+            now_s = time.monotonic()
+            with self.lock:
+                for event in events:
+                    try:
+                        self._scheduler.handle(event, now_s)
+                    except ProtocolError as error:
+                        self._scheduler.handle(ExecutorFailed(error), now_s)
+        inbox.is_taking_in = False
+        if inbox.interrupt is not None:
+            interrupt, inbox.interrupt = inbox.interrupt, None
+            raise interrupt
+        return bool(events)
+
+    def act(self) -> None:
+        """Carry out what the scheduler decides. To be called also when the source of work has more. Any thread.
+
+        If a signal handler raises an exception meanwhile, the next call continues.
+        """
+        garbage: list[Any] = []
+        to_do = self._to_do
+        with self.dispatch_lock:
+            with self.lock:
+                to_do += self._scheduler.decide(time.monotonic())
+            while to_do:
+                action = to_do[0]
+                if isinstance(action, Send):  # nearly all are
+                    to_do.popleft()
+                    garbage += self._executor.carry_out(action)
+                elif isinstance(action, _REPEATABLE):
+                    garbage += self._carry_out(action)
+                    to_do.popleft()
+                else:
+                    garbage += self._carry_out(to_do.popleft())
+        del garbage  # outside the locks
+
+    def _carry_out(self, action: Action) -> list[Any]:
+        executor = self._executor
+        if isinstance(action, Fail):
+            error = executor.error_of(action.cause)
+            with self.lock:
+                self.error = error
+        elif isinstance(action, GiveUp):
+            self._wait_error = executor.error_of(action.stall)
+        elif isinstance(action, Warn):
+            note = self._stall_notices.append if isinstance(action.about, Stall) else self._on_restart
+            note(executor.notice_of(action.about))
+        else:
+            return executor.carry_out(action)
+        return []
+
+    def _fail(self, error: BaseException) -> None:
+        """Deliver what is ready, then this error. Any thread."""
+        with self.lock:
+            self._scheduler.handle(ExecutorFailed(error), time.monotonic())
+        try:
+            self.act()
+        finally:
+            with self.lock:
+                self.error = self.error or error  # acting may have failed, too
+
+    def _receive_or_judge(self, inbox: Inbox) -> None:
+        """Receive events. After too long a wait, judge who the loop waits for. An interrupt at any point is harmless.
+
+        Raises `WorkerStalled` if no worker has had the batch for too long.
+        """
+        watchdog = self._scheduler.watchdog
+        if watchdog.deadline_s == math.inf:
+            self._receive(inbox, None)
+            return
+        now_s = self._note_time()
+        left_s = max(0.0, watchdog.deadline_s - now_s)
+        watchdog.rest(now_s, now_s + left_s)
+        is_quiet = not self._receive(inbox, left_s)
+        # Look once more before judging a worker: SIGSTOP and SIGCONT end a wait even if events have arrived.
+        if is_quiet and self._note_time() >= watchdog.deadline_s and not self._receive(inbox, 0):
+            with self.lock:
+                self._scheduler.tick(time.monotonic())
+            self._take_stalls()  # an interrupt may have left those of an earlier wait
+            self.act()
+            notices, error = self._take_stalls()
+            for notice in notices:
+                warn(notice)
+            if error is not None:
+                raise error
+        watchdog.rest(now_s := time.monotonic(), now_s)
+
+    def _note_time(self) -> float:
+        """Return the time. If this process was stopped, give the workers more time: they may have been stopped too."""
+        now_s = time.monotonic()
+        with self.lock:
+            self._scheduler.wake(now_s)
+        return now_s
+
+    def _take_stalls(self) -> tuple[list[str], BaseException | None]:
+        """Remove and return the warnings, and the error that ends the wait."""
+        with self.dispatch_lock:
+            taken = self._stall_notices, self._wait_error
+            self._stall_notices, self._wait_error = [], None
+        return taken
 
     def _hand_over_if_idle(self) -> None:
         """Have the threads receive if the loop is elsewhere. Any thread."""
         if self._loop_lock.acquire(blocking=False):
             try:
-                if self._phase is Phase.IDLE and self._receivers is not None:
+                if self._phase is _Phase.IDLE and self._receivers is not None:
                     self._receivers.hand_over()
+            except BaseException as interrupt:  # some of the threads may lead, and others not
+                self._phase = _Phase.TAKING
+                self._note_interrupt(interrupt)
+                raise
             finally:
                 self._loop_lock.release()
 
@@ -286,25 +481,22 @@ class Dispatcher:
         """
         if self._executor.owner is not None:
             self._executor.owner.check()
-        with self._driver.dispatch_lock:
-            with self._driver.lock:
-                self._driver.check_open()
+        with self.dispatch_lock:
+            with self.lock:
+                self._check_open()
             self._executor.resize(num_workers, limits)
             if self._receivers is not None:
                 self._receivers.add(self._executor.inboxes)
-            self._act_on_resize(num_workers, limits)
+            try:
+                with self.lock:
+                    self._scheduler.resize(num_workers, limits)
+                self.act()
+            except BaseException as interrupt:  # some may have been started, and others not
+                error = SwiftLoaderError(f"resize({num_workers}) was interrupted by {interrupt!r}; make a new loader")
+                error.__cause__ = interrupt
+                self._fail(error)
+                raise
         self._hand_over_if_idle()  # nobody may be listening to the workers that come and go
-
-    def _act_on_resize(self, num_workers: int, limits: Limits) -> None:
-        try:
-            with self._driver.lock:
-                self._scheduler.resize(num_workers, limits)
-            self._driver.act()
-        except BaseException as interrupt:  # some may have been started, and others not
-            error = SwiftLoaderError(f"resize({num_workers}) was interrupted by {interrupt!r}; make a new loader")
-            error.__cause__ = interrupt
-            self._driver.fail(error)
-            raise
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 
@@ -313,7 +505,7 @@ class Dispatcher:
         owner = self._executor.owner
         if owner is not None and not owner.is_here():  # a fork of the trainer: processes and threads are the parent's
             return
-        with self._driver.lock:
+        with self.lock:
             if self._scheduler.state is SchedulerState.CLOSED:
                 return
             dropped = self._scheduler.close()
@@ -323,7 +515,7 @@ class Dispatcher:
         with _held(self._loop_lock, LOOP_LIMIT_S):
             if self._receivers is not None:
                 self._receivers.stop()  # without the dispatch lock, which a receiver thread may be waiting for
-        with _held(self._driver.dispatch_lock, DISPATCH_LIMIT_S):
+        with _held(self.dispatch_lock, DISPATCH_LIMIT_S):
             garbage = self._executor.close()
         del dropped, garbage  # outside the locks: the user's objects may have finalisers
 

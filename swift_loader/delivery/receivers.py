@@ -63,11 +63,8 @@ class Receivers:
         """The loop's."""
         self._receive, self._on_failure = receive, on_failure
         self._on_absence = on_absence
-        looks = (self._look, None)
-        self._threads = [
-            _ReceiverThread(inbox, receive, on_failure, looks[min(index, 1)]) for index, inbox in enumerate(inboxes[1:])
-        ]
-        self._added: deque[Inbox] = deque()
+        self._threads: list[_ReceiverThread] = []
+        self._added = deque(inboxes[1:])
         """Inboxes whose threads aren't started yet. Any thread appends."""
         self._num_inboxes = len(inboxes)
         self._leader = _Leader.LOOP
@@ -80,12 +77,6 @@ class Receivers:
     def loop_leads(self) -> bool:
         """Whether the loop leads: what the workers send stays in their pipes until it receives."""
         return self._leader is not _Leader.THREADS or not self._threads
-
-    def begin(self) -> None:
-        """Start the threads, parked."""
-        for thread in self._threads:
-            thread.start()
-            thread.park()
 
     def add(self, inboxes: Sequence[Inbox]) -> None:
         """Have a thread for each of these inboxes, of which the first ones are known, from the next hand-over on."""
@@ -100,21 +91,23 @@ class Receivers:
                 thread.park()
         return self.inbox
 
-    def leave(self, entered_ns: int, left_ns: int, *, is_epoch_over: bool) -> None:
-        """Record that the loop got its batch. The threads take over unless the loop will probably be back at once.
-
-        After the last batch of an epoch they always take over.
-        """
+    def leave(self, entered_ns: int, left_ns: int, *, is_over: bool) -> None:
+        """Record that the loop got its batch, or the end. The threads take over unless the loop will soon be back."""
         absence_ns = max(0, entered_ns - self._left_ns)
         self._absence_ns = 0.5 * (self._absence_ns + min(absence_ns, 100 * SHORT_ABSENCE_NS))
         self._left_ns = left_ns
-        if is_epoch_over or self._absence_ns > SHORT_ABSENCE_NS:
+        if is_over or self._absence_ns > SHORT_ABSENCE_NS:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Let the threads lead."""
-        if self._added:
-            self._start_added()
+        """Let the threads lead. Start those that aren't started yet."""
+        while self._added and self._leader is not _Leader.NOBODY:
+            look = None if self._threads else self._look
+            thread = _ReceiverThread(self._added.popleft(), self._receive, self._on_failure, look)
+            self._threads.append(thread)
+            thread.start()
+            if self._leader is _Leader.LOOP:
+                thread.park()
         if self._leader is _Leader.LOOP:
             self._leader = _Leader.THREADS
             for thread in self._threads:
@@ -124,15 +117,6 @@ class Receivers:
         """Have the threads lead if the loop stays away. The first thread runs it."""
         if self._leader is _Leader.LOOP and time.perf_counter_ns() - self._left_ns > LONG_ABSENCE_NS:
             self._on_absence()
-
-    def _start_added(self) -> None:
-        """Start the threads that aren't started yet. They do as the others do."""
-        while self._added and self._leader is not _Leader.NOBODY:
-            thread = _ReceiverThread(self._added.popleft(), self._receive, self._on_failure)
-            self._threads.append(thread)
-            thread.start()
-            if self._leader is _Leader.LOOP:
-                thread.park()
 
     def stop(self) -> None:
         """Stop the threads. Returns when they have ended, or after `JOIN_LIMIT_S`. Idempotent."""
@@ -147,16 +131,17 @@ class Receivers:
         return f"<Receivers: {self._leader.value} lead, {len(self._threads)} threads>"
 
 
-class _ReceiverThread:
-    """A thread that receives from some workers while the loop's thread doesn't."""
+class _ReceiverThread(LoaderThread):
+    """A thread that receives from some workers while the loop's thread doesn't. It leads until `park`."""
 
     def __init__(
         self,
         inbox: Inbox,
         receive: Callable[[Inbox], None],
         on_failure: Callable[[BaseException], None],
-        look: Callable[[], None] | None = None,
+        look: Callable[[], None] | None,
     ) -> None:
+        super().__init__(self._serve, "receiver")
         self._inbox = inbox
         self._receive = receive
         self._on_failure = on_failure
@@ -171,11 +156,6 @@ class _ReceiverThread:
         self._is_parking = False
         """Set while `park` waits for the thread."""
         self._is_stopping = False
-        self._thread = LoaderThread(self._run, "receiver")
-
-    def start(self) -> None:
-        """Start the thread, which leads until `park`."""
-        self._thread.start()
 
     def park(self) -> None:
         """Make the thread stop receiving, and wait until it has. The caller leads then."""
@@ -196,11 +176,7 @@ class _ReceiverThread:
         self._inbox.wake()
         self._resumed.put(None)
 
-    def join(self, limit_s: float) -> None:
-        """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
-        self._thread.join(limit_s)
-
-    def _run(self) -> None:
+    def _serve(self) -> None:
         try:
             while not self._is_stopping:
                 self._receive(self._inbox)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.device.in_flight import CopiesInFlight, Issued
 from swift_loader.device.transfer import Transfer
 from swift_loader.interrupts import is_interrupt
+from swift_loader.scheduler.delivery import Delivery
 
 
 class HostSource(Protocol):
@@ -81,7 +80,7 @@ class PrefetchQueue:
         """Drop the batches. Each later `take` returns this error."""
         self._pulled, self._num_left = None, 0
         self._ahead.clear()
-        self._ahead.append((Delivery(None, 0, 0, error=error), None))
+        self._ahead.append((Delivery(error=error), None))
 
     def _fetch(self) -> None:
         if self._pulled is None:
@@ -91,11 +90,15 @@ class PrefetchQueue:
         if pulled.error is None:
             try:
                 issued = self._copies.issue(self._source.move, pulled, pulled.keep)
-                self._ahead.append((pulled.with_batch(issued.batch), issued))
+                # `pulled` stays with the copy, which reads its batch.
+                moved = Delivery(
+                    pulled.work, batch=issued.batch, failures=pulled.failures, num_before=pulled.num_before
+                )
+                self._ahead.append((moved, issued))
             except Exception as error:
                 if is_interrupt(error):
                     raise
-                pulled = replace(pulled, batch=None, error=error)
+                pulled.batch, pulled.error = None, error
         if pulled.error is not None:
             self._ahead.append((pulled, None))
             self._num_left = 0

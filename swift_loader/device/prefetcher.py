@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.device.in_flight import CopiesInFlight
 from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import LazyPass, PrefetchQueue
@@ -26,6 +25,7 @@ from swift_loader.device.transfer import Transfer
 from swift_loader.errors import StateMismatch
 from swift_loader.ranks.ranks import expected_ranks
 from swift_loader.sampling.permutation import Purpose, derive_key
+from swift_loader.scheduler.delivery import Delivery
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -243,10 +243,10 @@ class _HostPass:
             self._copies.wait()
             batch = next(self._batches)
         except StopIteration:
-            return Delivery((None, _snapshot(self._source)), self._epoch, self._num_pulled, error=StopIteration())
+            return Delivery(batch=(None, _snapshot(self._source)), error=StopIteration())
         except Exception as error:
-            return Delivery(None, self._epoch, self._num_pulled, error=error)
-        pulled = Delivery((batch, _snapshot(self._source), self._key()), self._epoch, self._num_pulled)
+            return Delivery(error=error)
+        pulled = Delivery(batch=(batch, _snapshot(self._source), self._key()))
         self._num_pulled += 1
         return pulled
 

@@ -8,19 +8,16 @@ An executor decides nothing and calls nobody back: each event comes out of `wait
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Protocol
 
-from swift_loader.metrics.observations import Arrival
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.messages import (
     Dismiss,
+    Event,
     Kill,
     Reap,
     Release,
-    Replace,
     ReplaceTemplate,
     Send,
     Stall,
@@ -28,53 +25,10 @@ from swift_loader.scheduler.actions import (
     TemplateLost,
     WorkerLost,
 )
-from swift_loader.scheduler.events import Event
 from swift_loader.scheduler.queues import Limits
 
-ToDo = Send | Kill | Reap | Replace | Release | Start | Dismiss | ReplaceTemplate
+ToDo = Send | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate
 """The actions that an executor carries out."""
-
-
-class LeaseState(Enum):
-    """READY ─► TAKEN ─► KEPT; it may end in any of them."""
-
-    READY = "ready"
-    """Waits for the loop."""
-    TAKEN = "taken"
-    """A copy to a device reads it."""
-    KEPT = "kept"
-    """Nobody but the user keeps it."""
-
-
-@dataclass(slots=True)
-class Lease:
-    """A slot that a batch is in. Doesn't keep it."""
-
-    nbytes: int
-    num_wasted: int
-    """How many of them the batch doesn't fill."""
-    state: LeaseState = LeaseState.READY
-
-    def take(self) -> None:
-        """Note that the batch is on its way to the loop."""
-        self.state = LeaseState.TAKEN
-
-    def keep(self) -> None:
-        """Note that it is the user's alone."""
-        self.state = LeaseState.KEPT
-
-
-@dataclass(slots=True)
-class Outcome:
-    """A batch as an executor hands it over. Not frozen, because making a frozen object takes four times as long."""
-
-    batch: Any
-    lease: Lease | None = None
-    """The lease of the slot that the batch lies in. None if it lies in no slot."""
-    state: bytes | None = None
-    """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
-    arrival: Arrival | None = field(default=None, compare=False)
-    """What was measured of the batch; None if it wasn't measured."""
 
 
 class Inbox(Protocol):
@@ -158,7 +112,7 @@ class Executor(Protocol):
         ...
 
     def carry_out(self, action: ToDo) -> list[Any]:
-        """Do what the scheduler decided: send, kill, reap, replace, start or dismiss.
+        """Do what the scheduler decided: send, kill, reap, release, start or dismiss.
 
         Returns:
             What the caller must drop outside its locks, because freeing it takes a while.

@@ -22,13 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import EncodeError, LoaderClosed, RankDied, RankMismatch, RankStalled, SwiftLoaderError, warn
-from swift_loader.executors.base import Outcome
 from swift_loader.executors.failures import rebuild_with
 from swift_loader.executors.inline import InlineExecutor
 from swift_loader.interrupts import is_interrupt
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Built, Event, Failed, Ready, SampleFailed
+from swift_loader.scheduler.messages import Answered, Event, Ready, SampleFailed, Send
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Failure, FailureStage
@@ -225,8 +223,8 @@ class ReceivingExecutor(InlineExecutor):
         except Exception as error:
             if is_interrupt(error):
                 raise
-            return [Failed(*answer, error)]
-        return [*(SampleFailed(*answer, one.position, one) for one in failures), Built(*answer, Outcome(batch))]
+            return [Answered(*answer, error=error)]
+        return [*(SampleFailed(*answer, one) for one in failures), Answered(*answer, batch)]
 
 
 def _described(error: BaseException) -> Failure:

@@ -9,7 +9,7 @@ import numpy as np
 
 from swift_loader.errors import RemoteTraceback, WorkerError
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.messages import Send
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import IndexWork, StreamWork, Work
 from swift_loader.transport.by_value import Definitions

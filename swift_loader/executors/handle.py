@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import NoDescriptorsLeft, ProtocolError
-from swift_loader.executors.base import Lease
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import ReturnedSlots
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.delivery import Lease
+from swift_loader.scheduler.messages import Send
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.frames import Frame
 from swift_loader.transport.messages import Batch, BuildReport, Identity, NewPlan, Ready, SegmentMade

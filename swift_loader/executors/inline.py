@@ -17,8 +17,7 @@ from swift_loader.executors.local_builder import LocalBuilder, Speaker
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import Event, Ready, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Event, Ready, Send, Skipped, Stall, StreamEnded, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.payload import chosen_threads
 from swift_loader.transport.store import HeapStore

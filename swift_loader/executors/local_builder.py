@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import RemoteTraceback
-from swift_loader.executors.base import Outcome
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.failures import rebuild, rebuild_sample, task_of
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Built, Event, Failed, SampleFailed
+from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send
 from swift_loader.transport import messages
 from swift_loader.transport.by_value import NewDefinitions
 from swift_loader.transport.counters import CounterWriter
@@ -121,13 +119,13 @@ class LocalBuilder:
         Raises if the batch can't be decoded.
         """
         batch, started_ns = encoded.batch, time.perf_counter_ns()
-        outcome = Outcome(self._reader.read(batch, encoded.memory), state=self._builder.state)
-        decode_ns = time.perf_counter_ns() - started_ns
-        outcome.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
-        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        answer = Answered(self._worker, task.generation, task.sequence, self._reader.read(batch, encoded.memory))
+        answer.snapshot, decode_ns = self._builder.state, time.perf_counter_ns() - started_ns
+        answer.arrival = self._metrics.note_arrival(batch, task, self._worker, started_ns, decode_ns)
+        answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
         self.largest_nbytes = max(self.largest_nbytes, batch.used_nbytes or batch.meta_nbytes)
         events = self._sample_failures(task, self._builder.failures)
-        events.append(Built(self._worker, task.generation, task.sequence, outcome, build_s))
+        events.append(answer)
         return events
 
     def failed(self, task: Send, error: Exception) -> list[Event]:
@@ -139,7 +137,7 @@ class LocalBuilder:
         if isinstance(error, BuildError):
             events = self._sample_failures(task, error.failures)
             error = self._explain(error, task)
-        events.append(Failed(self._worker, task.generation, task.sequence, error))
+        events.append(Answered(self._worker, task.generation, task.sequence, error=error))
         return events
 
     def _sample_failures(self, task: Send, failures: Sequence[messages.SampleFailed]) -> list[Event]:
@@ -148,7 +146,7 @@ class LocalBuilder:
             where = f", {self._speaker.describe(task)}"
             error = rebuild(failed.failure, self._speaker.who, self._definitions, where)
             failure = rebuild_sample(failed, task.work.epoch, task.work.step, error)
-            events.append(SampleFailed(self._worker, task.generation, task.sequence, failed.position, failure))
+            events.append(SampleFailed(self._worker, task.generation, task.sequence, failure))
         return events
 
     def _explain(self, failed: BuildError, task: Send) -> Exception:

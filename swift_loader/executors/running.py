@@ -21,7 +21,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import WorkerSpec

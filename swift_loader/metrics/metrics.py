@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swift_loader.metrics.observations import Arrival, Histogram, Observations, Setup, Slowest, SlowSample, Timeline
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.messages import Send
 from swift_loader.transport.messages import Batch
 
 NOT_NOTED = -1

@@ -1,6 +1,6 @@
 """The work of a stage: items as they come from upstream.
 
-filling thread ──put──► relay ──next──► scheduler, under the driver's lock
+filling thread ──put──► relay ──next──► scheduler, under the dispatcher's lock
 the stage waits in `wait` while there is nothing to do
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.relay import Relay
 from swift_loader.sampling.permutation import derive_key
-from swift_loader.scheduler.work import IndexWork, StreamWork
+from swift_loader.scheduler.work import IndexWork, WorkSource
 
 _MAX_STEP = 2**31 - 1
 """`KeyedSamples` makes 64 bits of it."""
@@ -35,7 +35,7 @@ class ItemWork(IndexWork):
         return work
 
 
-class Feed:
+class Feed(WorkSource):
     """Items that wait to be worked on. A source of work for a scheduler."""
 
     def __init__(self, max_items: int, epoch: int, *, puts_back: bool = False) -> None:
@@ -112,13 +112,6 @@ class Feed:
             self._num_begun += 1
         elif self._num_done < self._num_begun:
             self._held, work = work, None
-        return work
-
-    def end_shard(self, work: StreamWork) -> None:
-        """Do nothing: a feed has no shards."""
-
-    def swap(self, work: StreamWork) -> StreamWork:
-        """Return the same: a feed has no shards."""
         return work
 
     def is_over(self, num_taken: int) -> bool:

@@ -17,13 +17,11 @@ from types import CoroutineType
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
-from swift_loader.executors.base import Outcome
 from swift_loader.executors.calls.crew import Post
 from swift_loader.executors.calls.event_loop import call_soon
 from swift_loader.pipeline.items import Marker
 from swift_loader.pipeline.relay import Relay
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Built, Failed
+from swift_loader.scheduler.messages import Answered, Send
 from swift_loader.scheduler.work import IndexWork
 from swift_loader.worker.samples import POSITION_BITS
 from swift_loader.worker.seeding import Fetching, key_this_thread
@@ -56,11 +54,12 @@ def _fetching(task: Send, seed: int) -> Fetching:
 
 
 def _post_value(task: Send, post: Post, value: Any, began_s: float) -> None:
-    post((Built(task.worker, task.generation, task.sequence, Outcome(value), time.perf_counter() - began_s),))
+    build_s = time.perf_counter() - began_s
+    post((Answered(task.worker, task.generation, task.sequence, value, build_s=build_s),))
 
 
 def _post_error(task: Send, post: Post, error: BaseException) -> None:
-    post((Failed(task.worker, task.generation, task.sequence, error),))
+    post((Answered(task.worker, task.generation, task.sequence, error=error),))
 
 
 class InThread:

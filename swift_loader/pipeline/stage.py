@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import warn
 from swift_loader.executors.base import Executor
@@ -26,6 +25,7 @@ from swift_loader.pipeline.relay import Relay
 from swift_loader.pipeline.stats import StageStats
 from swift_loader.pipeline.wording import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 
 
@@ -63,7 +63,7 @@ class Stage:
         Raises what starting the executor raised.
         """
         try:
-            self._dispatcher.start(tries_out=False, keeps_trial=False)
+            self._dispatcher.start()
         except Exception as error:
             raise explained(in_stage_words(error), f"In stage {self._policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
         self._dispatcher.begin(self._feed, plan)
@@ -72,7 +72,7 @@ class Stage:
     def _put(self, item: Item) -> bool:
         if not self._feed.put(item):
             return False
-        self._dispatcher.hand_out()
+        self._dispatcher.act()
         self._feed.ring()
         return True
 
@@ -126,11 +126,11 @@ class Stage:
             if rest is None or rest.is_over:
                 self._is_wanted(delivery, work.number)
                 self._feed.note_done()
-                self._dispatcher.hand_out()  # the end of the epoch may have waited for this
+                self._dispatcher.act()  # the end of the epoch may have waited for this
             else:
                 value, rest.value = rest.value, None
                 self._feed.put_back(work, rest)
-                self._dispatcher.hand_out()
+                self._dispatcher.act()
                 num_results += 1
                 yield self._count(value, (*start, num_results))
 

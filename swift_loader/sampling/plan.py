@@ -262,20 +262,6 @@ class Plan:
         """Return how many batches an epoch has on this rank."""
         return self._num_full_steps(epoch) + (self._last_count(epoch, self.settings.rank) > 0)
 
-    def trial(self, skips: Skips) -> tuple[int, int] | None:
-        """Return epoch and step of a batch that is typical for this rank; None if the rank never has a batch.
-
-        Nothing of it is skipped, neither by the plan nor by `skips`, which a later plan will have.
-        """
-        shift = self.settings.shift
-        epoch = shift.epoch + 1 if shift.num_samples else 0  # the rest of a resumed epoch may be less than a batch
-        while epoch <= max(self.settings.skips.last_epoch, skips.last_epoch):
-            for step in range(self._num_full_steps(epoch)):
-                if self.settings.skips == skips or not skips.touch(self.range_of(epoch, step)):
-                    return epoch, step
-            epoch += 1
-        return (epoch, 0) if self.num_batches(epoch) else None
-
     @property
     def last_irregular_epoch(self) -> int:
         """The last epoch that may have fewer batches than others have: a part of it is skipped or came before.

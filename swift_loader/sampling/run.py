@@ -319,6 +319,11 @@ class Run:
         """Use the seed that the ranks agreed on."""
         self.order = replace(self.order, seed=seed)
 
+    def fits(self, num_samples: int) -> bool:
+        """Return whether `note_length` would accept this length."""
+        saved = self._saved
+        return saved is None or (saved.position.num_samples <= num_samples and saved.num_samples in (None, num_samples))
+
     def note_length(self, num_samples: int) -> None:
         """Record the dataset's length. A StateMismatch if the loaded state is of another dataset."""
         if self._saved is not None:

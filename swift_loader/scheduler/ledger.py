@@ -1,7 +1,7 @@
 """Records which worker builds which batch, and which batch comes next.
 
 (generation, sequence) identifies a batch. A generation begins when the loop is sent to a position; sequences count its
-batches in the order of delivery, without end. Generation 0 is the trial batch alone.
+batches in the order of delivery, without end.
 
 A worker does its tasks in order: it is building the first of them. When a new generation begins, the answers to tasks
 of earlier ones are dropped.
@@ -14,71 +14,59 @@ thread-safe.
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.batches import BATCH_STATES, Batch, BatchMove, BatchState
-from swift_loader.scheduler.lost import LostBatches
+from swift_loader.scheduler.delivery import BatchState, Delivery
+from swift_loader.scheduler.messages import Answered, SampleFailed, Send, Skipped, StreamEnded
 from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.work import IndexWork, StreamWork, Work, WorkSource
-
-Answer = TypeVar("Answer")
+from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work, WorkSource
 
 
-class Ledger(Generic[Answer]):
-    """The batches in flight. `Answer` is what a worker answers to a task."""
+class Ledger:
+    """The batches in flight."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.queues = Queues(limits)
         """The workers' tasks."""
-        self._source: WorkSource | None = None
+        self.source: WorkSource | None = None
+        """What hands out the work of the current generation."""
         self._planned: Work | None = None
         """Handed out by the source, but not assigned yet."""
         self.generation = 0
         """The current generation. Answers of earlier ones are dropped."""
-        self._batches: dict[int, Batch[Answer]] = {}
+        self._batches: dict[int, Delivery] = {}
         """The batches in flight by sequence, in that order."""
         self._first_sequence = 0
         """None in flight comes before it."""
         self._next_sequence = 0
         self.num_delivered = 0
         """How many batches of the generation were delivered."""
-        self._lost = LostBatches()
-        self._ready: dict[int, Batch[Answer]] = {}
+        self._lost: dict[int | None, list[int]] = {}
+        """Heaps of the sequences of LOST batches, none of them empty, by the worker id that must build them; None: any
+        worker may. As long as no worker has room for the first of a heap, none has room for the others."""
+        self._ready: dict[int, Delivery] = {}
         """The READY batches by sequence, in the order of completion."""
-        self._ready_by_epoch: dict[int, deque[Batch[Answer]]] = {}
+        self._ready_by_epoch: dict[int, deque[Delivery]] = {}
         """The same, by epoch; empty if they are delivered in order."""
 
     # Generations
 
-    def try_out(self, work: Work) -> None:
-        """Have the trial batch built, before the first generation."""
-        assert not self.generation
-        self._planned = work
-
-    def begin(self, source: WorkSource, *, reuses_trial: bool) -> list[Batch[Answer]]:
-        """Begin a new generation. Return the READY batches that nobody needs any more.
-
-        `reuses_trial`: the trial batch, if it is READY, is used for the first batch of the same work.
-        """
-        dropped = self.ready()
-        is_first = not self.generation
+    def begin(self, source: WorkSource) -> list[Delivery]:
+        """Begin a new generation. Return the batches in flight, which nobody needs any more."""
+        dropped = self.in_flight()
         self.generation += 1
-        self._batches.clear()
-        self._ready.clear()
-        self._ready_by_epoch.clear()
-        self._lost.clear()
-        self._source, self._planned = source, None
+        self._batches, self._ready, self._ready_by_epoch, self._lost = {}, {}, {}, {}
+        self.source, self._planned = source, None
         self._first_sequence = self._next_sequence = self.num_delivered = 0
         self.queues.begin()
-        if is_first and reuses_trial and dropped and self._peek() == dropped[0].work:
-            trial = self._batches[0] = dropped.pop()
-            self._note_ready(trial)
-            self._planned, self._next_sequence = None, 1
-            self.queues.note_ready(trial.worker, 1)
         return dropped
+
+    def in_flight(self) -> list[Delivery]:
+        """Return the batches that workers have, or that wait to be delivered."""
+        return list(self._batches.values())
 
     # Workers
 
@@ -90,88 +78,132 @@ class Ledger(Generic[Answer]):
         self._limits = limits
         self.queues.use_limits(limits)
         for batch in self._batches.values():
-            batch.work = _unbound(batch.work)
-        self._lost.restart(batch for batch in self._batches.values() if batch.state is BatchState.LOST)
-        if self._planned is not None:
-            self._planned = _unbound(self._planned)
+            if isinstance(batch.work, IndexWork):
+                batch.work = batch.work._replace(worker_id=None)
+        if isinstance(self._planned, IndexWork):
+            self._planned = self._planned._replace(worker_id=None)
+        lost = [sequence for sequences in self._lost.values() for sequence in sequences]
+        self._lost = {}
+        self._note_lost(lost)
 
     def remove_worker(self, serial: int) -> int:
         """Remove a worker. Return how many batches were lost with it; other workers will build them."""
         lost = [sequence for generation, sequence in self.queues.remove(serial) if generation == self.generation]
         for sequence in lost:
             batch = self._batches[sequence]
-            batch.state = BATCH_STATES[batch.state, BatchMove.LOSE]
-            self._lost.add(batch)
+            batch.state, batch.failures = BatchState.LOST, ()
+        self._note_lost(lost)
         return len(lost)
+
+    def _note_lost(self, sequences: Iterable[int]) -> None:
+        for sequence in sequences:
+            work = self._batches[sequence].work
+            worker_id = None if isinstance(work, PlannedWork) or work is None else work.worker_id
+            heappush(self._lost.setdefault(worker_id, []), sequence)
 
     # Tasks and answers
 
     def assign(self) -> Send | None:
         """Return the next task to send now, which counts as sent. None if there is none, or no room for it."""
-        if self._lost:
-            # The loop waits for the lost batches, so a worker takes one even if it has its maximum of ready batches.
-            for sequence in self._lost.firsts():
-                batch = self._batches[sequence]
-                if (serial := self.queues.pick_for_lost(batch.work)) is not None:
-                    self._lost.remove(batch)
-                    return self._send(serial, batch)
-        if len(self._batches) >= self._limits.max_in_flight or self._peek() is None:
+        if self._lost and (send := self._assign_lost()) is not None:
+            return send
+        if len(self._batches) >= self._limits.max_in_flight or (work := self._peek()) is None:
             return None
-        if (found := self._find_room()) is None:
+        serial = self.queues.pick(work)
+        if serial is None and isinstance(work, StreamWork) and not self._limits.in_order and self.source is not None:
+            full = work.worker_id
+            while serial is None:  # out of order, a shard whose worker has no room lets the others pass
+                self._planned = work = self.source.swap(work)
+                if work.worker_id == full:
+                    return None
+                serial = self.queues.pick(work)
+        if serial is None:
             return None
-        serial, work = found
-        batch = self._batches[self._next_sequence] = Batch(self._next_sequence, work)
+        batch = self._batches[self._next_sequence] = Delivery(work, self._next_sequence)
         self._next_sequence += 1
         self._planned = None
-        return self._send(serial, batch)
+        return self._send(serial, batch, work)
 
-    def complete(self, serial: int, generation: int, sequence: int, answer: Answer, build_s: float | None) -> bool:
-        """Record a worker's answer to its oldest task. Return False if the batch isn't needed any more.
+    def _assign_lost(self) -> Send | None:
+        """Send a lost batch again: the loop waits for it. O(worker ids)."""
+        for sequence, worker_id in sorted((sequences[0], worker_id) for worker_id, sequences in self._lost.items()):
+            batch = self._batches[sequence]
+            assert batch.work is not None
+            if (serial := self.queues.pick(batch.work, is_lost=True)) is not None:
+                heappop(self._lost[worker_id])
+                if not self._lost[worker_id]:
+                    del self._lost[worker_id]
+                return self._send(serial, batch, batch.work)
+        return None
 
-        `serial`: the worker's. `generation` and `sequence`: the task's. `build_s`: how long the worker took; None if it
-        has built no batch. Raises `ProtocolError` if the worker answers another task.
+    def _send(self, serial: int, batch: Delivery, work: Work) -> Send:
+        self.queues.push(serial, (self.generation, batch.sequence))
+        batch.state, batch.worker = BatchState.SENT, serial
+        return Send(serial, self.generation, batch.sequence, work)
+
+    def complete(self, answer: Answered) -> Delivery | None:
+        """Record the answer to a worker's oldest task. Return the batch, which is READY; None if nobody needs it.
+
+        Raises `ProtocolError` if the worker answers another task.
         """
+        generation, sequence = answer.generation, answer.sequence
         is_current = generation == self.generation
-        self.queues.complete(serial, (generation, sequence), build_s, is_current=is_current)
+        task = generation, sequence
+        self.queues.pop(answer.worker, task, is_current=is_current, is_ready=is_current, build_s=answer.build_s)
         if not is_current:
-            return False
+            return None
         batch = self._batches[sequence]
-        batch.state = BATCH_STATES[batch.state, BatchMove.COMPLETE]
-        batch.answer = answer
-        self._note_ready(batch)
-        return True
+        batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
+        batch.snapshot, batch.arrival = answer.snapshot, answer.arrival
+        batch.state = BatchState.READY
+        self._ready[sequence] = batch
+        if not self._limits.in_order and batch.work is not None:
+            ready = self._ready_by_epoch.get(batch.work.epoch)
+            if ready is None:  # those that are empty are of earlier epochs
+                self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
+                ready = self._ready_by_epoch[batch.work.epoch] = deque()
+            ready.append(batch)
+        return batch
 
-    def end_shard(self, serial: int, generation: int, sequence: int) -> None:
+    def note_failure(self, failed: SampleFailed) -> None:
+        """Record the failure of a sample, if its batch is needed. What a worker reports ends with the worker."""
+        batch = self._batches.get(failed.sequence) if failed.generation == self.generation else None
+        if batch is not None and batch.state is BatchState.SENT and batch.worker == failed.worker:
+            batch.failures += (failed.failure,)
+
+    def end_shard(self, ended: StreamEnded) -> None:
         """Record that a worker's shard of a stream had no batch left for its oldest task.
 
         Raises `ProtocolError` if the worker answers another task, or one that isn't of a stream.
         """
-        is_current = generation == self.generation
-        self.queues.pop(serial, (generation, sequence), is_current=is_current)
+        is_current = ended.generation == self.generation
+        self.queues.pop(ended.worker, (ended.generation, ended.sequence), is_current=is_current)
         if not is_current:
             return
-        batch = self._batches[sequence]
-        if not isinstance(batch.work, StreamWork) or self._source is None:
-            raise ProtocolError(f"worker {serial} told the end of a stream for {batch.work}")
-        batch.state = BATCH_STATES[batch.state, BatchMove.END]
-        self._source.end_shard(batch.work)
+        batch = self._batches[ended.sequence]
+        if not isinstance(batch.work, StreamWork) or self.source is None:
+            raise ProtocolError(f"worker {ended.worker} told the end of a stream for {batch.work}")
+        batch.state = BatchState.VOID
+        self.source.end_shard(batch.work)
         if isinstance(self._planned, StreamWork) and self._planned.worker_id == batch.work.worker_id:
             self._planned = None
         self._pass_void()
 
-    def skip(self, serial: int, generation: int) -> None:
+    def skip(self, skipped: Skipped) -> None:
         """Record that a worker skipped its oldest task, which belonged to an earlier generation.
 
         Raises `ProtocolError` if the worker had to do it.
         """
-        task = self.queues.first(serial)
+        task, generation = self.queues.first(skipped.worker), skipped.generation
         if task is None or task[0] != generation or generation == self.generation:
-            raise ProtocolError(f"worker {serial} skipped a task of generation {generation}, which it had to do")
-        self.queues.pop(serial, task, is_current=False)
+            raise ProtocolError(
+                f"worker {skipped.worker} skipped a task of generation {generation}, which it had to do"
+            )
+        self.queues.pop(skipped.worker, task, is_current=False)
 
     # Delivery
 
-    def next_deliverable(self) -> Batch[Answer] | None:
+    def next_deliverable(self) -> Delivery | None:
         """Return the batch that `deliver` would return."""
         if not self._ready:
             return None
@@ -180,26 +212,25 @@ class Ledger(Generic[Answer]):
         if self._limits.in_order:
             return first if first.state is BatchState.READY else None
         # No batch of a later epoch before all of this epoch are delivered.
+        assert first.work is not None
         ready = self._ready_by_epoch.get(first.work.epoch)
         return ready[0] if ready else None
 
-    def deliver(self) -> Batch[Answer] | None:
+    def deliver(self) -> Delivery | None:
         """Remove and return the next batch for the loop. Return None if it isn't ready."""
         batch = self.next_deliverable()
         if batch is None:
             return None
         del self._batches[batch.sequence], self._ready[batch.sequence]
-        if not self._limits.in_order:
-            self._ready_by_epoch[batch.work.epoch].popleft()
-        batch.state = BATCH_STATES[batch.state, BatchMove.DELIVER]
-        self.queues.note_ready(batch.worker, -1)
+        work = batch.work
+        if not self._limits.in_order and work is not None:
+            self._ready_by_epoch[work.epoch].popleft()
+        self.queues.note_delivered(batch.worker)
+        batch.num_before = self.num_delivered
         self.num_delivered += 1
-        self._pass_void()
+        if isinstance(work, StreamWork):
+            self._pass_void()
         return batch
-
-    def ready(self) -> list[Batch[Answer]]:
-        """Return the batches that wait to be delivered."""
-        return list(self._ready.values())
 
     @property
     def num_ready(self) -> int:
@@ -241,34 +272,11 @@ class Ledger(Generic[Answer]):
     # Inside
 
     def _peek(self) -> Work | None:
-        if self._planned is None and self._source is not None:
-            self._planned = self._source.next()
+        if self._planned is None and self.source is not None:
+            self._planned = self.source.next()
         return self._planned
 
-    def _find_room(self) -> tuple[int, Work] | None:
-        """Return the worker that builds the planned work, and the work. None if none has room.
-
-        Out of order, a shard whose worker has no room lets the others pass.
-        """
-        work = self._planned
-        assert work is not None, "the caller has looked"
-        serial = self.queues.pick(work)
-        if serial is None and not self._limits.in_order and isinstance(work, StreamWork) and self._source is not None:
-            full = work.worker_id
-            while serial is None:
-                self._planned = work = self._source.swap(work)
-                if work.worker_id == full:
-                    return None
-                serial = self.queues.pick(work)
-        return None if serial is None else (serial, work)
-
-    def _send(self, serial: int, batch: Batch[Answer]) -> Send:
-        self.queues.push(serial, (self.generation, batch.sequence))
-        batch.state = BATCH_STATES[batch.state, BatchMove.ASSIGN]
-        batch.worker = serial
-        return Send(serial, self.generation, batch.sequence, batch.work)
-
-    def _first(self) -> Batch[Answer] | None:
+    def _first(self) -> Delivery | None:
         """Return the oldest batch in flight; None if there is none."""
         # The first item of a dict isn't found in O(1) once many items before it were deleted.
         batches = self._batches
@@ -278,26 +286,12 @@ class Ledger(Generic[Answer]):
             self._first_sequence += 1
         return batch
 
-    def _note_ready(self, batch: Batch[Answer]) -> None:
-        self._ready[batch.sequence] = batch
-        if self._limits.in_order:
-            return
-        ready = self._ready_by_epoch.get(batch.work.epoch)
-        if ready is None:  # those that are empty are of earlier epochs
-            self._ready_by_epoch = {epoch: others for epoch, others in self._ready_by_epoch.items() if others}
-            ready = self._ready_by_epoch[batch.work.epoch] = deque()
-        ready.append(batch)
-
     def _pass_void(self) -> None:
         """Pass over the batches at the head that don't exist."""
         while (first := self._first()) is not None and first.state is BatchState.VOID:
-            first.state = BATCH_STATES[first.state, BatchMove.PASS]
             del self._batches[first.sequence]
 
     def __repr__(self) -> str:
-        lost = f", {len(self._lost)} lost" if self._lost else ""
+        num_lost = sum(map(len, self._lost.values()))
+        lost = f", {num_lost} lost" if num_lost else ""
         return f"<Ledger generation {self.generation}, tasks sent: {self.queues!r}, {len(self._ready)} ready{lost}>"
-
-
-def _unbound(work: Work) -> Work:
-    return work._replace(worker_id=None) if isinstance(work, IndexWork) else work

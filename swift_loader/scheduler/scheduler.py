@@ -1,13 +1,12 @@
 """Decides what is done next: events and times come in, actions go out.
 
-    executor ──event──► handle      decide ──actions──► executor      begin, take ◄── the loop
+    executor ──event──► handle      decide ──actions──► executor      begin, ledger.deliver ◄── the loop
 
 Guarantees: each batch of a generation is delivered exactly once, in order or as it gets ready, or the loop gets an
 error. A batch that is lost with its worker is sent to another one. A worker that is gone is replaced, or the error says
 why not. After `Fail`, batches that are ready are still delivered.
 
-    NEW ──first begin──► RUNNING ──a failure──► FAILED
-      any of them ──close──► CLOSED
+    RUNNING ──a failure──► FAILED; both ──close──► CLOSED
 
 Not thread-safe: the caller holds its lock around each call. It carries out the actions after the release, in order.
 """
@@ -19,44 +18,35 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import ProtocolError, WorkerDied
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
+from swift_loader.scheduler.ledger import Ledger
+from swift_loader.scheduler.messages import (
     Action,
+    Answered,
+    Disconnected,
     Dismiss,
+    Ended,
+    Event,
+    ExecutorFailed,
     Fail,
     GiveUp,
     Kill,
+    Ready,
     Reap,
     Release,
-    Replace,
     ReplaceTemplate,
+    SampleFailed,
+    Skipped,
     Stall,
     Start,
+    StreamEnded,
+    TemplateEnded,
     TemplateLost,
     Warn,
     WorkerLost,
 )
-from swift_loader.scheduler.batches import Batch
-from swift_loader.scheduler.events import (
-    Built,
-    Death,
-    Disconnected,
-    Ended,
-    Event,
-    ExecutorFailed,
-    Failed,
-    Ready,
-    SampleFailed,
-    Skipped,
-    StreamEnded,
-    TemplateEnded,
-)
-from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.restarts import TEMPLATE, Decision, Restarts
-from swift_loader.scheduler.roster import Roster
-from swift_loader.scheduler.sample_failures import SampleFailures
-from swift_loader.scheduler.watchdog import Judgement, Watchdog
-from swift_loader.scheduler.work import Work, WorkSource
+from swift_loader.scheduler.work import WorkSource, key_of
 from swift_loader.scheduler.workers import Worker, WorkerMove, WorkerState
 
 _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
@@ -65,7 +55,6 @@ _AT_WORK = (WorkerState.READY, WorkerState.LEAVING)
 class SchedulerState(Enum):
     """See the drawing above."""
 
-    NEW = "new"
     RUNNING = "running"
     FAILED = "failed"
     CLOSED = "closed"
@@ -89,97 +78,53 @@ class SchedulerSettings:
     """How many workers the executor starts. `resize` changes that. None: the number never changes."""
 
 
-@dataclass(slots=True)
-class Delivered:
-    """A batch for the loop, or the error in its place."""
-
-    work: Work
-    num_before: int
-    """How many batches of the generation were delivered before it."""
-    outcome: Any
-    """As in `Built`; None if there is an error."""
-    error: BaseException | None
-    failures: tuple[Any, ...]
-    """The failures of its samples, in the order in which they were reported."""
-
-
 class Scheduler:
     """Schedules the batches of one loader."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.limits = settings.limits
         """`resize` replaces them. Their `in_order` never changes."""
-        self.state = SchedulerState.NEW
-        self.ledger: Ledger[Built | Failed] = Ledger(settings.limits)
-        """The batches in flight. The caller only reads it."""
+        self.state = SchedulerState.RUNNING
+        self.ledger = Ledger(settings.limits)
+        """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
         self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s)
         """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`. One thread
         uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
         self._replaces_stalled = settings.replaces_stalled
-        self._roster = Roster(settings.num_workers)
-        self._workers = self._roster.all
-        """By serial number; all but those that are GONE."""
-        self._failures = SampleFailures()
+        self._num_wanted = settings.num_workers
+        """The ids below are wanted. Each is that of one worker at most, or of one that is being started."""
+        self._workers: dict[int, Worker] = {}
+        """By serial number; all but those that are GONE. A worker is known from its first event on."""
+        self._starting = set(range(settings.num_workers or 0))
+        """Ids of workers that were started, and of which nothing was heard yet."""
         self._actions: list[Action] = []
         """What `decide` returns first."""
 
     # The loop's side
 
-    def try_out(self, work: Work) -> None:
-        """Have the trial batch built, before the first `begin`."""
-        self.ledger.try_out(work)
-
-    def take_trial(self) -> Delivered | None:
-        """Return the trial batch; None if it isn't there. It stays for `begin`."""
-        batch = self.ledger.next_deliverable()
-        return self._delivered(batch, 0) if batch is not None else None
-
-    def forget_trial(self) -> list[Any]:
-        """Remove the trial batch, so that `begin` doesn't use it. Return its outcome, if it is there."""
-        batch = self.ledger.deliver()
-        return [] if batch is None else [_outcome(batch)]
-
     def begin(self, source: WorkSource, *, keeps_meaning: bool) -> list[Any]:
-        """Begin a new generation. Return the outcomes and failures that nobody needs any more.
+        """Begin a new generation. Return the batches that nobody needs any more.
 
-        They are the user's objects, whose finalisers may run any code: drop them outside the lock. `keeps_meaning`:
-        equal work is the same batch as before. If not, no batch is blamed for the deaths so far, and the trial batch
-        isn't used.
+        They hold the user's objects, whose finalisers may run any code: drop them outside the lock. `keeps_meaning`:
+        equal work is the same batch as before. If not, no batch is blamed for the deaths so far.
         """
-        if self.state is SchedulerState.NEW:
-            self.state = SchedulerState.RUNNING
         if not keeps_meaning:
             self._restarts.forget_batches()
             for worker in self._workers.values():
                 worker.work = None
-        dropped = self.ledger.begin(source, reuses_trial=keeps_meaning)
-        return [_outcome(batch) for batch in dropped] + self._failures.take_all()
-
-    def take(self) -> Delivered | None:
-        """Remove and return the next batch; None if it isn't ready. Then there may be room for more: call `decide`."""
-        num_before = self.ledger.num_delivered
-        batch = self.ledger.deliver()
-        return self._delivered(batch, num_before) if batch is not None else None
-
-    def _delivered(self, batch: Batch[Built | Failed], num_before: int) -> Delivered:
-        answer = batch.answer
-        assert answer is not None
-        failures = self._failures.take(answer) if self._failures.by_batch else ()
-        if isinstance(answer, Built):
-            return Delivered(batch.work, num_before, answer.outcome, None, failures)
-        return Delivered(batch.work, num_before, None, answer.error, failures)
+        return self.ledger.begin(source)
 
     def fail(self, cause: WorkerLost | BaseException) -> None:
         """Stop after the batches that are ready."""
-        if self.state in (SchedulerState.NEW, SchedulerState.RUNNING):
+        if self.state is SchedulerState.RUNNING:
             self.state = SchedulerState.FAILED
             self._actions.append(Fail(cause))
 
     def close(self) -> list[Any]:
         """Forget everything, and ignore later events. Return what is to be dropped outside the lock, see `begin`."""
         self.state = SchedulerState.CLOSED
-        dropped = [_outcome(batch) for batch in self.ledger.ready()] + self._failures.take_all() + self._actions
+        dropped = [*self.ledger.in_flight(), *self._actions]
         # The workers stay: a signal handler may close the loader while this thread handles an event of one.
         self.ledger, self._actions = Ledger(self.limits), []
         return dropped
@@ -194,19 +139,27 @@ class Scheduler:
         """
         if self.state is SchedulerState.CLOSED:
             return
-        self.limits, self._roster.num_wanted = limits, num_workers
+        self.limits, self._num_wanted = limits, num_workers
         self.ledger.use_limits(limits)
         if self.state is SchedulerState.FAILED:
             return
         for worker in self._workers.values():
             self._keep_or_leave(worker)
-        for worker_id in self._roster.missing():
-            self._restarts.forget_worker(worker_id)
-            self._roster.expect(worker_id)
-            self._actions.append(Start(worker_id))
+        taken = self._starting.union(worker.worker_id for worker in self._workers.values())
+        for worker_id in range(num_workers):
+            if worker_id not in taken:
+                self._restarts.forget_worker(worker_id)
+                self._start(worker_id)
+
+    def _start(self, worker_id: int) -> None:
+        self._starting.add(worker_id)
+        self._actions.append(Start(worker_id))
+
+    def _is_wanted(self, worker: Worker) -> bool:
+        return self._num_wanted is None or worker.worker_id < self._num_wanted
 
     def _keep_or_leave(self, worker: Worker) -> None:
-        is_wanted = self._roster.is_wanted(worker)
+        is_wanted = self._is_wanted(worker)
         if worker.state is WorkerState.READY and not is_wanted:
             worker.move(WorkerMove.LEAVE)
             self.ledger.queues.retire(worker.serial)
@@ -230,7 +183,7 @@ class Scheduler:
         Raises what the source of work raised. What was decided before comes with the next call.
         """
         actions = self._actions
-        if self.state is SchedulerState.RUNNING or self.state is SchedulerState.NEW:
+        if self.state is SchedulerState.RUNNING:
             while (send := self.ledger.assign()) is not None:
                 self._workers[send.worker].sent_s.append(now_s)
                 send.sent_s = now_s
@@ -248,25 +201,27 @@ class Scheduler:
         if self.state is SchedulerState.CLOSED:
             return
         match event:
-            case Built():
-                self._take_answer(event, event.build_s, now_s)
+            case Answered():
+                batch = self.ledger.complete(event)
+                worker = self._workers[event.worker]
+                if batch is not None and batch.work is not None and self._restarts.is_counting:
+                    self._restarts.note_batch(worker.worker_id, key_of(batch.work))
+                self._note_answer(worker, now_s)
             case SampleFailed():
-                self._failures.note(event, self.ledger.generation)
-            case Failed():
-                self._take_answer(event, None, now_s)
+                self.ledger.note_failure(event)
             case Skipped():
-                self.ledger.skip(event.worker, event.generation)
-                self._note_no_batch(self._workers[event.worker], now_s)
+                self.ledger.skip(event)
+                self._note_answer(self._workers[event.worker], now_s)
             case StreamEnded():
-                self.ledger.end_shard(event.worker, event.generation, event.sequence)
-                self._note_no_batch(self._workers[event.worker], now_s)
+                self.ledger.end_shard(event)
+                self._note_answer(self._workers[event.worker], now_s)
             case Ready():
-                worker = self._roster.meet(event)
+                worker = self._meet(event)
                 worker.move(WorkerMove.READY)
                 self.ledger.queues.add(event.worker, event.worker_id)
                 self._keep_or_leave(worker)  # it may have been dismissed while it started
             case Disconnected():
-                self._lose(self._roster.meet(event), WorkerMove.DISCONNECT)
+                self._lose(self._meet(event), WorkerMove.DISCONNECT)
             case Ended():
                 self._take_ended(event)
             case TemplateEnded():
@@ -274,20 +229,15 @@ class Scheduler:
             case ExecutorFailed():
                 self.fail(event.error)
 
-    def _take_answer(self, answer: Built | Failed, build_s: float | None, now_s: float) -> None:
-        serial = answer.worker
-        work = self.ledger.work_of(serial) if self._restarts.is_counting else None
-        is_wanted = self.ledger.complete(serial, answer.generation, answer.sequence, answer, build_s)
-        worker = self._workers[serial]
-        if is_wanted and work is not None:
-            self._restarts.note_batch(worker.worker_id, work.key)
+    def _meet(self, event: Ready | Disconnected) -> Worker:
+        """Return the record of a worker. Its first event makes it."""
+        self._starting.discard(event.worker_id)
+        return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
+
+    def _note_answer(self, worker: Worker, now_s: float) -> None:
         worker.note_answer(now_s)
         if worker.state is WorkerState.LEAVING:
             self._dismiss_if_done(worker)
-
-    def _note_no_batch(self, worker: Worker, now_s: float) -> None:
-        worker.note_answer(now_s)
-        self._dismiss_if_done(worker)
 
     def _lose(self, worker: Worker, move: WorkerMove) -> None:
         """Give a worker no more tasks, and ask how it ended."""
@@ -296,7 +246,7 @@ class Scheduler:
         if not is_known:
             # Its batches are LOST only when it is replaced: one that kills workers must not reach another one first.
             self.ledger.queues.retire(worker.serial)
-            worker.work, worker.is_trial = self.ledger.work_of(worker.serial), not self.ledger.generation
+            worker.work = self.ledger.work_of(worker.serial)
             self._actions.append(Reap(worker.serial))
 
     def _take_ended(self, event: Ended) -> None:
@@ -305,39 +255,28 @@ class Scheduler:
             raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
         was_dismissed = worker.state is WorkerState.PARTING
         worker.move(WorkerMove.END)
-        self._roster.remove(worker)
+        del self._workers[worker.serial]
         num_lost = self.ledger.remove_worker(worker.serial)
         if self.state is SchedulerState.FAILED:
             return
-        is_wanted = self._roster.is_wanted(worker)
+        is_wanted = self._is_wanted(worker)
         if was_dismissed or not (is_wanted or num_lost):
             self._restarts.forget_worker(worker.worker_id)
         elif not event.death.with_template:  # else the template is to blame, which is judged by itself
-            worker_lost = self._judge_death(worker, event.death, num_lost)
-            if worker_lost.decision not in (Decision.REPLACE, Decision.LET_GO):
-                self.fail(worker_lost)
+            work = worker.work if event.death.is_at_work else None
+            decision = self._restarts.note_death(worker.worker_id, key_of(work) if work is not None else None)
+            is_survived = decision is Decision.REPLACE
+            if is_survived and not is_wanted:
+                decision = Decision.LET_GO
+            num_in_a_row = self._restarts.num_in_a_row(worker.worker_id)
+            lost = WorkerLost(worker.serial, worker.worker_id, decision, num_in_a_row, work, num_lost, event.death)
+            if not is_survived:
+                self.fail(lost)
                 return
-            self._actions.append(Warn(worker_lost))
+            self._actions.append(Warn(lost))
+        self._actions.append(Release(worker.serial))
         if is_wanted:
-            self._roster.expect(worker.worker_id)
-        follows = Replace(worker.serial, worker.worker_id) if is_wanted else Release(worker.serial)
-        self._actions.append(follows)
-
-    def _judge_death(self, worker: Worker, death: Death, num_lost: int) -> WorkerLost:
-        work = worker.work if death.is_at_work else None
-        decision = self._restarts.note_death(worker.worker_id, work.key if work is not None else None)
-        if decision is Decision.REPLACE and not self._roster.is_wanted(worker):
-            decision = Decision.LET_GO
-        return WorkerLost(
-            worker=worker.serial,
-            worker_id=worker.worker_id,
-            decision=decision,
-            num_in_a_row=self._restarts.num_in_a_row(worker.worker_id),
-            work=work,
-            is_trial=work is not None and worker.is_trial,
-            num_lost=num_lost,
-            death=death,
-        )
+            self._start(worker.worker_id)
 
     def _take_template_ended(self, error: WorkerDied) -> None:
         if self.state is SchedulerState.FAILED:
@@ -358,7 +297,7 @@ class Scheduler:
 
     def tick(self, now_s: float) -> None:
         """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
-        if now_s < self.watchdog.deadline_s or self.state not in (SchedulerState.NEW, SchedulerState.RUNNING):
+        if now_s < self.watchdog.deadline_s or self.state is not SchedulerState.RUNNING:
             return
         serials = set(self.ledger.awaited())
         awaited = [
@@ -370,7 +309,7 @@ class Scheduler:
             self._judge_worker(worker, now_s)
         if not awaited:
             judgement = self.watchdog.judge_itself(now_s)
-            stall = Stall(None, self.ledger.head(), now_s - self.watchdog.began_s, not self.ledger.generation)
+            stall = Stall(None, self.ledger.head(), now_s - self.watchdog.began_s)
             if judgement is not Judgement.NOTHING:
                 self._actions.append(GiveUp(stall) if judgement is Judgement.GIVE_UP else Warn(stall))
         self.watchdog.plan_next_check([worker.busy_since_s for worker in awaited], now_s)
@@ -384,8 +323,7 @@ class Scheduler:
             if judgement is Judgement.GIVE_UP:  # SIGKILL had no effect: continue without this worker
                 self._lose(worker, WorkerMove.ABANDON)
         elif judgement is not Judgement.NOTHING:
-            work = self.ledger.work_of(worker.serial)
-            stall = Stall(worker.serial, work, now_s - since_s, work is not None and not self.ledger.generation)
+            stall = Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)
             if judgement is Judgement.WARN:
                 self._actions.append(Warn(stall))
                 return
@@ -399,8 +337,3 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.state.value}, {self.ledger!r}>"
-
-
-def _outcome(batch: Batch[Built | Failed]) -> Any:
-    assert batch.answer is not None
-    return batch.answer.outcome if isinstance(batch.answer, Built) else batch.answer.error

@@ -10,7 +10,7 @@ A source hands out work in the order of delivery.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 
 class PlannedWork(NamedTuple):
@@ -18,11 +18,6 @@ class PlannedWork(NamedTuple):
 
     epoch: int
     step: int
-
-    @property
-    def key(self) -> Hashable:
-        """The same for the same batch of another generation."""
-        return self
 
 
 class IndexWork(NamedTuple):
@@ -34,11 +29,6 @@ class IndexWork(NamedTuple):
     """A list or an `IndexArray` of dataset indices, other keys of the dataset, or a single key."""
     worker_id: int | None = None
     """The only worker that may build it. None: any worker."""
-
-    @property
-    def key(self) -> Hashable:
-        """The same for the same batch of another generation."""
-        return self.epoch, self.step
 
 
 class StreamWork(NamedTuple):
@@ -53,35 +43,34 @@ class StreamWork(NamedTuple):
     """Which batch of the shard in this generation, from 0. If the shard is resumed, 0 is the first batch after that.
     If the loader shares the stream out: which batch of the whole stream."""
 
-    @property
-    def key(self) -> Hashable:
-        """The same for the same batch of another generation."""
-        return self.epoch, self.worker_id, self.turn
-
 
 Work = PlannedWork | IndexWork | StreamWork
 
 
-class WorkSource(Protocol):
+def key_of(work: Work) -> Hashable:
+    """Return what is the same for the same batch of another generation."""
+    return (work.epoch, work.worker_id, work.turn) if isinstance(work, StreamWork) else (work.epoch, work.step)
+
+
+class WorkSource:
     """Hands out the work of one generation, in the order of delivery."""
 
     def next(self) -> Work | None:
-        """Return the next work; None if there is none left."""
-        ...
+        """Return the next work; None if there is none left, or none now."""
+        raise NotImplementedError
 
     def end_shard(self, work: StreamWork) -> None:
         """Hand out no more work of this shard, which has no batch for `work`. Only called for `StreamWork`."""
-        ...
 
     def swap(self, work: StreamWork) -> StreamWork:
         """Take back what was handed out last, and hand out the next shard's work instead.
 
         Only called for `StreamWork`. If there is no other shard, it is the same work again.
         """
-        ...
+        return work
 
 
-class PlannedSource:
+class PlannedSource(WorkSource):
     """The batches of a plan from a position on, across the ends of epochs, without end."""
 
     def __init__(
@@ -91,6 +80,7 @@ class PlannedSource:
 
         `last_irregular_epoch`: all later epochs have the same number of batches, and no epoch has more. None: `epoch`.
         """
+        self._begin = epoch, step
         self._epoch, self._step = epoch, step
         self._num_batches = num_batches
         self._stop = num_batches(epoch)
@@ -109,9 +99,17 @@ class PlannedSource:
         self._step += 1
         return work
 
-    def end_shard(self, work: StreamWork) -> None:
-        """Do nothing: a plan has no shards."""
+    def is_at(self, other: PlannedSource, num_delivered: int, *, in_order: bool) -> bool:
+        """Return whether the other one's first batch follows after this number of this one's. The plan is the same."""
+        position = self._position_after(num_delivered)
+        # Out of order, a count tells which batches were delivered only between two epochs.
+        is_known = in_order or not num_delivered or not position[1]
+        return is_known and position == other._position_after(0)
 
-    def swap(self, work: StreamWork) -> StreamWork:
-        """Return the same: a plan has no shards."""
-        return work
+    def _position_after(self, num_delivered: int) -> tuple[int, int]:
+        epoch, step = self._begin[0], self._begin[1] + num_delivered
+        while epoch < self._first_regular and step >= (num_batches := self._num_batches(epoch)):
+            epoch, step = epoch + 1, step - num_batches
+        if epoch < self._first_regular or not self._num_regular:
+            return epoch, step
+        return epoch + step // self._num_regular, step % self._num_regular

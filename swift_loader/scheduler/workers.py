@@ -94,8 +94,6 @@ class Worker:
     """When it was killed because it hung."""
     work: Work | None = None
     """What it was building when it disconnected."""
-    is_trial: bool = False
-    """Whether `work` is the trial batch."""
 
     def move(self, move: WorkerMove) -> None:
         """Go to the next state. Raises `ProtocolError` if there is no such move from this state."""

@@ -27,7 +27,7 @@ class Failpoint(Enum):
     """A point. Points of workers fire only after `identify`: the code of workers runs in other processes, too."""
 
     WORKER_BOOT = "worker.boot"  # it has called `identify`; it has neither built a dataset nor sent READY
-    WORKER_RECEIVED = "worker.received"  # a task was read and queued; the trial batch is a task, too
+    WORKER_RECEIVED = "worker.received"  # a task was read and queued
     WORKER_STARTED = "worker.started"  # a batch was started, no sample fetched
     WORKER_FETCHED = "worker.fetched"  # all samples were fetched, nothing was collated
     WORKER_SLOT_WRITE = "worker.slot-write"  # a block of the batch was allocated, the next one is requested

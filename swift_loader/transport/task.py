@@ -84,7 +84,6 @@ class Task:
     """Asks for one batch."""
 
     generation: int
-    """0: the trial batch. It belongs to no run of the loop, so it is never skipped."""
     sequence: int
     """Number of the batch within its generation, in the order of delivery."""
     epoch: int

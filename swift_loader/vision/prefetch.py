@@ -299,7 +299,7 @@ class PrefetchLoader(DevicePrefetcher):
     loader = property(attrgetter("_source"), doc="The loader. Setting `mixup_enabled` replaces a SwiftLoader.")
 
     def start(self, consumer_index: int | None = None) -> None:
-        """Start a SwiftLoader now, instead of at the first pass. Blocks until a trial batch has arrived.
+        """Start a SwiftLoader now, instead of at the first pass. Blocks until the first batch has arrived.
 
         Args:
             consumer_index: Which part of the dataset this process gets, see `SwiftLoader.start`.

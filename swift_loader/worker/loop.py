@@ -114,7 +114,7 @@ class TaskLoop:
         task = self._queue.popleft()
         self._words[NUM_BEGUN] += 1
         newest = max(self._queue[-1].generation if self._queue else task.generation, self.newest_generation)
-        if 0 < task.generation < newest:  # a later task can't make the trial batch, of generation 0, obsolete
+        if task.generation < newest:
             self._channel.send(pack_frame(Kind.SKIPPED, generation=task.generation))
         else:
             answer = self._answer(task).pack()

@@ -61,7 +61,7 @@ class WorkerOptions:
     rng: Rng = option("rng", _check_rng)
     on_error: OnError = option("on_error", check_choice, OnError)
     validate: bool = option("validate", check_flag)
-    """Whether a trial batch is built, and each build reports the checksums of some samples."""
+    """Whether starting waits for the first batch, and each build reports the checksums of some samples."""
     start_method: StartMethod = option("start_method", check_choice, StartMethod)
     dataset_per_worker: bool = option("dataset_per_worker", check_flag)
     """True: each worker builds its own dataset after the fork."""

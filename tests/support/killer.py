@@ -1,8 +1,8 @@
 """A thread in the trainer that kills workers and templates where it hurts, and only as often as is survived.
 
 Two deaths at the same batch, and too many of one worker id with no batch in between, end the loop by design. The killer
-reads the counts of deaths under the driver's locks, and kills no worker that might be the one too many. While the
-dispatch lock is held, no worker is given a task; while the driver's lock is held, no answer counts.
+reads the counts of deaths under the dispatcher's locks, and kills no worker that might be the one too many. While the
+dispatch lock is held, no worker is given a task; while the dispatcher's lock is held, no answer counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from random import Random
 from swift_loader import SwiftLoader
 from swift_loader.executors.process.executor import ProcessExecutor
 from swift_loader.executors.process.worker import WorkerHandle
-from swift_loader.scheduler.restarts import TEMPLATE
+from swift_loader.scheduler.failures import TEMPLATE
+from swift_loader.scheduler.work import key_of
 
 STOPS_IN_SLOT_WRITE = "worker.slot-write=SIGSTOP,p=0.02,seed={seed}"
 """For the failpoints' variable: some workers stop between two pieces of a batch, and the killer finds them."""
@@ -32,7 +33,7 @@ _PATIENCE_S = 5.0
 """For an opportunity of one kind; then any worker is killed."""
 
 _OPPORTUNITY_S = 0.02
-"""For one to come while the driver's locks are held."""
+"""For one to come while the dispatcher's locks are held."""
 
 _SENDING: tuple[str, ...] = {"x86_64": ("44 ", "46 "), "aarch64": ("206 ", "211 ")}.get(os.uname().machine, ("none",))
 """Numbers of sendto(2) and sendmsg(2), as /proc/<pid>/syscall shows them."""
@@ -158,7 +159,7 @@ class Killer:
     @contextmanager
     def _quiet(self) -> Iterator[list[WorkerHandle]]:
         """Keep the ledger as it is for a while, and yield the workers that may die, in random order."""
-        with self._dispatcher._driver.dispatch_lock, self._dispatcher._driver.lock:
+        with self._dispatcher.dispatch_lock, self._dispatcher.lock:
             candidates = [worker for worker in self._supervisor.workers.all.values() if self._may_die(worker)]
             is_settled = not self._num_missing() and not self._scheduler.ledger._lost
             self._rng.shuffle(candidates)
@@ -173,7 +174,8 @@ class Killer:
         ledger = self._scheduler.ledger
         known = ledger.queues._queues.get(worker.serial)
         tasks = known.tasks if known is not None else ()
-        return [ledger._batches[sequence].work.key for generation, sequence in tasks if generation == ledger.generation]
+        works = [ledger._batches[sequence].work for generation, sequence in tasks if generation == ledger.generation]
+        return [key_of(work) for work in works if work is not None]
 
     def _kill(self, victims: list[WorkerHandle]) -> list[WorkerHandle]:
         self._struck.update(victim.serial for victim in victims)

@@ -193,7 +193,7 @@ def _have_somebody_listen(loader: SwiftLoader) -> None:
     assert loader._session is not None
     dispatcher = loader._session.dispatcher
     assert dispatcher._receivers is not None
-    assert dispatcher._driver.error is None
+    assert dispatcher.error is None
     dispatcher._receivers.hand_over()
 
 

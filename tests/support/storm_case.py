@@ -15,7 +15,7 @@ NUM_EPOCHS = 6
 """Epochs of any case are below."""
 
 _NUM_SAFE = 16
-"""The first samples never fail: a trial batch has to succeed."""
+"""The first samples never fail: the first batch has to succeed."""
 
 _BATCH_SIZES = [1, 1, 2, 3, 4, 8, 16]
 

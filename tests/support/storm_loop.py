@@ -128,7 +128,7 @@ class Loop:
                 try:
                     loader.start(self._case.seed % self._case.num_consumers)
                 except PlantedError:
-                    if not self._trial_fails(leg):
+                    if not self._first_fails(leg, position):
                         raise
                     self.has_met_planted = True
                     return state, position
@@ -145,10 +145,10 @@ class Loop:
             return None, position
         return loader.state_dict(), reached
 
-    def _trial_fails(self, leg: Leg) -> bool:
-        """Return whether the trial batch, the first of epoch 0, has a sample that fails."""
-        first = self._epochs[0]
-        return leg.validate and leg.workers > 0 and first.ending == PlantedError.__name__ and not first.batches
+    def _first_fails(self, leg: Leg, position: tuple[int, int]) -> bool:
+        """Return whether the first batch, for which `start` waits, has a sample that fails."""
+        epoch, waits = self._epochs[position[0]], leg.validate and leg.workers > 0
+        return waits and position[1] >= len(epoch.batches) and epoch.ending == PlantedError.__name__
 
     def _run_pass(
         self,
@@ -189,11 +189,10 @@ class Loop:
         except StopIteration:
             pass
         except (PlantedError, TooManyErrors) as error:
-            is_of_trial = isinstance(error, PlantedError) and not got and self._trial_fails(leg)
-            if type(error).__name__ != due_ending and not is_of_trial:
+            if type(error).__name__ != due_ending:
                 raise
             self.has_met_planted = True
-            if is_of_trial:
+            if not loader.has_started:  # it came as the loader started
                 return position, position
             ending = type(error).__name__
         # In completion order, the batch that fails may come before or after others: what is beyond it isn't known here.

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from swift_loader import SwiftLoader
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.executors.base import Executor
 from swift_loader.executors.inline import InlineExecutor
@@ -16,6 +15,7 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import PlanSettings, Uneven
 from swift_loader.sampling.shuffle import OrderSettings
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
 from swift_loader.scheduler.work import WorkSource
@@ -89,7 +89,7 @@ def started(dataset: Any, *, num_workers: int = 2, in_flight: int = 4, **mode: A
         executor = InlineExecutor(spec, metrics, None, dataset)
         settings = SchedulerSettings(Limits(1, 1, 1, in_order=True))
     dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=lambda _: None)
-    dispatcher.start(tries_out=False, keeps_trial=False)
+    dispatcher.start()
     try:
         yield dispatcher
     finally:

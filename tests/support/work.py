@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from swift_loader.scheduler.work import IndexWork, StreamWork
+from swift_loader.scheduler.work import IndexWork, WorkSource
 
 
 @dataclass
-class IndexSource:
+class IndexSource(WorkSource):
     """The batches of one epoch, given their keys."""
 
     epoch: int
@@ -20,9 +20,3 @@ class IndexSource:
     def next(self) -> IndexWork | None:
         self.step += 1
         return next((IndexWork(self.epoch, self.step - 1, indices) for indices in self.batches), None)
-
-    def end_shard(self, work: StreamWork) -> None:
-        pass
-
-    def swap(self, work: StreamWork) -> StreamWork:
-        return work

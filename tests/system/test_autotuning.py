@@ -220,7 +220,7 @@ def test_the_report_says_what_it_did_and_why() -> None:
         assert loader.report().tuning == ()
         loader.start(0)
         next(iter(loader))
-        begun = loader.worker_per_consumer  # it follows from the trial batch, which a busy machine makes slower
+        begun = loader.worker_per_consumer  # it follows from the first batch, which a busy machine makes slower
         assert loader.report().tuning == (f"now {begun}: nothing was measured yet",)
         for _ in passes_until(lambda: tuner_of(loader).history, loader):
             pass

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from swift_loader import ProtocolError, SwiftLoaderError, WorkerStalled
-from swift_loader.scheduler.batches import Batch, BatchState
+from swift_loader.scheduler.delivery import BatchState, Delivery
 from swift_loader.scheduler.ledger import Ledger
 from tests.support.chaos import Case, run_case
 from tests.support.helpers import exhaustive
@@ -47,7 +46,7 @@ def test_a_ledger_that_forgets_what_a_dead_worker_had_is_caught(
 ) -> None:
     real = Ledger.remove_worker
 
-    def remove_worker(ledger: Ledger[Any], index: int) -> int:
+    def remove_worker(ledger: Ledger, index: int) -> int:
         num_lost = real(ledger, index)
         ledger._lost.clear()
         return num_lost
@@ -62,12 +61,12 @@ def test_a_ledger_that_builds_again_what_is_here_already_is_caught(monkeypatch: 
     """In completion order; in order the second copy of a batch is never looked at."""
     real = Ledger.remove_worker
 
-    def remove_worker(ledger: Ledger[Any], index: int) -> int:
+    def remove_worker(ledger: Ledger, index: int) -> int:
         for batch in list(ledger._ready.values()):
             if batch.worker == index:
-                again: Batch[Any] = Batch(ledger._next_sequence, batch.work, BatchState.LOST)
+                again = Delivery(batch.work, ledger._next_sequence, state=BatchState.LOST)
                 ledger._batches[again.sequence] = again
-                ledger._lost.add(again)
+                ledger._note_lost([again.sequence])
                 ledger._next_sequence += 1
         return real(ledger, index)
 

@@ -83,7 +83,7 @@ def test_the_state_of_a_dataset_comes_with_its_batches() -> None:
     with portable(Counting(), num_workers=1, snapshot_every=1, rng=Rng.SAMPLE) as dispatcher:
         begin_keys(dispatcher, [[0, 1]] * 3)
         deliveries = rest_of(dispatcher)
-        assert all(delivery.state is not None for delivery in deliveries)
+        assert all(delivery.snapshot is not None for delivery in deliveries)
 
 
 @pytest.mark.slow

@@ -305,9 +305,9 @@ def test_past_the_budget_a_hung_worker_is_a_typed_error_with_its_stack(restarts:
         assert "in misbehave" in str(caught.value)
 
 
-def test_a_trial_batch_that_hangs_ends_by_the_same_rule() -> None:
+def test_a_first_batch_that_hangs_ends_by_the_same_rule() -> None:
     options: dict[str, Any] = {"kwargs": {"deed": "hang", "at": 2}, "timeout": 1.0, "worker_restarts": 0}
-    where = r"the trial batch, batch 0 of epoch 0 \(dataset indices 0, 1, 2, 3\), at dataset index 2,"
+    where = r"has been at batch 0 of epoch 0 \(dataset indices 0, 1, 2, 3\), at dataset index 2,"
     with (
         make_loader(datasets.Misbehaving, shuffle=False, batch_size=4, **options) as loader,
         pytest.raises(WorkerStalled, match=where),
@@ -315,7 +315,7 @@ def test_a_trial_batch_that_hangs_ends_by_the_same_rule() -> None:
         loader.start(0)
 
 
-def test_a_trial_batch_that_fails_in_the_end_leaves_out_no_warning() -> None:
+def test_a_first_batch_that_fails_in_the_end_leaves_out_no_warning() -> None:
     options: dict[str, Any] = {"kwargs": {"deed": "exit-3", "at": 2}, "shuffle": False, "batch_size": 4}
     with (
         make_loader(datasets.Misbehaving, **options) as loader,

@@ -109,7 +109,7 @@ def test_the_order_goes_on_after_a_break_and_with_set_epoch() -> None:
 
 
 def test_out_of_order_each_batch_comes_once() -> None:
-    with thread_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False) as loader:
+    with thread_loader(datasets.SlowAt, batch_size=4, shuffle=False, in_order=False, validate=False) as loader:
         got = [batch["id"].tolist() for batch in loader]
     assert sorted(got) == [list(range(start, start + 4)) for start in range(0, 100, 4)]
     assert got[0] != [0, 1, 2, 3]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch.utils.data
 
-from swift_loader.delivery.delivery import Delivery
 from swift_loader.errors import EncodeError
-from swift_loader.scheduler.work import IndexWork, StreamWork, Work
+from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.work import IndexWork, Work, WorkSource
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod
 from swift_loader.worker.torch_mode import Resume, Snapshot
@@ -211,7 +211,7 @@ def test_an_error_comes_in_the_place_of_its_batch_and_the_next_one_follows() -> 
         assert type(lost) is EncodeError
 
 
-class Queue:
+class Queue(WorkSource):
     """Hands out what was put into it so far."""
 
     def __init__(self) -> None:
@@ -219,12 +219,6 @@ class Queue:
 
     def next(self) -> Work | None:
         return self.works.pop(0) if self.works else None
-
-    def end_shard(self, work: StreamWork) -> None:
-        """There are no shards."""
-
-    def swap(self, work: StreamWork) -> StreamWork:
-        return work
 
 
 def test_work_that_comes_later_is_built() -> None:
@@ -381,8 +375,8 @@ def resume_after(deliveries: list[Delivery], worker_id: int) -> bytes:
     for delivery in deliveries:
         if is_of(delivery.batch, worker_id):
             num_to_skip += 1
-            if delivery.state is not None:
-                snapshot, num_to_skip = delivery.state, 0
+            if delivery.snapshot is not None:
+                snapshot, num_to_skip = delivery.snapshot, 0
     return Resume(snapshot, num_to_skip).pack()
 
 
@@ -429,8 +423,8 @@ def test_the_state_of_a_map_style_dataset_comes_with_its_batches_and_is_loaded()
         begin_keys(dispatcher, [[0, 1]] * 5)
         deliveries = rest_of(dispatcher)
         assert [delivery.batch for delivery in deliveries] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-        assert [delivery.state is not None for delivery in deliveries] == [True, False, True, False, True]
-        state = deliveries[2].state
+        assert [delivery.snapshot is not None for delivery in deliveries] == [True, False, True, False, True]
+        state = deliveries[2].snapshot
         assert state is not None
         assert Snapshot.unpack(state) == Snapshot(3, dataset={"count": 6, "bulk": Counting.bulk})
         begin_keys(dispatcher, [[0, 1]] * 2, resume={0: Resume(state).pack()})

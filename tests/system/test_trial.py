@@ -1,4 +1,4 @@
-"""The trial batch: a real one, which the loop gets if it begins there."""
+"""With `validate`, starting waits for the first batch, which the loop gets if it begins there."""
 
 from __future__ import annotations
 
@@ -164,4 +164,4 @@ def test_what_fails_in_the_trial_fails_in_start_and_is_named(worker_type: str) -
     options["worker_type"] = worker_type
     with make_loader(datasets.Counting, **options) as loader, pytest.raises(KeyError) as caught:
         loader.start(0)
-    assert "the trial batch, batch 0 of epoch 0 (dataset indices 0, 1, 2)" in str(caught.value.__cause__)
+    assert "batch 0 of epoch 0 (dataset indices 0, 1, 2)" in str(caught.value.__cause__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.messages import Event, Send
 
 Post = Callable[[Iterable[Event]], None]
 """Takes the events of a task. Any thread calls it. It never blocks."""

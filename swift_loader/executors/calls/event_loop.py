@@ -11,7 +11,7 @@ from enum import Enum
 
 from swift_loader.executors.calls.crew import Post
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.messages import Send
 from swift_loader.threads import LoaderThread
 
 AsyncJob = Callable[[Send, Post], Awaitable[None]]

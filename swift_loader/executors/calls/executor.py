@@ -18,8 +18,7 @@ from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.actions import Kill, Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import Event, ExecutorFailed, Ready
+from swift_loader.scheduler.messages import Event, ExecutorFailed, Kill, Ready, Send, Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from swift_loader.executors.calls.crew import Post
 from swift_loader.executors.thread.task_thread import TaskThread
-from swift_loader.scheduler.actions import Send
+from swift_loader.scheduler.messages import Send
 
 Job = Callable[[Send, Post], None]
 """Does a task, and posts the event that answers it. It catches all that the user's code raises."""

@@ -20,12 +20,11 @@ from swift_loader.executors.portable.supervisor import PortableSupervisor
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.running import WorkersExecutor
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.messages import (
     Dismiss,
     Kill,
     Reap,
     Release,
-    Replace,
     Send,
     Start,
 )
@@ -122,8 +121,6 @@ class PortableExecutor(WorkersExecutor[PortableSupervisor, PortableWorker]):
             self._supervisor.reap(worker)
         elif isinstance(action, Dismiss):
             worker.process.request_exit()
-        elif isinstance(action, Replace):
-            return self._supervisor.replace(worker)
         elif isinstance(action, Release):
             return self._supervisor.release(worker)
         return []

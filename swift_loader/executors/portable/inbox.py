@@ -19,7 +19,7 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.portable.interpreter import Interpreter
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed
+from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
 from swift_loader.transport.portable import AnyConnection, PipeChannel, new_pipe
 
 PortableWorker = Handle[PipeChannel, Interpreter]

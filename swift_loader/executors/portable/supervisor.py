@@ -27,7 +27,7 @@ from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.events import Death, Ended
+from swift_loader.scheduler.messages import Death, Ended
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.frames import Kind, Received, unpack_frame
@@ -220,7 +220,7 @@ class PortableSupervisor:
             self._start(worker_id)
 
     def release(self, worker: PortableWorker) -> list[Segment]:
-        """Close a worker that was reaped. Nobody takes its place.
+        """Close a worker that was reaped.
 
         Returns:
             The worker's memory, see `Handle.close`.
@@ -236,23 +236,13 @@ class PortableSupervisor:
     def reap(self, worker: PortableWorker) -> None:
         """Find out how a worker ended, which an event tells. Blocks for half a second if its process goes on."""
         assert self._inboxes is not None
-        self._inboxes.posted.post(Ended(worker.serial, worker.worker_id, self._death_of(worker)))
+        self._inboxes.posted.post(Ended(worker.serial, self._death_of(worker)))
 
     def _death_of(self, worker: PortableWorker) -> Death:
         process = worker.process
         if not process.wait_end(EXIT_LIMIT_S):
             process.kill()
         return Death(process.exit_code, worker.is_at_work, stderr=process.last_lines())
-
-    def replace(self, worker: PortableWorker) -> list[Segment]:
-        """Close a worker that was reaped, and start another one with its id.
-
-        Returns:
-            The worker's memory, see `Handle.close`.
-        """
-        given_up = self.release(worker)
-        self.start_worker(worker.worker_id)
-        return given_up
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 

@@ -20,12 +20,11 @@ from swift_loader.executors.process.inbox import Inbox, Inboxes
 from swift_loader.executors.process.supervisor import Supervisor
 from swift_loader.executors.running import WorkersExecutor
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.messages import (
     Dismiss,
     Kill,
     Reap,
     Release,
-    Replace,
     ReplaceTemplate,
     Send,
     Start,
@@ -116,8 +115,6 @@ class ProcessExecutor(WorkersExecutor[Supervisor, AnyHandle]):
             self._supervisor.reap(worker)
         elif isinstance(action, Dismiss):
             worker.channel.shutdown()
-        elif isinstance(action, Replace):
-            return self._supervisor.replace(worker)
         elif isinstance(action, Release):
             return self._supervisor.release(worker)
         return []

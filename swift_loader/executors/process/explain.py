@@ -11,8 +11,8 @@ from swift_loader.executors.process.deaths import attached, died, how_it_ended
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import Send, Stall, TemplateLost, WorkerLost
-from swift_loader.scheduler.restarts import Decision
+from swift_loader.scheduler.failures import Decision
+from swift_loader.scheduler.messages import Stall, TemplateLost, WorkerLost
 from swift_loader.scheduler.sample_errors import SampleFailure
 from swift_loader.scheduler.work import Work
 from swift_loader.transport.by_value import Definitions
@@ -69,32 +69,29 @@ class Explainer:
         """Return which worker it is, and where it runs."""
         return self._wording.who(worker.worker_id, self.options.num_workers, self._rank, worker.place)
 
-    def batch(self, work: Work, *, is_trial: bool = False) -> str:
+    def batch(self, work: Work) -> str:
         """Return which batch a work is."""
-        return "the trial batch, " * is_trial + self._wording.work(work, self.current[1])
+        return self._wording.work(work, self.current[1])
 
     # What a worker reports --------------------------------------------------------------------------------------------
 
     def is_needed(self, generation: int) -> bool:
-        """Return whether batches of this generation are needed. The trial batch has generation 0."""
-        return generation in (0, self.current[0])
+        """Return whether batches of this generation are needed."""
+        return generation == self.current[0]
 
     def failure(self, failure: Failure, worker: AnyHandle) -> Exception:
         """Return the exception for a failure of the user's code in a worker."""
         is_known = bool(worker.tasks) and self.is_needed(failure.generation) and failure.stage not in BEFORE_TASKS
-        return self._rebuilt(failure, worker, self._batch_of(worker.tasks[0]) if is_known else "")
+        return self._rebuilt(failure, worker, self.batch(worker.tasks[0].work) if is_known else "")
 
     def sample_failure(self, failed: SampleFailed, worker: AnyHandle) -> SampleFailure:
         """Return the record of a sample that failed in the batch of the worker's oldest task."""
         task = worker.tasks[0]
-        error = self._rebuilt(failed.failure, worker, self._batch_of(task))
+        error = self._rebuilt(failed.failure, worker, self.batch(task.work))
         return rebuild_sample(failed, task.work.epoch, task.work.step, error)
 
     def _rebuilt(self, failure: Failure, worker: AnyHandle, batch: str) -> Exception:
         return self._wording.failure(failure, self.who(worker), self._definitions, batch)
-
-    def _batch_of(self, task: Send) -> str:
-        return self.batch(task.work, is_trial=not task.generation)
 
     # Workers that hang ------------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class Explainer:
         if stall.work is None:
             return f"has been at {self._terms.a_unit} that isn't needed any more for {stall.busy_s:.1f} s"
         sample = self._wording.sample(stall.work, self.current[1], worker.position_in_batch())
-        return f"has been at {self.batch(stall.work, is_trial=stall.is_trial)}{sample} for {stall.busy_s:.1f} s"
+        return f"has been at {self.batch(stall.work)}{sample} for {stall.busy_s:.1f} s"
 
     def hang(self, stall: Stall, worker: AnyHandle) -> str:
         """Return why a worker is being killed."""
@@ -163,7 +160,7 @@ class Explainer:
     def _at_work(self, case: WorkerLost) -> str:
         if case.work is None:
             return ""
-        return f"; it was {self._terms.doing} {self.batch(case.work, is_trial=case.is_trial)}"
+        return f"; it was {self._terms.doing} {self.batch(case.work)}"
 
     def _count(self, case: WorkerLost | TemplateLost) -> str:
         return f"{case.num_in_a_row} of {self._wording.restarts(self.options.max_restarts)} in a row"

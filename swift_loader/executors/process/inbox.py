@@ -18,7 +18,7 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed
+from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
 from swift_loader.transport.descriptors import new_epoll, new_eventfd
 
 _MAX_POLL_S = 1e6

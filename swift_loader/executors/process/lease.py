@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from swift_loader.executors.base import Lease, LeaseState
 from swift_loader.executors.process.forks import FORKS, Forks
+from swift_loader.scheduler.delivery import Lease, LeaseState
 from swift_loader.transport.segments import Segment
 
 MAX_HELD_BYTES = 1 << 30

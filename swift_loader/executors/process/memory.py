@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.base import Lease
 from swift_loader.executors.process.lease import LeaseBook
+from swift_loader.scheduler.delivery import Lease
 from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import MAX_SLOTS_PER_TASK

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from swift_loader.errors import DatasetMismatch, ProtocolError
-from swift_loader.executors.base import Inbox, Outcome
+from swift_loader.executors.base import Inbox
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.process.dataset_check import DatasetCheck
@@ -14,11 +14,10 @@ from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
 from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.scheduler.events import (
-    Built,
+from swift_loader.scheduler.messages import (
+    Answered,
     Event,
     ExecutorFailed,
-    Failed,
     Ready,
     SampleFailed,
     Skipped,
@@ -85,22 +84,22 @@ class MessageReader:
         """Return the event of a batch that a worker announces, see `read`."""
         started_ns = time.perf_counter_ns()
         self.largest_batch_nbytes = max(self.largest_batch_nbytes, batch.used_nbytes or batch.meta_nbytes)
-        outcome: Outcome | Exception
-        state = None if worker.state is None else self._take_state(worker, batch)
+        answer = Answered(worker.serial, batch.generation, batch.sequence)
+        if worker.state is not None:
+            answer.snapshot = self._take_state(worker, batch)
+        error = None
         if self._explainer.is_needed(batch.generation):
-            outcome = self._decode(worker, batch, inbox, state)
+            error = self._decode(worker, batch, inbox, answer)
         else:
             worker.memory.discard(batch)
-            outcome = Outcome(None)
         decode_ns = time.perf_counter_ns() - started_ns
         task = worker.tasks[0] if worker.tasks else None
-        arrival = self._metrics.note_arrival(batch, task, worker.worker_id, started_ns, decode_ns)
+        answer.arrival = self._metrics.note_arrival(batch, task, worker.worker_id, started_ns, decode_ns)
         worker.note_answer()
-        if isinstance(outcome, Exception):
-            return Failed(worker.serial, batch.generation, batch.sequence, outcome)
-        outcome.arrival = arrival
-        build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
-        return Built(worker.serial, batch.generation, batch.sequence, outcome, build_s)
+        if error is not None:
+            return Answered(worker.serial, batch.generation, batch.sequence, error=error)
+        answer.build_s = (batch.fetch_ns + batch.collate_ns + batch.encode_ns) / 1e9
+        return answer
 
     def _take_state(self, worker: AnyHandle, batch: Batch) -> bytes | None:
         """Return the state that came before a batch. From now on, a replacement of the worker would begin with it."""
@@ -109,18 +108,20 @@ class MessageReader:
             self._resumes.note(worker.worker_id, batch.generation, state, worker.tasks[0].work)
         return state
 
-    def _decode(self, worker: AnyHandle, batch: Batch, inbox: Inbox, state: bytes | None = None) -> Outcome | Exception:
-        """Return the batch as views of its slot, or the error of decoding it, which is raised in the batch's place."""
+    def _decode(self, worker: AnyHandle, batch: Batch, inbox: Inbox, answer: Answered) -> Exception | None:
+        """Put the batch into the answer, as views of its slot. Return the error of decoding it, if there is one."""
         if self._on_segment is not None and (segment := worker.memory.segment_of(batch)) is not None:
             self._on_segment(segment)
-        memory, lease = worker.memory.lend(batch)
+        memory, answer.lease = worker.memory.lend(batch)
         was_interrupted = False
         while True:
             try:
                 if not is_inference_mode():
-                    return Outcome(self._batches.read(batch, memory), lease, state)
+                    answer.batch = self._batches.read(batch, memory)
+                    return None
                 with ordinary_tensors():
-                    return Outcome(self._batches.read(batch, memory), lease, state)
+                    answer.batch = self._batches.read(batch, memory)
+                return None
             except Exception as error:
                 if was_interrupted or not is_interrupt(error):
                     return error
@@ -148,7 +149,7 @@ class MessageReader:
         if not self._explainer.is_needed(generation) or not worker.tasks:
             return None
         failure = self._explainer.sample_failure(failed, worker)
-        return SampleFailed(worker.serial, generation, sequence, failed.position, failure)
+        return SampleFailed(worker.serial, generation, sequence, failure)
 
     def _read_failure(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         failure = messages.Failure.unpack(frame)
@@ -156,7 +157,7 @@ class MessageReader:
         if failure.stage in BEFORE_TASKS:
             return ExecutorFailed(error)
         worker.note_answer()
-        return Failed(worker.serial, failure.generation, failure.sequence, error)
+        return Answered(worker.serial, failure.generation, failure.sequence, error=error)
 
     def _read_skipped(self, worker: AnyHandle, frame: Frame, _: list[int]) -> Event:
         worker.note_answer()

@@ -31,7 +31,7 @@ from swift_loader.executors.process.workers import Workers
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
-from swift_loader.scheduler.events import Death, Ended, ExecutorFailed, TemplateEnded
+from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed, TemplateEnded
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
@@ -124,14 +124,6 @@ class Supervisor:
         """Find out how a worker ended. Returns at once; an event tells."""
         self._thread.submit(lambda: self._reap(worker))
 
-    def replace(self, worker: WorkerHandle) -> list[Segment]:
-        """Close a worker that was reaped, and start another one with its id. Returns at once.
-
-        Returns:
-            The worker's memory, see `WorkerHandle.close`.
-        """
-        return self._close(worker, lambda: self._start_replacement(worker))
-
     def _close(self, worker: WorkerHandle, then: Callable[[], None]) -> list[Segment]:
         """Close a worker, and have a function called on the supervisor's thread."""
         with self._thread.lock:  # `stop` either has seen the worker, and closes it, or doesn't see it any more
@@ -154,7 +146,7 @@ class Supervisor:
         self._thread.submit(partial(self.workers.start_late, worker_id, worker_id + 1))
 
     def release(self, worker: WorkerHandle) -> list[Segment]:
-        """Close a worker that was reaped. Nobody takes its place. Returns at once.
+        """Close a worker that was reaped. Returns at once.
 
         Returns:
             The worker's memory, see `WorkerHandle.close`.
@@ -248,11 +240,7 @@ class Supervisor:
         death = Death(
             process.exit_code, worker.is_at_work, with_template, diagnostics.last_traces(), diagnostics.last_lines()
         )
-        inboxes.posted.post(Ended(worker.serial, worker.worker_id, death))
-
-    def _start_replacement(self, worker: WorkerHandle) -> None:
-        self._forget(worker)
-        self.workers.start_late(worker.worker_id, worker.worker_id + 1)
+        inboxes.posted.post(Ended(worker.serial, death))
 
     def _forget(self, worker: WorkerHandle) -> None:
         template = worker.process.template

@@ -22,12 +22,11 @@ from swift_loader.executors.running import OnSegment, WorkersExecutor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.messages import (
     Dismiss,
     Kill,
     Reap,
     Release,
-    Replace,
     Send,
     Stall,
     Start,
@@ -177,10 +176,6 @@ class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
             self._supervisor.reap(worker)
         elif isinstance(action, Dismiss):
             worker.process.kill()
-        elif isinstance(action, Replace):
-            given_up = self._supervisor.replace(worker)
-            self._watch_placement()
-            return given_up
         elif isinstance(action, Release):
             return self._supervisor.release(worker)
         return []

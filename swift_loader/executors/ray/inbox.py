@@ -20,7 +20,7 @@ from swift_loader.executors.ray.calls import ActorCalls, Broken, Lost
 from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
-from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed, Failed
+from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch
 
@@ -129,4 +129,4 @@ def _failure_of(worker: RayWorker, error: BaseException) -> Event:
             f"(`ray start --object-store-memory`), lower batch_size or data_queue_size (DataLoader: "
             f"prefetch_factor), or keep fewer batches"
         )
-    return Failed(worker.serial, task.generation, task.sequence, error)
+    return Answered(worker.serial, task.generation, task.sequence, error=error)

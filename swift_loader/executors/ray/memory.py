@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import ProtocolError
-from swift_loader.executors.base import Lease
 from swift_loader.executors.process.memory import ReturnedSlots
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.scheduler.delivery import Lease
 from swift_loader.transport.messages import NO_SLOT, Batch
 from swift_loader.transport.segments import Segment, capacity_for
 from swift_loader.transport.slots import FreeSlots

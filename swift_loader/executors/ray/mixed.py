@@ -21,8 +21,7 @@ from swift_loader.executors.ray.inbox import Posted, read_answers
 from swift_loader.executors.ray.supervisor import FIRST_SERIAL, RaySupervisor
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import ReplaceTemplate, Stall, Start, TemplateLost, WorkerLost
-from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.messages import Event, ReplaceTemplate, Stall, Start, TemplateLost, WorkerLost
 from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.spec import WorkerSpec
 

@@ -32,7 +32,7 @@ from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.ray_executor import RayExecutor
-from swift_loader.scheduler.events import Death, Ended, ExecutorFailed
+from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Identity
@@ -190,7 +190,8 @@ class RaySupervisor:
                 terms = self.wording.terms
                 raise died(who(worker), None, f"{terms.build}{told_by_ray(answer.reason)}", terms=terms)
         for worker, _ in lost:
-            self.replace(worker)
+            self.release(worker)
+            self.start_worker(worker.worker_id)
 
     def _give_up(self) -> None:
         raise WorkerStalled(
@@ -276,7 +277,7 @@ class RaySupervisor:
         worker.channel.close()
         worker.process.kill()
         is_at_work = bool(worker.tasks) and worker.process.has_crashed
-        self.post([Ended(worker.serial, worker.worker_id, Death(None, is_at_work))])
+        self.post([Ended(worker.serial, Death(None, is_at_work))])
 
     def release(self, worker: RayWorker) -> list[Segment]:
         """Forget a worker that was reaped."""
@@ -285,12 +286,6 @@ class RaySupervisor:
                 return []
             self.workers = {serial: other for serial, other in self.workers.items() if other is not worker}
         return worker.close()
-
-    def replace(self, worker: RayWorker) -> list[Segment]:
-        """Forget a worker that was reaped, and start another one with its id."""
-        given_up = self.release(worker)
-        self.start_worker(worker.worker_id)
-        return given_up
 
     # Stopping ---------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Worker threads share them, so no thread can seed them for its sample. A change of their states shows that something
 drew. It was a worker if the loop's thread was blocked meanwhile; else it may have been the loop. So the first batch
-isn't built before the loop's thread waits for it. It waits for the trial batch, too.
+isn't built before the loop's thread waits for it. It waits for the first batch when the loader starts, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from swift_loader.executors.thread.inbox import ThreadInbox
-from swift_loader.scheduler.events import Event
+from swift_loader.scheduler.messages import Event
 from swift_loader.worker.seeding import snapshot_generators
 
 FIRST_WAIT_S = 0.1

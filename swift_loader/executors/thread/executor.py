@@ -32,11 +32,14 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.messages import (
+    Death,
     Dismiss,
+    Ended,
+    Event,
+    ExecutorFailed,
     Kill,
     Reap,
-    Replace,
     ReplaceTemplate,
     Send,
     Stall,
@@ -44,7 +47,6 @@ from swift_loader.scheduler.actions import (
     TemplateLost,
     WorkerLost,
 )
-from swift_loader.scheduler.events import Death, Ended, Event, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import NewPlan
@@ -240,11 +242,9 @@ class ThreadExecutor:
         elif isinstance(action, Dismiss):
             worker.dismiss()
         elif isinstance(action, Reap):
-            self._mailbox.post([Ended(worker.serial, worker.worker_id, Death(is_at_work=False))])
+            self._mailbox.post([Ended(worker.serial, Death(is_at_work=False))])
         else:
             self._release(worker)
-            if isinstance(action, Replace):
-                self._start_worker(action.worker_id, self._late_dataset)
         return []
 
     def _release(self, worker: ThreadWorker) -> None:
@@ -281,7 +281,7 @@ class ThreadExecutor:
         return f"{explainer.who(worker)} {explainer.stall(about, worker)}{attached(traces=worker.stack())}"
 
     def _describe(self, task: Send) -> str:
-        return self.explainer.batch(task.work, is_trial=not task.generation)
+        return self.explainer.batch(task.work)
 
     def _describe_end(self, worker: ThreadWorker, task: Send | None) -> str:
         at_work = "" if task is None else f", at {self._describe(task)},"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from swift_loader.errors import WorkerDied
 from swift_loader.executors.local_builder import LocalBuilder
 from swift_loader.executors.thread.task_thread import TaskThread
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Disconnected, Event, ExecutorFailed, Ready, Skipped, StreamEnded
+from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed, Ready, Send, Skipped, StreamEnded
 from swift_loader.transport.messages import NewPlan
 from swift_loader.worker.seeding import keep_to_this_thread
 from swift_loader.worker.stream import StreamEnd

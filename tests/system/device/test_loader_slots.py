@@ -120,7 +120,7 @@ class Watching(Registry):
 
     def unregister(self, address: int) -> bool:
         if self.dispatcher is not None:
-            locks: list[Any] = [self.dispatcher._driver.dispatch_lock, self.dispatcher._driver.lock]
+            locks: list[Any] = [self.dispatcher.dispatch_lock, self.dispatcher.lock]
             self.held.append(any(lock._is_owned() for lock in locks))
         return super().unregister(address)
 

@@ -3,14 +3,13 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swift_loader.sampling.plan import NO_SKIPS, BatchPlan, Plan, PlanReader, PlanSettings, Position, Uneven
+from swift_loader.sampling.plan import BatchPlan, Plan, PlanReader, PlanSettings, Uneven
 from swift_loader.sampling.shuffle import Order, OrderSettings, local_window
 
 
@@ -340,23 +339,6 @@ def test_windows_and_runs_of_any_size_make_permutations(num_samples: int, run_le
 def test_batches_of_any_size_take_what_there_is(batch_size: int, window: int | None) -> None:
     plan = Plan.of(100, settings_of(batch_size=batch_size, window=window, world_size=2))
     assert sum(len(batch.indices) for batch in all_batches(plan)) == 50
-
-
-def test_a_trial_is_as_large_as_the_first_batch() -> None:
-    def trial_of(num_samples: int, **chosen: Any) -> int | None:
-        plan = Plan.of(num_samples, settings_of(**chosen))
-        trial = plan.trial(NO_SKIPS)
-        return None if trial is None else len(plan.batch(*trial).indices)
-
-    assert trial_of(100, batch_size=8) == 8
-    assert trial_of(5, batch_size=8) == 5
-    assert trial_of(5, batch_size=8, world_size=2) == 3
-    assert trial_of(5, batch_size=8, drop_last=True) is None
-    assert trial_of(0) is None
-    assert trial_of(1, world_size=2, rank=1, uneven=Uneven.EXACT) is None
-    resumed, _ = settings_of(batch_size=8).resumed_at(Position(0, 19))
-    assert Plan.of(20, resumed).num_batches(0) == 3
-    assert Plan.of(20, resumed).trial(NO_SKIPS) == (1, 0)
 
 
 @pytest.mark.parametrize("uneven", Uneven)

@@ -129,19 +129,11 @@ def test_no_skipped_sample_is_padding(
     assert set(delivered) == set(order) - skipped
 
 
-def test_a_trial_batch_is_of_an_epoch_with_a_full_step() -> None:
+def test_an_epoch_is_irregular_if_a_part_of_it_is_skipped() -> None:
     skips = NO_SKIPS.added([SkippedRange(0, 0, 20), SkippedRange(1, 15, 20)])
     plan = Plan.of(20, replace(settings_of(batch_size=8), skips=skips))
     assert (plan.num_batches(0), plan.num_batches(1)) == (0, 2)
-    assert plan.trial(skips) == (1, 0)
     assert plan.last_irregular_epoch == 1
-
-
-def test_a_trial_batch_has_nothing_that_a_later_plan_skips() -> None:
-    plan = Plan.of(20, settings_of(batch_size=8))
-    assert plan.trial(NO_SKIPS) == (0, 0)
-    assert plan.trial(NO_SKIPS.added([SkippedRange(0, 3, 5)])) == (0, 1)
-    assert plan.trial(NO_SKIPS.added([SkippedRange(0, 0, 20)])) == (1, 0)
 
 
 @pytest.mark.parametrize("step", [-1, 5])

@@ -8,20 +8,20 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from swift_loader.scheduler.actions import Send, Stall
-from swift_loader.scheduler.events import (
-    Built,
+from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.failures import Decision
+from swift_loader.scheduler.messages import (
+    Answered,
     Disconnected,
     Ended,
     Event,
-    Failed,
     Ready,
+    Send,
     Skipped,
+    Stall,
     StreamEnded,
     TemplateEnded,
 )
-from swift_loader.scheduler.restarts import Decision
-from swift_loader.scheduler.scheduler import Delivered
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
 
 AnyWork = TypeVar("AnyWork", bound=Work | None)
@@ -44,8 +44,6 @@ class Setting:
     max_restarts: int
     kind: str
     """planned, index, bound (each batch of a sampler to one worker, until a resize) or stream"""
-    trial: str = "none"
-    """What the loop does with the trial batch: use it, forget it, or begin with batches of another meaning."""
     cursed: frozenset[int] = frozenset()
     """Steps of epoch 0 whose batch ends each worker that begins it."""
     lengths: tuple[int, ...] = (3, 0, 5, 1)
@@ -103,11 +101,11 @@ class Judge:
             self.records[event.worker] = Record(event.worker_id)
         elif isinstance(event, Disconnected):
             self.records.setdefault(event.worker, Record(event.worker_id))
-        elif isinstance(event, (Built, Failed, Skipped, StreamEnded)):
+        elif isinstance(event, (Answered, Skipped, StreamEnded)):
             record = self.records[event.worker]
             task = record.unanswered.popleft()
             record.since_s = now_s
-            if task.generation == self.generation and isinstance(event, (Built, Failed)):
+            if task.generation == self.generation and isinstance(event, Answered):
                 record.num_ready += 1
                 self.num_ready += 1
                 self.deaths_in_a_row.pop(record.worker_id, None)
@@ -143,15 +141,13 @@ class Judge:
             if self.setting.max_restarts and self.deaths_by_work[key_of(task.work)] >= 2:
                 self.blamed.add(Decision.BATCH_IS_TO_BLAME)
 
-    def seek(self, begin: tuple[int, int], *, keeps_meaning: bool, adopts: Work | None) -> None:
-        """Begin another generation, with the trial batch as its first one if `adopts` is its work."""
+    def seek(self, begin: tuple[int, int], *, keeps_meaning: bool) -> None:
+        """Begin another generation."""
         self.generation += 1
         self.begin, self.delivered = begin, []
-        self.num_ready = 0 if adopts is None else 1
-        self.works = {} if adopts is None else {0: adopts}
+        self.num_ready, self.works = 0, {}
         for record in self.records.values():
-            if adopts is None:
-                record.num_ready = 0
+            record.num_ready = 0
         self.meanings.append(self.meanings[-1] + (not keeps_meaning))
         if not keeps_meaning:
             self.deaths_by_work.clear()
@@ -201,24 +197,20 @@ class Judge:
         assert now_s - record.since_s >= limit_s, "a worker is said to hang too early"
         oldest = record.unanswered[0]
         assert unbound(stall.work) == (unbound(oldest.work) if oldest.generation == self.generation else None)
-        assert stall.is_trial == (stall.work is not None and not self.generation)
 
-    def check_delivered(self, one: Delivered) -> None:
+    def check_delivered(self, one: Delivery) -> None:
         """Judge a batch for the loop."""
         assert one.num_before == len(self.delivered)
+        assert one.work is not None
         assert (one.error is not None) == (one.work.step % 5 == 4)
-        meaning, work, serial = one.outcome if one.error is None else one.error.args
+        meaning, work, serial = one.batch if one.error is None else one.error.args
         assert (meaning, work) == (self.meanings[self.generation], unbound(one.work))
         self.num_ready -= 1
         if serial in self.records:
             self.records[serial].num_ready -= 1
         assert one.failures in ((), (("sample", unbound(one.work)),))
-        assert bool(one.failures) == (one.work.step % 3 == 0) or self.is_adopted(one)
+        assert bool(one.failures) == (one.work.step % 3 == 0)
         self.delivered.append(one.work)
-
-    def is_adopted(self, one: Delivered) -> bool:
-        """Whether this may be the trial batch, whose samples' failures aren't kept."""
-        return self.generation == 1 and not one.num_before
 
     def check_order(self) -> None:
         """Compare what was delivered with what should have been."""

@@ -12,39 +12,35 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swift_loader.errors import ProtocolError, WorkerDied
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.delivery import BatchState
+from swift_loader.scheduler.failures import MIN_STOPPED_S, Decision
+from swift_loader.scheduler.messages import (
     Action,
+    Answered,
     Dismiss,
+    Event,
+    ExecutorFailed,
     Fail,
     GiveUp,
     Kill,
+    Ready,
     Reap,
     Release,
-    Replace,
     ReplaceTemplate,
+    SampleFailed,
     Send,
+    Skipped,
     Stall,
     Start,
+    StreamEnded,
+    TemplateEnded,
     TemplateLost,
     Warn,
     WorkerLost,
 )
-from swift_loader.scheduler.events import (
-    Built,
-    Event,
-    ExecutorFailed,
-    Failed,
-    Ready,
-    SampleFailed,
-    Skipped,
-    StreamEnded,
-    TemplateEnded,
-)
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.restarts import Decision
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
-from swift_loader.scheduler.watchdog import MIN_STOPPED_S
-from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork, WorkSource
+from swift_loader.scheduler.work import IndexWork, PlannedSource, StreamWork, WorkSource
 from tests.support.work import IndexSource
 from tests.unit.scheduler.judge import NUM_BATCHES, TEMPLATE, TIMEOUT_S, Judge, Setting, unbound
 from tests.unit.scheduler.process import Process
@@ -86,15 +82,13 @@ class World:
         self.is_told = False
         """Whether the loop has met it, after all that was ready."""
         self.wait_began_s: float | None = None
+        self.vacated: int | None = None
+        """The id of a worker that was let go, and whose place another one is to take."""
         self.bound: BoundSource | None = None
         """What binds batches to workers now."""
         for worker_id in range(setting.num_workers):
             self.start(worker_id)
-        if setting.trial != "none":
-            self.scheduler.try_out(self.source(0, 0).next() or PlannedWork(0, 0))
-            self.decide()
-        else:
-            self.seek(0, 0)
+        self.seek(0, 0)
 
     # What the scheduler hears and decides
 
@@ -120,10 +114,12 @@ class World:
         kinds = [isinstance(action, Send) for action in actions]
         assert kinds == sorted(kinds), "tasks are sent before the user is warned"
         for action in actions:
+            assert self.vacated is None or isinstance(action, Start), "another decision comes between"
             assert not self.has_failed or isinstance(action, Reap), f"{action} after a failure"
             self.has_failed |= isinstance(action, Fail)
             self.check(action)
             self.to_do.append(action)
+        assert self.vacated is None, "nobody takes the place of a worker that is wanted"
         assert self.scheduler.decide(self.now_s) == [], "something was left undecided"
 
     def check(self, action: Action) -> None:
@@ -151,13 +147,14 @@ class World:
                 assert (unbound(worker_lost.work), worker_lost.num_lost) == self.judge.last_death
             case Warn(TemplateLost() as lost):
                 assert lost.num_in_a_row == self.judge.deaths_in_a_row[TEMPLATE]
-            case Replace(_, worker_id):
-                assert worker_id < self.judge.num_wanted, "a worker is replaced that isn't wanted"
             case Release(serial):
                 worker_id = self.processes[serial].worker_id
-                assert worker_id >= self.judge.num_wanted, "nobody takes the place of a worker that is wanted"
+                self.vacated = worker_id if worker_id < self.judge.num_wanted else None
             case Start(worker_id):
-                self.judge.deaths_in_a_row.pop(worker_id, None)
+                assert worker_id < self.judge.num_wanted, "a worker is started that isn't wanted"
+                if worker_id != self.vacated:
+                    self.judge.deaths_in_a_row.pop(worker_id, None)
+                self.vacated = None
             case Dismiss(serial):
                 self.judge.check_dismissed(serial)
             case GiveUp():
@@ -185,9 +182,6 @@ class World:
                         self.processes[serial].die()
                 case Reap(serial):
                     self.processes[serial].cut_off()
-                case Replace(serial, worker_id):
-                    del self.processes[serial]
-                    self.start(worker_id)
                 case Release(serial):
                     del self.processes[serial]
                 case Start(worker_id):
@@ -242,11 +236,11 @@ class World:
             return [StreamEnded(serial, generation, sequence)]
         said: list[Event] = []
         if work.step % 3 == 0:
-            said.append(SampleFailed(serial, generation, sequence, 1, ("sample", work)))
+            said.append(SampleFailed(serial, generation, sequence, ("sample", work)))
         outcome = (self.judge.meanings[generation], work, serial)
         if work.step % 5 == 4:
-            return [*said, Failed(serial, generation, sequence, ValueError(*outcome))]
-        return [*said, Built(serial, generation, sequence, outcome, 0.0005)]
+            return [*said, Answered(serial, generation, sequence, error=ValueError(*outcome))]
+        return [*said, Answered(serial, generation, sequence, outcome, build_s=0.0005)]
 
     def end_template(self) -> None:
         """End the template, and all workers with it."""
@@ -263,7 +257,7 @@ class World:
         due = record.unanswered[0] if record is not None and record.unanswered else None
         if self.is_over or process.is_cut_off or (due is not None and task == (due.generation, due.sequence)):
             return
-        self.tell(Built(process.serial, *task, "nonsense"), is_lie=True)
+        self.tell(Answered(process.serial, *task, "nonsense"), is_lie=True)
 
     def hear(self, process: Process) -> None:
         """Let the scheduler hear one thing that a worker has said."""
@@ -300,24 +294,13 @@ class World:
         raise AssertionError(f"{self.judge.num_wanted} workers are wanted, and there are {self.processes}")
 
     def seek(self, epoch: int, step: int, *, keeps_meaning: bool = True) -> None:
-        """Begin another generation, unless the trial batch is still to come."""
-        source, adopts = self.source(epoch, step), None
-        if self.setting.trial != "none" and not self.judge.generation:
-            trial = self.scheduler.take_trial()
-            if trial is None:
-                return
-            keeps_meaning = self.setting.trial != "change"
-            if self.setting.trial == "use" and trial.work == self.source(epoch, step).next():
-                adopts = trial.work
-            elif self.setting.trial == "forget":
-                assert len(self.scheduler.forget_trial()) == 1
-                assert self.scheduler.take_trial() is None
-        self.judge.seek((epoch, step), keeps_meaning=keeps_meaning, adopts=adopts)
+        """Begin another generation."""
+        source = self.source(epoch, step)
+        self.judge.seek((epoch, step), keeps_meaning=keeps_meaning)
         num_ready = self.scheduler.ledger.num_ready
         self.bound = source if isinstance(source, BoundSource) else None
         dropped = self.scheduler.begin(source, keeps_meaning=keeps_meaning)
-        failures = [one for one in dropped if isinstance(one, tuple) and one[0] == "sample"]
-        assert len(dropped) - len(failures) == num_ready - (adopts is not None)
+        assert sum(one.state is BatchState.READY for one in dropped) == num_ready
         self.wait_began_s = None
         self.decide()
 
@@ -333,12 +316,9 @@ class World:
 
     def take(self) -> None:
         """Take a batch, if it is there; else wait."""
-        if not self.judge.generation:
-            self.take_trial()
-            return
         assert self.scheduler.ledger.num_ready == self.judge.num_ready
         has_deliverable = self.scheduler.ledger.next_deliverable() is not None
-        taken = self.scheduler.take()
+        taken = self.scheduler.ledger.deliver()
         assert (taken is not None) == has_deliverable
         if taken is not None:
             self.judge.check_delivered(taken)
@@ -347,15 +327,6 @@ class World:
         elif self.is_over:
             self.fail()
         elif not self.scheduler.ledger.is_exhausted:
-            self.wait()
-
-    def take_trial(self) -> None:
-        """Wait for the trial batch, and begin where it is the first batch."""
-        if self.scheduler.take_trial() is not None:
-            self.seek(0, 0)
-        elif self.is_over:
-            self.fail()
-        else:
             self.wait()
 
     def fail(self) -> None:
@@ -416,8 +387,6 @@ class World:
 
     def is_done(self) -> bool:
         """Whether the loop has got all that there is, or enough."""
-        if not self.judge.generation:
-            return False
         if self.setting.kind == "planned":
             return len(self.judge.delivered) >= 2 * NUM_BATCHES
         if not self.scheduler.ledger.is_exhausted:

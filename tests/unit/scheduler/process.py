@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.events import Death, Disconnected, Ended, Event
+from swift_loader.scheduler.messages import Death, Disconnected, Ended, Event, Send
 
 
 @dataclass
@@ -48,4 +47,4 @@ class Process:
         self.is_cut_off = True
         self.said.clear()
         death = Death(-9 if self.is_dead else None, self.is_at_work, self.with_template)
-        self.said.append(Ended(self.serial, self.worker_id, death))
+        self.said.append(Ended(self.serial, death))

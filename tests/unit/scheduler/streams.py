@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from swift_loader.scheduler.work import StreamWork
+from swift_loader.scheduler.work import StreamWork, WorkSource
 
 
-class StreamSource:
+class StreamSource(WorkSource):
     """One epoch: a batch of each shard in turn."""
 
     def __init__(self, epoch: int, num_workers: int) -> None:

@@ -5,35 +5,31 @@ from __future__ import annotations
 import pytest
 
 from swift_loader.errors import ProtocolError, WorkerDied
-from swift_loader.scheduler.actions import (
+from swift_loader.scheduler.messages import (
+    Answered,
+    Death,
+    Disconnected,
     Dismiss,
+    Ended,
+    ExecutorFailed,
     Fail,
     GiveUp,
     Kill,
+    Ready,
     Reap,
     Release,
-    Replace,
+    SampleFailed,
     Send,
+    Skipped,
     Stall,
     Start,
+    StreamEnded,
+    TemplateEnded,
     Warn,
     WorkerLost,
 )
-from swift_loader.scheduler.events import (
-    Built,
-    Death,
-    Disconnected,
-    Ended,
-    ExecutorFailed,
-    Failed,
-    Ready,
-    SampleFailed,
-    Skipped,
-    StreamEnded,
-    TemplateEnded,
-)
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.scheduler import Delivered, Scheduler, SchedulerSettings, SchedulerState
+from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings, SchedulerState
 from swift_loader.scheduler.work import PlannedSource, PlannedWork
 
 LIMITS = Limits(max_in_flight=4, max_ready_per_worker=4, max_tasks=10, in_order=True)
@@ -57,7 +53,7 @@ def begin(scheduler: Scheduler) -> list[Send]:
 
 
 def build(scheduler: Scheduler, task: Send) -> None:
-    scheduler.handle(Built(task.worker, task.generation, task.sequence, f"batch {task.work.step}", 0.1), 0.0)
+    scheduler.handle(Answered(task.worker, task.generation, task.sequence, f"batch {task.work.step}", build_s=0.1), 0.0)
 
 
 # Batches and errors
@@ -66,21 +62,23 @@ def build(scheduler: Scheduler, task: Send) -> None:
 def test_a_batch_is_delivered_with_the_failures_of_its_samples_as_they_were_reported() -> None:
     scheduler = scheduler_with(1)
     first, second = begin(scheduler)
-    for position, failure in ((3, "c"), (1, "a"), (3, "C")):
-        scheduler.handle(SampleFailed(0, first.generation, first.sequence, position, failure), 0.0)
+    for failure in ("c", "a"):
+        scheduler.handle(SampleFailed(0, first.generation, first.sequence, failure), 0.0)
     build(scheduler, first)
     build(scheduler, second)
-    assert scheduler.take() == Delivered(PlannedWork(0, 0), 0, "batch 0", None, ("C", "a"))
-    assert scheduler.take() == Delivered(PlannedWork(0, 1), 1, "batch 1", None, ())
-    assert scheduler.take() is None
+    found = [scheduler.ledger.deliver() for _ in range(3)]
+    assert [(one.num_before, one.work, one.batch, one.failures) for one in found if one is not None] == [
+        (0, PlannedWork(0, 0), "batch 0", ("c", "a")),
+        (1, PlannedWork(0, 1), "batch 1", ()),
+    ]
 
 
 def test_after_close_events_are_of_no_interest() -> None:
     scheduler = scheduler_with(1)
     tasks = begin(scheduler)
-    scheduler.handle(SampleFailed(0, tasks[0].generation, tasks[0].sequence, 0, "why"), 0.0)
+    scheduler.handle(SampleFailed(0, tasks[0].generation, tasks[0].sequence, "why"), 0.0)
     build(scheduler, tasks[0])
-    assert scheduler.close() == ["batch 0", "why"]
+    assert [(one.batch, one.failures) for one in scheduler.close()] == [("batch 0", ("why",)), (None, ())]
     build(scheduler, tasks[1])
     scheduler.handle(Disconnected(0, 0), 0.0)
     scheduler.fail(ValueError("too late"))
@@ -97,11 +95,11 @@ def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> No
     scheduler.handle(ExecutorFailed(error), 0.0)
     scheduler.fail(KeyError("only the first error counts"))
     assert scheduler.decide(0.0) == [Fail(error)]
-    assert scheduler.take() is not None
-    assert scheduler.take() is None
+    assert scheduler.ledger.deliver() is not None
+    assert scheduler.ledger.deliver() is None
     scheduler.handle(Disconnected(0, 0), 0.0)
     assert scheduler.decide(0.0) == [Reap(0)]
-    scheduler.handle(Ended(0, 0, DEATH), 0.0)
+    scheduler.handle(Ended(0, DEATH), 0.0)
     scheduler.handle(TemplateEnded(WorkerDied("also the template")), 0.0)
     assert scheduler.decide(0.0) == []
     assert scheduler.state is SchedulerState.FAILED
@@ -110,42 +108,23 @@ def test_once_it_has_failed_it_gives_no_tasks_but_delivers_what_is_ready() -> No
 @pytest.mark.parametrize(
     "event",
     [
-        Built(0, 1, 1, "out of order"),
-        Built(0, 7, 0, "of no generation"),
-        Built(5, 1, 0, "of an unknown worker"),
-        Failed(0, 1, 1, ValueError()),
+        Answered(0, 1, 1, "out of order"),
+        Answered(0, 7, 0, "of no generation"),
+        Answered(5, 1, 0, "of an unknown worker"),
+        Answered(0, 1, 1, error=ValueError()),
         Skipped(0, 1),
         Skipped(5, 1),
         StreamEnded(0, 1, 0),
         Ready(0, 0),
-        Ended(0, 0, DEATH),
-        Ended(5, 0, DEATH),
+        Ended(0, DEATH),
+        Ended(5, DEATH),
     ],
 )
-def test_an_event_that_makes_no_sense_is_refused(event: Built | Failed | Skipped | StreamEnded | Ready | Ended) -> None:
+def test_an_event_that_makes_no_sense_is_refused(event: Answered | Skipped | StreamEnded | Ready | Ended) -> None:
     scheduler = scheduler_with(1)
     begin(scheduler)
     with pytest.raises(ProtocolError, match=r"worker [05] "):
         scheduler.handle(event, 0.0)
-
-
-# The trial batch
-
-
-def test_the_trial_batch_can_be_looked_at_and_then_is_the_first_batch() -> None:
-    scheduler = scheduler_with(1)
-    scheduler.try_out(PlannedWork(0, 0))
-    assert scheduler.take_trial() is None
-    assert scheduler.decide(0.0) == [Send(0, 0, 0, PlannedWork(0, 0))]
-    assert scheduler.ledger.work_of(0) == PlannedWork(0, 0)
-    scheduler.handle(Built(0, 0, 0, "trial", 0.1), 0.0)
-    trial = Delivered(PlannedWork(0, 0), 0, "trial", None, ())
-    assert [scheduler.take_trial(), scheduler.take_trial()] == [trial, trial]
-    assert scheduler.begin(PlannedSource(0, 0, lambda _: 10), keeps_meaning=True) == []
-    assert scheduler.take() == trial
-
-
-# Deaths
 
 
 # Stalls
@@ -162,14 +141,14 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
             if actions := scheduler.decide(now):
                 decided[now] = actions
     assert decided == {
-        5: [Warn(Stall(0, first.work, 5.0, False))],
-        11: [Kill(0, Stall(0, first.work, 11.0, False))],
+        5: [Warn(Stall(0, first.work, 5.0))],
+        11: [Kill(0, Stall(0, first.work, 11.0))],
         21: [Reap(0)],
     }
     scheduler.handle(Disconnected(0, 0), 21.0)
     assert scheduler.decide(21.0) == [], "it is reaped once"
-    scheduler.handle(Ended(0, 0, Death(None)), 22.0)
-    warning, _ = scheduler.decide(22.0)
+    scheduler.handle(Ended(0, Death(None)), 22.0)
+    warning, *_ = scheduler.decide(22.0)
     assert isinstance(warning, Warn)
     assert isinstance(warning.about, WorkerLost)
     assert warning.about.work == first.work
@@ -185,8 +164,8 @@ def test_if_no_worker_has_the_batch_only_this_wait_ends() -> None:
             scheduler.tick(now)
             decided[now] = scheduler.decide(now)
     work = PlannedWork(0, 0)
-    assert decided[3] == [Warn(Stall(None, work, 3.0, False))]
-    assert decided[15] == [GiveUp(Stall(None, work, 15.0, False))]
+    assert decided[3] == [Warn(Stall(None, work, 3.0))]
+    assert decided[15] == [GiveUp(Stall(None, work, 15.0))]
     assert {now for now, actions in decided.items() if actions} <= {3, 15, 18}
     assert scheduler.state is SchedulerState.RUNNING
 
@@ -202,7 +181,7 @@ def test_a_worker_that_is_not_to_be_replaced_keeps_its_batch_and_the_loop_gets_t
         scheduler.tick(began + 9.0)
         assert scheduler.decide(began + 9.0) == []
         scheduler.tick(began + 10.0)
-        assert scheduler.decide(began + 10.0) == [GiveUp(Stall(0, PlannedWork(0, 0), began + 10.0, False))]
+        assert scheduler.decide(began + 10.0) == [GiveUp(Stall(0, PlannedWork(0, 0), began + 10.0))]
     assert scheduler.state is SchedulerState.RUNNING
 
 
@@ -210,10 +189,10 @@ def test_a_failure_says_nothing_about_how_long_a_batch_takes() -> None:
     scheduler = Scheduler(SchedulerSettings(Limits(40, 40, 40, in_order=True)))
     scheduler.handle(Ready(0, 0), 0.0)
     sent = begin(scheduler)
-    scheduler.handle(Failed(0, sent[0].generation, sent[0].sequence, ValueError("one sample")), 0.0)
-    scheduler.take()
+    scheduler.handle(Answered(0, sent[0].generation, sent[0].sequence, error=ValueError("one sample")), 0.0)
+    scheduler.ledger.deliver()
     build(scheduler, sent[1])  # takes 0.1 s
-    scheduler.take()
+    scheduler.ledger.deliver()
     assert len(scheduler.decide(0.0)) == len(sent) == 2, "tasks wait at a worker as if its batches took no time"
 
 
@@ -235,7 +214,7 @@ def test_a_dismissed_worker_whose_stream_is_seen_to_end_twice_is_reaped_once() -
     scheduler.handle(Disconnected(1, 1), 0.0)
     scheduler.handle(Disconnected(1, 1), 0.0)
     assert scheduler.decide(0.0) == [Reap(1)]
-    scheduler.handle(Ended(1, 1, DEATH), 0.0)
+    scheduler.handle(Ended(1, DEATH), 0.0)
     assert scheduler.decide(0.0) == [Release(1)]
 
 
@@ -245,5 +224,5 @@ def test_the_place_of_one_that_was_dismissed_is_taken_if_it_is_wanted_again() ->
     scheduler.resize(2, LIMITS)
     assert scheduler.decide(0.0) == [Dismiss(1)]
     scheduler.handle(Disconnected(1, 1), 0.0)
-    scheduler.handle(Ended(1, 1, DEATH), 0.0)
-    assert scheduler.decide(0.0) == [Reap(1), Replace(1, 1)]
+    scheduler.handle(Ended(1, DEATH), 0.0)
+    assert scheduler.decide(0.0) == [Reap(1), Release(1), Start(1)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_loader.scheduler.in_flight_limit import InFlightLimit
+from swift_loader.scheduler.queues import InFlightLimit
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.actions import Send
-from swift_loader.scheduler.batches import BATCH_STATES, BatchMove, BatchState
 from swift_loader.scheduler.ledger import Ledger
-from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.work import IndexWork, PlannedSource, PlannedWork, StreamWork
-from swift_loader.scheduler.worker_queue import MAX_TASKS
+from swift_loader.scheduler.messages import Answered, Send, StreamEnded
+from swift_loader.scheduler.queues import MAX_TASKS, Limits
+from swift_loader.scheduler.work import IndexWork, PlannedSource, StreamWork, WorkSource
 from tests.unit.scheduler.streams import StreamSource
 
 Task = tuple[int, int]
@@ -23,30 +20,31 @@ Task = tuple[int, int]
 LIMITS = Limits(max_in_flight=4, max_ready_per_worker=3, max_tasks=10, in_order=True)
 
 
-def assign(ledger: Ledger[Any]) -> list[Send]:
+def assign(ledger: Ledger) -> list[Send]:
     """Return all tasks for which there is room."""
     return list(iter(ledger.assign, None))
 
 
-def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger[str]:
-    ledger: Ledger[str] = Ledger(limits)
+def ledger_with(num_workers: int, limits: Limits = LIMITS) -> Ledger:
+    ledger: Ledger = Ledger(limits)
     for index in range(num_workers):
         ledger.queues.add(index, worker_id=index)
     return ledger
 
 
-def go_to(ledger: Ledger[str], epoch: int, step: int, num_batches: int = 10) -> list[str | None]:
-    dropped = ledger.begin(PlannedSource(epoch, step, lambda _: num_batches), reuses_trial=True)
-    return [batch.answer for batch in dropped]
+def go_to(ledger: Ledger, epoch: int, step: int, num_batches: int = 10) -> list[str | None]:
+    dropped = ledger.begin(PlannedSource(epoch, step, lambda _: num_batches))
+    return [batch.batch for batch in dropped]
 
 
-def deliver(ledger: Ledger[str]) -> tuple[int, str | None] | None:
+def deliver(ledger: Ledger) -> tuple[int, str | None] | None:
     batch = ledger.deliver()
-    return None if batch is None else (batch.sequence, batch.answer)
+    return None if batch is None else (batch.sequence, batch.batch)
 
 
-def answer(ledger: Ledger[str], task: Send, outcome: str = "batch", build_s: float = 0.1) -> bool:
-    return ledger.complete(task.worker, task.generation, task.sequence, outcome, build_s)
+def answer(ledger: Ledger, task: Send, outcome: str = "batch", build_s: float = 0.1) -> bool:
+    answered = Answered(task.worker, task.generation, task.sequence, outcome, build_s=build_s)
+    return ledger.complete(answered) is not None
 
 
 @pytest.mark.parametrize("max_in_flight", [4, 5, 6, 7])
@@ -104,14 +102,9 @@ def test_an_answer_out_of_turn_is_refused_and_changes_nothing(task: Task) -> Non
     go_to(ledger, 0, 0)
     due = assign(ledger)[0]
     with pytest.raises(ProtocolError, match="worker 0 answered"):
-        ledger.complete(0, task[0], task[1], "batch", 0.1)
+        ledger.complete(Answered(0, *task, "batch"))
     assert deliver(ledger) is None
     assert answer(ledger, due)
-
-
-def test_a_move_that_the_table_lacks_is_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="a batch is gone, which complete can't follow"):
-        BATCH_STATES[BatchState.GONE, BatchMove.COMPLETE]
 
 
 @given(
@@ -128,7 +121,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
     slow %= num_workers
     limits = Limits(max_in_flight + num_workers, data.draw(st.integers(1, 3)), 10, in_order=False)
     ledger = ledger_with(num_workers, limits=limits)
-    ledger.begin(StreamSource(0, num_workers), reuses_trial=False)
+    ledger.begin(StreamSource(0, num_workers))
     sent: list[Send] = []
     delivered: list[tuple[int, int]] = []
 
@@ -144,7 +137,7 @@ def test_out_of_order_a_slow_shard_holds_up_no_other(
             if task.work.turn < lengths[task.work.worker_id]:
                 answer(ledger, task, f"{task.work.worker_id} {task.work.turn}")
             else:
-                ledger.end_shard(task.worker, task.generation, task.sequence)
+                ledger.end_shard(StreamEnded(task.worker, task.generation, task.sequence))
             while (batch := deliver(ledger)) is not None:
                 worker, turn = (batch[1] or "").split()
                 delivered.append((int(worker), int(turn)))
@@ -167,7 +160,7 @@ def next_of(sent: list[Send], worker: int) -> Send:
 
 def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() -> None:
     ledger = ledger_with(2, limits=Limits(2, 3, 10, in_order=True))
-    ledger.begin(StreamSource(0, 2), reuses_trial=False)
+    ledger.begin(StreamSource(0, 2))
     tasks = assign(ledger)
     for worker in (0, 1):
         ledger.remove_worker(worker)
@@ -175,22 +168,6 @@ def test_a_lost_batch_of_a_stream_waits_for_its_place_and_holds_up_no_other() ->
     assert [(task.worker, task.work) for task in assign(ledger)] == [(3, tasks[1].work)]
     ledger.queues.add(4, worker_id=0)
     assert [(task.worker, task.work) for task in assign(ledger)] == [(4, tasks[0].work)]
-
-
-@pytest.mark.parametrize("reuses_trial", [True, False])
-@pytest.mark.parametrize("step", [0, 1])
-def test_the_trial_batch_is_used_for_the_same_work_unless_it_means_another_batch(reuses_trial: bool, step: int) -> None:
-    ledger = ledger_with(2)
-    ledger.try_out(PlannedWork(0, 0))
-    trial = ledger.assign()
-    assert trial is not None
-    assert ledger.assign() is None
-    answer(ledger, trial, "trial")
-    is_used = reuses_trial and step == 0
-    dropped = ledger.begin(PlannedSource(0, step, lambda _: 10), reuses_trial=reuses_trial)
-    assert [batch.answer for batch in dropped] == ([] if is_used else ["trial"])
-    assert deliver(ledger) == ((0, "trial") if is_used else None)
-    assert assign(ledger)[0].work == PlannedWork(0, 1 if is_used else step)
 
 
 def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> None:
@@ -208,7 +185,7 @@ def test_what_several_workers_lost_is_sent_again_in_the_order_of_delivery() -> N
 def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -> None:
     ledger = ledger_with(1)
     work = [IndexWork(0, step, [step], step) for step in range(4)]
-    ledger.begin(Works(work), reuses_trial=False)
+    ledger.begin(Works(work))
     assert [task.work for task in assign(ledger)] == work[:1]
     ledger.use_limits(Limits(3, 3, 3, in_order=True))
     assert ledger.remove_worker(0) == 1
@@ -216,7 +193,7 @@ def test_after_a_change_of_the_limits_any_worker_builds_what_was_one_workers() -
     assert [task.work for task in assign(ledger)] == [one._replace(worker_id=None) for one in work[:2]]
 
 
-class Works:
+class Works(WorkSource):
     """Hands out these works."""
 
     def __init__(self, works: list[IndexWork]) -> None:
@@ -224,9 +201,3 @@ class Works:
 
     def next(self) -> IndexWork | None:
         return self.works.popleft() if self.works else None
-
-    def end_shard(self, work: StreamWork) -> None:
-        pass
-
-    def swap(self, work: StreamWork) -> StreamWork:
-        return work

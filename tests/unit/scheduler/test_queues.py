@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.queues import Limits, Queues
-from swift_loader.scheduler.room import MIN_ENTRIES, Room
+from swift_loader.scheduler.queues import MAX_TASKS, MIN_ENTRIES, Limits, Queue, Queues
 from swift_loader.scheduler.work import IndexWork, PlannedWork, StreamWork, Work
-from swift_loader.scheduler.worker_queue import MAX_TASKS, Queue
 
 NUM_IDS = 4
 
@@ -101,7 +99,7 @@ class QueuesModel(RuleBasedStateMachine):
         """As the ledger does: to the worker that was picked."""
         for _ in range(number):
             max_ready = math.inf if is_lost else self.limits.max_ready_per_worker
-            picked = self.queues.pick_for_lost(work) if is_lost else self.queues.pick(work)
+            picked = self.queues.pick(work, is_lost=is_lost)
             assert picked == scan(self.queues, self.is_open, self.limits, work, max_ready)
             if picked is None:
                 return
@@ -121,7 +119,8 @@ class QueuesModel(RuleBasedStateMachine):
         for _ in range(number):
             if queue := self.some(data, lambda queue: bool(queue.tasks)):
                 task = queue.tasks[0]
-                self.queues.complete(queue.serial, task, build_s, is_current=task[0] == self.generation)
+                is_current = task[0] == self.generation
+                self.queues.pop(queue.serial, task, is_current=is_current, is_ready=is_current, build_s=build_s)
 
     @rule(data=st.data())
     def answer_without_a_batch(self, data: st.DataObject) -> None:
@@ -132,12 +131,7 @@ class QueuesModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         if queue := self.some(data, lambda queue: queue.num_ready > 0):
-            self.queues.note_ready(queue.serial, -1)
-
-    @rule(data=st.data())
-    def adopt_a_trial_batch(self, data: st.DataObject) -> None:
-        if queue := self.some(data):
-            self.queues.note_ready(queue.serial, 1)
+            self.queues.note_delivered(queue.serial)
 
     @rule()
     def begin(self) -> None:
@@ -151,11 +145,8 @@ class QueuesModel(RuleBasedStateMachine):
 
     @rule(work=WORKS)
     def pick(self, work: Work) -> None:
-        for pick, limit in (
-            (self.queues.pick, self.limits.max_ready_per_worker),
-            (self.queues.pick_for_lost, math.inf),
-        ):
-            assert pick(work) == scan(self.queues, self.is_open, self.limits, work, limit)
+        for is_lost, limit in ((False, self.limits.max_ready_per_worker), (True, math.inf)):
+            assert self.queues.pick(work, is_lost=is_lost) == scan(self.queues, self.is_open, self.limits, work, limit)
 
 
 def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
@@ -164,14 +155,12 @@ def test_in_any_interleaving_the_worker_is_the_one_that_a_scan_finds() -> None:
 
 
 def test_a_worker_that_has_less_to_do_again_and_again_leaves_no_old_entries() -> None:
-    room = Room(share=10, max_ready=2000)
-    queue = Queue(serial=0, worker_id=0, max_tasks=10, num_ready=1000)
-    room.open(queue)
+    queues = queues_of(1, replace(MANY, max_ready_per_worker=2000))
+    queues._queues[0].num_ready = 1000
     for _ in range(1000):
-        queue.num_ready -= 1
-        room.note_less(queue)
-    assert (room.least(), queue.num_ready) == (0, 0)
-    assert len(room._entries) <= 2 + MIN_ENTRIES
+        queues.note_delivered(0)
+    assert queues.pick(WORK) == 0
+    assert len(queues._entries) <= 2 + MIN_ENTRIES
 
 
 MANY = Limits(max_in_flight=1000, max_ready_per_worker=100, max_tasks=1000, in_order=True)
@@ -217,8 +206,8 @@ def test_a_worker_has_a_millisecond_of_work_waiting_unless_its_times_vary_and_no
     queues = queues_of(1, replace(MANY, in_order=in_order, max_tasks=max_tasks))
     for number, seconds in enumerate(build_s):
         queues.push(0, (0, number))
-        queues.complete(0, (0, number), seconds, is_current=True)
-        queues.note_ready(0, -1)
+        queues.pop(0, (0, number), is_current=True, is_ready=True, build_s=seconds)
+        queues.note_delivered(0)
     num_given = 0
     while (serial := queues.pick(WORK)) is not None:
         queues.push(serial, (0, num_given))
@@ -232,7 +221,7 @@ def test_a_streams_batches_wait_at_their_worker_up_to_its_share(num_workers: int
     queues = queues_of(num_workers, limits)
     for build_s in (0.1, 0.5):  # its times vary
         queues.push(0, (0, 0))
-        queues.complete(0, (0, 0), build_s, is_current=True)
+        queues.pop(0, (0, 0), is_current=True, is_ready=True, build_s=build_s)
     turn = 0
     while queues.pick(StreamWork(0, turn, 0, turn)) == 0:
         queues.push(0, (0, turn))

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_loader.errors import ProtocolError
-from swift_loader.scheduler.batches import Batch
+from swift_loader.scheduler.delivery import Delivery
+from swift_loader.scheduler.failures import Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.queues import Limits
-from swift_loader.scheduler.restarts import Restarts
-from swift_loader.scheduler.roster import Roster
 from swift_loader.scheduler.scheduler import Scheduler
-from swift_loader.scheduler.watchdog import Judgement, Watchdog
 from swift_loader.scheduler.workers import Worker
 from tests.unit.scheduler.judge import NUM_BATCHES, Setting
 from tests.unit.scheduler.model import World
@@ -30,7 +28,6 @@ SETTINGS = st.builds(
     max_ready=st.integers(1, 4),
     max_restarts=st.integers(0, 3),
     kind=st.sampled_from(["planned", "index", "bound", "stream"]),
-    trial=st.sampled_from(["none", "use", "forget", "change"]),
     cursed=st.frozensets(st.integers(0, NUM_BATCHES - 1), max_size=1),
 )
 
@@ -45,7 +42,6 @@ def random_case(rng: random.Random) -> tuple[Setting, bytes]:
         max_ready=rng.randint(1, 4),
         max_restarts=rng.randint(0, 3),
         kind=rng.choice(["planned", "index", "bound", "stream"]),
-        trial=rng.choice(["none", "none", "none", "use", "forget", "change"]),
         cursed=frozenset(rng.sample(range(NUM_BATCHES), rng.random() < 0.3)),
     )
     return setting, rng.randbytes(rng.randint(0, 150))
@@ -64,6 +60,8 @@ def run(setting: Setting, tape: bytes, make: Callable[..., Scheduler] = Schedule
 
 
 def act(world: World, what: int, which: int) -> None:
+    if not world.processes:  # the only one was let go, and the next one isn't started yet
+        world.carry_out()
     process = list(world.processes.values())[which % len(world.processes)]
     if what < 6:
         world.carry_out()
@@ -117,7 +115,7 @@ def test_the_loop_gets_the_reference_or_a_justified_failure_in_ten_thousand_more
 def never_resend(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.remove_worker
 
-    def remove_worker(self: Ledger[object], serial: int) -> int:
+    def remove_worker(self: Ledger, serial: int) -> int:
         num_lost = real(self, serial)
         self._lost.clear()
         return num_lost
@@ -132,9 +130,9 @@ def survive_one_death_more(patch: pytest.MonkeyPatch) -> None:
 
 def deliver_a_batch_twice(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.deliver
-    last: list[Batch[object]] = []
+    last: list[Delivery] = []
 
-    def deliver(self: Ledger[object]) -> Batch[object] | None:
+    def deliver(self: Ledger) -> Delivery | None:
         batch = real(self)
         if batch is None:
             return last.pop() if last else None
@@ -163,20 +161,20 @@ def deliver_what_is_ready_first(patch: pytest.MonkeyPatch) -> None:
 def exceed_what_may_be_in_flight(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.__init__
 
-    def init(self: Ledger[object], limits: Limits) -> None:
+    def init(self: Ledger, limits: Limits) -> None:
         real(self, replace(limits, max_in_flight=limits.max_in_flight + 1))
 
     patch.setattr(Ledger, "__init__", init)
 
 
-def build_the_trial_batch_again(patch: pytest.MonkeyPatch) -> None:
-    real = Ledger.begin
-    patch.setattr(Ledger, "begin", lambda self, source, *, reuses_trial: real(self, source, reuses_trial=False))
-
-
 def start_too_few_workers(patch: pytest.MonkeyPatch) -> None:
-    real = Roster.missing
-    patch.setattr(Roster, "missing", lambda self: real(self)[1:])
+    real = Scheduler._start
+
+    def start(self: Scheduler, worker_id: int) -> None:
+        if worker_id:
+            real(self, worker_id)
+
+    patch.setattr(Scheduler, "_start", start)
 
 
 MUTANTS = [
@@ -188,7 +186,6 @@ MUTANTS = [
     judge_by_time_in_which_the_trainer_was_stopped,
     deliver_what_is_ready_first,
     exceed_what_may_be_in_flight,
-    build_the_trial_batch_again,
     start_too_few_workers,
 ]
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from swift_loader.executors.process import lease as lease_module
 from swift_loader.executors.process.forks import Forks
 from swift_loader.executors.process.lease import LeaseBook
+from swift_loader.scheduler.delivery import LeaseState
 from swift_loader.transport.arena import Arena
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.codec import decode, encode
@@ -131,7 +132,7 @@ def test_the_memory_stays_mapped_for_as_long_as_a_view_lives() -> None:
 def keep(book: LeaseBook, slot: int) -> None:
     lease = book.lease_of(slot)
     assert lease is not None
-    lease.keep()
+    lease.state = LeaseState.KEPT
 
 
 @pytest.mark.parametrize(

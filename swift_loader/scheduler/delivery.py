@@ -1,0 +1,82 @@
+"""A batch on its way from its first task to the loop.
+
+    SENT ──answer──► READY ──deliver──► with the loop
+    ▲  │ └─the shard has ended──► VOID: there is no such batch; the next one takes its turn
+    │  └─its worker is gone─► LOST
+    └──sent again───────────────┘      before any other batch, to the worker with the least to do
+
+The ledger owns it until it delivers it, then the loop's thread alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from swift_loader.scheduler.work import Work
+
+
+class BatchState(Enum):
+    """Where a batch is. Of one that the loop has got, it stays READY."""
+
+    SENT = "sent"
+    LOST = "lost"
+    READY = "ready"
+    VOID = "void"
+
+
+class LeaseState(Enum):
+    """READY ─► TAKEN ─► KEPT; it may end in any of them."""
+
+    READY = "ready"
+    """Waits for the loop."""
+    TAKEN = "taken"
+    """A copy to a device reads it."""
+    KEPT = "kept"
+    """Nobody but the user keeps it."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A slot that a batch is in. Doesn't keep it."""
+
+    nbytes: int
+    num_wasted: int
+    """How many of them the batch doesn't fill."""
+    state: LeaseState = LeaseState.READY
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A batch, the error in its place, or what the loop gets if there is neither. Made for each batch: not frozen."""
+
+    work: Work | None = None
+    """What the batch was built for. None if there is no batch and no error of one."""
+    sequence: int = -1
+    """Counts the batches of a generation in the order in which they were handed out."""
+    worker: int = -1
+    """The serial number of the worker that it was sent to last."""
+    state: BatchState = BatchState.SENT
+    batch: Any = None
+    error: BaseException | None = None
+    """Why there is no batch. The loop raises it."""
+    failures: tuple[Any, ...] = ()
+    """The batch's failed samples, in the order in which they were reported: `SampleFailure`s."""
+    lease: Lease | None = None
+    """The lease of the slot that the batch lies in. None if it lies in no slot."""
+    snapshot: bytes | None = None
+    """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
+    arrival: tuple[int, ...] | None = None
+    """What was measured of the batch, see `Metrics.note_arrival`. None if it wasn't measured."""
+    num_before: int | None = None
+    """How many batches of the generation were delivered before it. None if it is of no batch."""
+    is_end: bool = False
+    """Whether the source of work has ended, so that there is no batch. It may hand out more later."""
+    number: int = -1
+    """The batch's number in the metrics; -1 if it has none."""
+
+    def keep(self) -> None:
+        """Note that only the user keeps the batch's memory from here on. Any thread."""
+        if self.lease is not None:
+            self.lease.state = LeaseState.KEPT

@@ -1,0 +1,239 @@
+"""What the scheduler hears, and what it wants done: events and actions.
+
+An event is a fact. An executor reports what happens to one worker in the order in which it happened. A worker is known
+by its serial number, which is never used twice. Its first event is `Ready`, or `Disconnected` if it died before. After
+`Disconnected` comes only `Ended`, and then nothing. The executor carries out actions in the order of the decisions.
+
+The classes aren't frozen, because making a frozen object takes four times as long. Nobody changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift_loader.errors import WorkerDied
+from swift_loader.scheduler.delivery import Lease
+from swift_loader.scheduler.failures import Decision
+from swift_loader.scheduler.work import Work
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Death:
+    """What an executor knows about the end of a worker."""
+
+    exit_code: int | None = None
+    """As from `os.waitstatus_to_exitcode`; None if it is unknown."""
+    is_at_work: bool = True
+    """Whether it had begun its oldest task. If not, that batch isn't the cause of its end."""
+    with_template: bool = False
+    """Whether it ended because the template did."""
+    traces: str = ""
+    """Output of the fault handler, if it crashed."""
+    stderr: str = ""
+    """The last lines of its stderr."""
+
+
+@dataclass(slots=True)
+class Ready:
+    """A worker takes tasks."""
+
+    worker: int
+    worker_id: int
+    """Which of the n workers it is, from 0. Its replacement has the same id."""
+
+
+@dataclass(slots=True)
+class Answered:
+    """A worker has built the batch of its oldest task, or the user's code raised. Fields are as in `Delivery`."""
+
+    worker: int
+    generation: int
+    sequence: int
+    batch: Any = None
+    error: BaseException | None = None
+    lease: Lease | None = None
+    snapshot: bytes | None = None
+    arrival: tuple[int, ...] | None = None
+    build_s: float | None = None
+    """How long the worker took. None if it has built no batch."""
+
+
+@dataclass(slots=True)
+class SampleFailed:
+    """A worker leaves out or replaces a sample of the batch of its oldest task, which it answers next."""
+
+    worker: int
+    generation: int
+    sequence: int
+    failure: Any
+    """A `SampleFailure`."""
+
+
+@dataclass(slots=True)
+class StreamEnded:
+    """A worker's shard of a stream had no batch left for its oldest task."""
+
+    worker: int
+    generation: int
+    sequence: int
+
+
+@dataclass(slots=True)
+class Skipped:
+    """A worker skipped its oldest task, because it knows of a later generation."""
+
+    worker: int
+    generation: int
+
+
+@dataclass(slots=True)
+class Disconnected:
+    """A worker's stream has ended: nothing more comes from it but `Ended`."""
+
+    worker: int
+    worker_id: int
+
+
+@dataclass(slots=True)
+class Ended:
+    """It is known how a worker ended."""
+
+    worker: int
+    death: Death
+
+
+@dataclass(slots=True)
+class TemplateEnded:
+    """The process is gone that workers are forked from. Its workers end too."""
+
+    error: WorkerDied
+    """Says how it ended."""
+
+
+@dataclass(slots=True)
+class ExecutorFailed:
+    """The executor can't continue: a message was invalid, datasets differ, or building one failed."""
+
+    error: BaseException
+
+
+Event = Answered | SampleFailed | Skipped | StreamEnded | Ready | Disconnected | Ended | TemplateEnded | ExecutorFailed
+
+# Actions --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Stall:
+    """A wait of the loop that has lasted too long."""
+
+    worker: int | None
+    """The worker that has the batch; None if no worker has it."""
+    work: Work | None
+    """What the worker is at, or what no worker has. None: a batch that isn't needed any more."""
+    busy_s: float
+    """How long the worker has been at it, or how long the loop has waited."""
+
+
+@dataclass(slots=True)
+class WorkerLost:
+    """A worker that ended, and the decision about it."""
+
+    worker: int
+    worker_id: int
+    decision: Decision
+    num_in_a_row: int
+    """How many workers with this id have ended since their last batch."""
+    work: Work | None
+    """What it was building; None if it had nothing, or a batch that isn't needed any more."""
+    num_lost: int
+    """How many batches it was assigned."""
+    death: Death
+
+
+@dataclass(slots=True)
+class TemplateLost:
+    """The template ended, and is replaced together with its workers."""
+
+    error: WorkerDied
+    num_in_a_row: int
+    """How many templates have ended since the last batch."""
+
+
+@dataclass(slots=True)
+class Send:
+    """Send a task to a worker."""
+
+    worker: int
+    generation: int
+    sequence: int
+    work: Work
+    sent_s: float = field(default=0.0, compare=False)
+    """When it was decided."""
+
+
+@dataclass(slots=True)
+class Kill:
+    """Kill a worker that hangs. Its end is an event."""
+
+    worker: int
+    stall: Stall
+
+
+@dataclass(slots=True)
+class Reap:
+    """Stop listening to a worker, and find out how it ended. `Ended` follows, even if the worker lives on."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class Release:
+    """Let go of a worker that is gone. If another one takes its place, `Start` follows."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class Start:
+    """Start a worker with this id, which no other worker has. Returns before it is ready, which is an event."""
+
+    worker_id: int
+
+
+@dataclass(slots=True)
+class Dismiss:
+    """Have a worker end that has nothing left to do. Its end is an event, as any other."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class ReplaceTemplate:
+    """Start another template. The workers that ended with it are replaced one by one."""
+
+
+@dataclass(slots=True)
+class Warn:
+    """Warn the user."""
+
+    about: WorkerLost | Stall | TemplateLost
+
+
+@dataclass(slots=True)
+class GiveUp:
+    """End this wait of the loop with an error, because no worker has the batch. A later wait may succeed."""
+
+    stall: Stall
+
+
+@dataclass(slots=True)
+class Fail:
+    """Raise an error in the loop, after the batches that are ready. Comes once; only `Reap` follows."""
+
+    cause: WorkerLost | BaseException
+
+
+Action = Send | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate | Warn | GiveUp | Fail
