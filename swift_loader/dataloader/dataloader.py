@@ -387,12 +387,6 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     # What is measured -------------------------------------------------------------------------------------------------
 
-    def _end_epoch(self) -> None:
-        self._observer.end_epoch(self)
-
-    def _tune(self) -> None:
-        self._observer.tune(self)
-
     def report(self) -> Report:
         """Return what was measured of all epochs so far: why the loop is slow, and what would help.
 
@@ -466,36 +460,3 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
             keep_class()
         return False
-
-
-# Loaders that frameworks make -----------------------------------------------------------------------------------------
-
-_ALL_OPTIONS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in {"self", "dataset"}]
-
-_ABOUT_BATCHES = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
-"""Options that depend on each other."""
-
-
-def converted(loader: TorchDataLoader[Any], like: Any = None) -> DataLoader[Any]:
-    """Return a DataLoader with the same dataset, samplers and options. `loader` must not have been iterated over.
-
-    Options that torch doesn't have are taken from `like`, if it has them.
-    """
-    options: dict[str, Any] = {}
-    for name in _ALL_OPTIONS:
-        owner = loader if hasattr(loader, name) else like
-        if name not in _ABOUT_BATCHES and hasattr(owner, name):
-            options[name] = getattr(owner, name)
-    if not loader.num_workers:
-        options["prefetch_factor"] = None  # torch refuses another one
-    return DataLoader(loader.dataset, **options, **_batching(loader))
-
-
-def _batching(loader: TorchDataLoader[Any]) -> dict[str, Any]:
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is not None:
-        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    if loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    return {"batch_size": None, "sampler": loader.sampler}

@@ -9,18 +9,18 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from swift_loader.dataloader.draws import Drawn, Draws
+from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.indices import num_early_draws
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
-from swift_loader.dataloader.sources import IndexQueue, StreamRounds
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.dataloader.workers import LoaderWorkers, ProcessView
+from swift_loader.dataloader.workers import LoaderWorkers
 from swift_loader.errors import ForkHangs, LoaderClosed, SwiftLoaderError, WorkerDied
+from swift_loader.executors.processes import ProcessView
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
 from swift_loader.scheduler.delivery import Delivery
-from swift_loader.scheduler.work import IndexWork, StreamWork
+from swift_loader.scheduler.work import IndexQueue, IndexWork, StreamRounds, StreamWork
 
 
 class Epoch:
@@ -152,7 +152,10 @@ class IndexEpoch(_WorkerEpoch):
 
     def _draw_ahead(self, num_taken: int = 0) -> None:
         """Draw until as many batches are in flight as may be. `num_taken` of them are about to be taken."""
-        while not self._has_drawn_all and self._num_in_flight - num_taken < self._num_ahead:
+        while not self._has_drawn_all:
+            is_early = self._draws.num_drawn < self._num_early
+            if self._num_in_flight - num_taken >= (self._max_ahead if is_early else self._max_noticed):
+                return
             try:
                 drawn = self._draws.next()
             except Exception as error:  # the sampler's: it comes after the batches that were drawn
@@ -161,22 +164,13 @@ class IndexEpoch(_WorkerEpoch):
                 self._sampler_error, drawn = error, None
             if drawn is None:
                 self._has_drawn_all = True
-            else:
-                self._put(drawn)
-
-    @property
-    def _num_ahead(self) -> int:
-        """How far ahead of the loop the next batch may be drawn."""
-        is_early = self._draws.num_drawn < self._num_early
-        return self._max_ahead if is_early else self._max_noticed
-
-    def _put(self, drawn: Drawn) -> None:
-        self._states[drawn.step] = drawn.sampler_state
-        if drawn.step not in self._done_ahead:
-            # A copy, because batch samplers may fill one list again and again. It is sent later.
-            self._queue.put(drawn.step, drawn.indices.copy() if type(drawn.indices) is list else drawn.indices)
-            self._busy.add(drawn.step % self._num_workers)
-            self._num_in_flight += 1
+                return
+            self._states[drawn.step] = drawn.sampler_state
+            if drawn.step not in self._done_ahead:
+                # A copy, because batch samplers may fill one list again and again. It is sent later.
+                self._queue.put(drawn.step, drawn.indices.copy() if type(drawn.indices) is list else drawn.indices)
+                self._busy.add(drawn.step % self._num_workers)
+                self._num_in_flight += 1
 
     def carry(self) -> dict[int, bytes] | None:
         """Return where workers begin the next epoch, see `Shards.carry`."""

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from swift_loader.dataloader.epoch import Epoch, lost_batch
 from swift_loader.dataloader.state import LoaderPosition
-from swift_loader.dataloader.workers import ProcessView
 from swift_loader.errors import ForkHangs
+from swift_loader.executors.processes import ProcessView
 from swift_loader.next_lock import NextLock
 from swift_loader.options import AutoWorkers
 
@@ -87,12 +87,12 @@ class LoaderIterator:
             raise lost_batch() from self._interrupt
         loader = self._loader()
         if self._is_tuned and loader is not None:
-            loader._tune()  # noqa: SLF001
+            loader._observer.tune(loader)  # noqa: SLF001
         try:
             batch = self._next(loader)
         except StopIteration:
             if loader is not None:
-                loader._end_epoch()  # noqa: SLF001
+                loader._observer.end_epoch(loader)  # noqa: SLF001
             raise
         self._num_yielded += 1
         if self._length_called is not None and self._num_yielded > self._length_called:

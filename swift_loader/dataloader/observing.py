@@ -40,8 +40,7 @@ class Observer:
     def recent(self, loader: DataLoader[Any], num_batches: int) -> Observations:
         """Return the same of the last batches only. Takes some 50 us."""
         self._first_setup = self._first_setup or _setup_of(loader)  # asking the machine for its cores takes longer
-        delivery = delivery_of(loader)
-        in_flight = delivery.in_flight.num_batches if loader.num_workers else 1
+        in_flight = delivery_of(loader).in_flight.num_batches if loader.num_workers else 1
         setup = replace(self._first_setup, num_workers=int(loader.num_workers), max_in_flight=in_flight)
         return self.metrics.recent(setup, num_batches)
 

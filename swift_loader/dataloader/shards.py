@@ -18,11 +18,6 @@ from swift_loader.scheduler.work import StreamWork
 from swift_loader.worker.torch_mode import Resume, Snapshot
 
 
-def _nowhere(worker_id: int) -> int | None:  # noqa: ARG001 - in the place of `StreamRounds.end_of`
-    """Say of no shard that it is over."""
-    return None
-
-
 class Shards:
     """The datasets of the workers of one epoch, as far as the loop has seen their batches."""
 
@@ -86,7 +81,7 @@ class Shards:
         if worker_id is not None:
             self._num_batches[worker_id] += 1
 
-    def snapshots(self, end_of: Callable[[int], int | None] = _nowhere) -> tuple[WorkerSnapshot, ...]:
+    def snapshots(self, end_of: Callable[[int], int | None] = lambda _: None) -> tuple[WorkerSnapshot, ...]:
         """Return what is known of each worker.
 
         `end_of` returns the first turn that a worker's shard of a stream has no batch for; None: not known.
@@ -149,7 +144,7 @@ class SharedShards:
         if delivery.snapshot is not None:
             self._states[work.worker_id] = delivery.snapshot
 
-    def snapshots(self, end_of: Callable[[int], int | None] = _nowhere) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
+    def snapshots(self, end_of: Callable[[int], int | None] = lambda _: None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""
         saved = (WorkerSnapshot(),) if self._resumed is None else (self._resumed.latest(min(self.next_batches)),)
         states = [Snapshot.unpack(state) for state in self._states.values()]
@@ -220,7 +215,6 @@ def _digest_of(batch: Any) -> bytes:
 
 def copies_of(loader: DataLoader[Any]) -> Copies | None:
     """Return what looks whether all workers give the same. None if the user has said who shares the stream out."""
-    dataset: Any = loader.dataset
     if getattr(loader, "shard_stream", None) is not None or loader.num_workers <= 1:
         return None
-    return Copies(type(dataset).__name__, loader.num_workers, loader.batch_size)
+    return Copies(type(loader.dataset).__name__, loader.num_workers, loader.batch_size)

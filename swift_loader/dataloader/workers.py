@@ -21,9 +21,8 @@ from swift_loader.dataloader.options import OwnOptions, delivery_of, rng_of, sta
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
 from swift_loader.executors.base import Executor
-from swift_loader.executors.handle import HandledProcess
 from swift_loader.executors.process.fork_need import shared_file_of, why_fork_is_needed
-from swift_loader.executors.processes import Starter, can_fork, make_executor, make_starter, warm_up
+from swift_loader.executors.processes import can_fork, make_executor, make_starter, processes_of, warm_up
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.log import logger
 from swift_loader.metrics.metrics import Metrics
@@ -193,7 +192,7 @@ class LoaderWorkers:
             metrics.note_restart()
 
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=note_restart)
-        self.processes = partial(_views, starter)
+        self.processes = partial(processes_of, starter)
         """Returns the worker processes, by id, also after they have ended. None if the workers are threads."""
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
@@ -310,52 +309,3 @@ def _torch_text(text: str) -> str:
         return f"DataLoader worker (pid(s) {pid[1]}) exited unexpectedly"
     name = signal.strsignal(signal.Signals[ended_by[1]])
     return f"DataLoader worker (pid {pid[1]}) is killed by signal: {name}"
-
-
-# What a program may see of the processes, under the names that torch's iterators have ---------------------------------
-
-
-class ProcessView:
-    """One worker process, as a `multiprocessing.Process` shows it. The loader owns the process. Any thread."""
-
-    daemon = True
-
-    def __init__(self, worker_id: int, process: HandledProcess) -> None:
-        self.name = f"DataLoader worker {worker_id}"
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    ident = pid
-
-    @property
-    def exitcode(self) -> int | None:
-        """Its exit code, negative for a signal. None until it has ended. 0 if the loader ended it."""
-        return self._process.exit_code
-
-    def is_alive(self) -> bool:
-        """Return whether it runs."""
-        return not self._process.has_ended
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, or for `timeout` seconds."""
-        self._process.wait_end(timeout)
-
-    def terminate(self) -> None:
-        """Send SIGTERM. The loader replaces the worker if it goes on."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Send SIGKILL. The loader replaces the worker if it goes on."""
-        self._process.kill()
-
-    def __repr__(self) -> str:
-        return f"<{self.name}, pid {self.pid}{'' if self.is_alive() else ', ended'}>"
-
-
-def _views(starter: Starter | None) -> list[ProcessView]:
-    found = [] if starter is None else starter.processes()
-    return [ProcessView(number, process) for number, process in enumerate(found)]

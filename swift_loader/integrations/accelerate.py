@@ -22,7 +22,8 @@ except ModuleNotFoundError as error:
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from swift_loader.dataloader.dataloader import DataLoader, converted
+from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader.integrations import converted
 
 
 def keep_class() -> None:

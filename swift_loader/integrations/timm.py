@@ -14,7 +14,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("swift_loader.integrations.timm needs timm: pip install timm", name="timm") from error
 
-from swift_loader.dataloader.dataloader import converted
+from swift_loader.integrations import converted
 
 
 def create_loader(*arguments: Any, use_multi_epochs_loader: bool = False, **options: Any) -> Any:

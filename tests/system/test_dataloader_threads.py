@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from swift_loader import DataLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled, sample_rng
-from swift_loader.dataloader.dataloader import converted
+from swift_loader.integrations import converted
 from tests.support.chains import Chain, plain, run_whole, seed_all
 from tests.support.helpers import exhaustive_unless, going_on_when_told, wait_until
 from tests.support.resumable import SAMPLED, STREAMS, Drawing

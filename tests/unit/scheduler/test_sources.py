@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_loader.dataloader.sources import IndexQueue, StreamRounds
-from swift_loader.scheduler.work import IndexWork, StreamWork
+from swift_loader.scheduler.work import IndexQueue, IndexWork, StreamRounds, StreamWork
 
 
 @given(first_step=st.integers(0, 9), num_workers=st.integers(1, 4))
