@@ -16,7 +16,14 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 from swift_loader import DataLoader, WorkerDied, WorkerStalled
-from tests.support.helpers import LIKE_A_FORK, exhaustive_unless, going_on_when_told, loader_processes, wait_until
+from tests.support.helpers import (
+    LIKE_A_FORK,
+    exhaustive_unless,
+    going_on_when_told,
+    is_true_in_a_fork,
+    loader_processes,
+    wait_until,
+)
 
 NUM_SAMPLES = 41
 
@@ -284,12 +291,5 @@ def test_a_fork_of_the_trainer_makes_its_own_workers() -> None:
     loader = make(Faulty(-1, fail), persistent_workers=True)
     iterator = iter(loader)
     found = [next(iterator)]
-    child = os.fork()
-    if not child:
-        is_whole = False
-        try:
-            is_whole = numbers(loader) == list(range(NUM_SAMPLES))
-        finally:
-            os._exit(0 if is_whole else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_true_in_a_fork(lambda: numbers(loader) == list(range(NUM_SAMPLES)))
     assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from swift_loader import DataLoader, StateMismatch, SwiftLoaderWarning
 from tests.support.chains import plain
-from tests.support.helpers import HANG_S, ROOT, exhaustive_unless, set_environ
+from tests.support.helpers import exhaustive_unless, run_two_ranks, set_environ
 from tests.support.resumable import Everything, Shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -338,24 +336,7 @@ RANK = """
 
 @pytest.mark.slow
 def test_ranks_with_parts_of_their_own_end_together(tmp_path: Path) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(textwrap.dedent(RANK))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "meeting")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        answers = [json.loads(rank.communicate(timeout=HANG_S)[0]) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    answers = run_two_ranks(textwrap.dedent(RANK), tmp_path)
     whole = [[[0, 1], [2, 3], [4, 5], [6]], [[0, 1], [2, 3], [4, 5], [6, 7]]]
     for found, expected in zip(answers, whole, strict=True):
         assert found == 2 * [expected, expected, expected[1:], expected]

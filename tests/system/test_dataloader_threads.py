@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import random
 import signal
@@ -21,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from swift_loader import DataLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled, sample_rng
 from swift_loader.integrations import converted
 from tests.support.chains import Chain, plain, run_whole, seed_all
-from tests.support.helpers import exhaustive_unless, going_on_when_told, wait_until
+from tests.support.helpers import exhaustive_unless, going_on_when_told, is_true_in_a_fork, wait_until
 from tests.support.resumable import SAMPLED, STREAMS, Drawing
 from tests.support.torch_mode import as_it_is
 from tests.system.test_dataloader_faults import NUM_SAMPLES, Faulty, OwnError, end_early, fail, numbers
@@ -455,12 +454,5 @@ def test_a_fork_of_the_trainer_makes_its_own_threads() -> None:
     loader = threaded(Faulty(-1, fail))
     iterator = iter(loader)
     found = [next(iterator)]
-    child = os.fork()
-    if not child:
-        is_whole = False
-        try:
-            is_whole = numbers(loader) == list(range(NUM_SAMPLES))
-        finally:
-            os._exit(0 if is_whole else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_true_in_a_fork(lambda: numbers(loader) == list(range(NUM_SAMPLES)))
     assert numbers(found + list(iterator)) == list(range(NUM_SAMPLES))

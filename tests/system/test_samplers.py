@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.helpers import HANG_S, ROOT
+from tests.support.helpers import run_two_ranks
 
 NUM_SAMPLES = 60
 
@@ -40,24 +35,7 @@ RANK = """
 
 @pytest.mark.slow
 def test_ranks_without_a_seed_share_that_of_rank_0(tmp_path: Path) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text("\n".join(line[4:] for line in RANK.splitlines()))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "meeting")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        answers: list[dict[str, Any]] = [json.loads(rank.communicate(timeout=HANG_S)[0]) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    answers = run_two_ranks("\n".join(line[4:] for line in RANK.splitlines()), tmp_path)
     for name in answers[0]:
         (first, seed), (second, other_seed) = (answer[name] for answer in answers)
         assert seed == other_seed == 40
