@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 
-from swift_loader.errors import RemoteTraceback, TooManyErrors
+from swift_loader.errors import RemoteTraceback, TooManyErrors, warn
 
 MAX_KEPT = 100
-"""How many failures of a stage are kept for the report."""
+"""How many failures of a stage are kept for the report. If more than half of as many first items fail, all may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class ItemFailure:
     item: int
     """The number of the item among those of its stage, from 0. In completion order, among its results."""
     exception: BaseException
+    """Without its frames, which would keep what their variables hold."""
+    traceback: str
 
 
 @dataclass(slots=True)
@@ -32,6 +35,7 @@ class FailurePolicy:
     num_failures: int = 0
     kept: list[ItemFailure] = field(default_factory=list)
     """The first of them."""
+    _has_warned: bool = False
 
     def note(self, item: int, error: BaseException) -> None:
         """Record that an item failed. Returns if it is left out.
@@ -43,12 +47,46 @@ class FailurePolicy:
             raise raised
         self.num_failures += 1
         if len(self.kept) < MAX_KEPT:
-            self.kept.append(ItemFailure(self.stage, item, error))
+            text = "".join(traceback.format_exception(error))
+            self.kept.append(ItemFailure(self.stage, item, without_frames(error), text))
+            if self.num_failures > MAX_KEPT // 2 and item < MAX_KEPT and not self._has_warned:
+                self._has_warned = True
+                first = self.kept[0]
+                failed = f"{self.num_failures} of {item + 1} items failed in stage {self.stage!r}"
+                warn(f"{failed}. The first:\n{first.traceback}")
         if self.max_errors is not None and self.num_failures > self.max_errors:
             raise TooManyErrors(
                 f"{self.num_failures} items failed in stage {self.stage!r}, more than max_errors={self.max_errors}; "
                 f"the last one is item {item}"
             ) from raised
+
+    def end(self, num_items: int | None) -> None:
+        """Sum up a pass over so many items, if some were left out. None: it isn't known how many there were."""
+        if self.num_failures:
+            first, of = self.kept[0], "" if num_items is None else f" of {num_items}"
+            what = (
+                first.traceback if self.num_failures == num_items and not self._has_warned else f"{first.exception!r}"
+            )
+            warn(
+                f"{self.num_failures}{of} items failed in stage {self.stage!r} and were left out. The first, item "
+                f"{first.item}: {what}"
+            )
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return the error. Its frames, and those of what led to it, are gone."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [inner for inner in (one.__cause__, one.__context__) if inner is not None]
+    return error
+
+
+class _Place(RemoteTraceback):
+    """Where an error came from, in the chain of its causes."""
 
 
 def place_of(stage: str, item: int) -> str:
@@ -62,8 +100,13 @@ def explained(error: BaseException, where: str) -> BaseException:
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")
         error.__cause__ = stop
     last, seen = error, {id(error)}
-    while last.__cause__ is not None and id(last.__cause__) not in seen:  # `raise error from error` is a circle
-        last = last.__cause__
-        seen.add(id(last))
-    last.__cause__ = RemoteTraceback(where)
+    while (cause := last.__cause__) is not None and not isinstance(cause, _Place) and id(cause) not in seen:
+        last = cause
+        seen.add(id(last))  # `raise error from error` is a circle
+    place = _Place(where)
+    if isinstance(cause, _Place):  # the same error was raised for another item before
+        place.__cause__ = cause.__cause__
+    elif cause is None and not last.__suppress_context__:
+        place.__cause__ = last.__context__  # else it would not be shown
+    last.__cause__ = place
     return error

@@ -165,6 +165,7 @@ class Stage:
             elif feed.is_over(num_taken):
                 if feed.relay.error is not None:
                     raise feed.relay.error
+                self._policy.end(self._stats.num_in)
                 return
             else:
                 feed.wait(num_taken)

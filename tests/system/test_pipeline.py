@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,9 +194,12 @@ def test_an_error_comes_at_its_item_and_stays(where: str) -> None:
 def test_items_that_fail_are_left_out_and_reported(where: str) -> None:
     function = functions.async_fails_at_five if where == "loop" else functions.fails_at_five
     pipeline = Pipeline(range(10)).map(function, concurrency=2, on=where, on_error="skip", name="decode")
-    assert list(pipeline) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    with pytest.warns(SwiftLoaderWarning, match=r"1 of 10 items failed in stage 'decode' and were left out.*item 5"):
+        assert list(pipeline) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     report = pipeline.report()
     (failure,) = report["failures"]
+    assert "fails_at_five" in failure.traceback or "Traceback" in failure.traceback
+    assert failure.exception.__traceback__ is None, "its frames would keep the items"
     assert isinstance(failure, ItemFailure)
     assert (failure.stage, failure.item, type(failure.exception)) == ("decode", 5, LookupError)
     assert report["num_failures"] == 1
@@ -206,10 +210,40 @@ def test_a_generator_that_fails_keeps_what_it_gave(output_order: str) -> None:
     pipeline = Pipeline(range(8)).map(
         functions.yields_then_fails, concurrency=2, on_error="skip", output_order=output_order
     )
-    assert sorted(pipeline) == list(range(8))
+    with pytest.warns(SwiftLoaderWarning, match="1 of 8 items failed"):
+        assert sorted(pipeline) == list(range(8))
     assert pipeline.report()["num_failures"] == 1
     with pytest.raises(LookupError, match="number five"):
         list(Pipeline(range(8)).map(functions.yields_then_fails, concurrency=2, output_order=output_order))
+
+
+def test_a_function_that_fails_for_all_items_is_told_at_once() -> None:
+    takes_two: Any = lambda number, other: number + other  # noqa: E731
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert list(Pipeline(range(200)).map(takes_two, on_error="skip", name="add")) == []
+    early, summary = (str(one.message) for one in caught)
+    assert early.startswith("51 of 51 items failed in stage 'add'. The first:")
+    assert "missing 1 required positional argument: 'other'" in early
+    assert summary.startswith("200 of 200 items failed in stage 'add' and were left out. The first, item 0: TypeError(")
+
+
+def test_one_error_for_many_items_keeps_one_place_and_its_context() -> None:
+    error = LookupError("always the same")
+
+    def fail(number: int) -> int:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise error  # noqa: B904 - its context is to be shown
+
+    with pytest.warns(SwiftLoaderWarning), pytest.raises(TooManyErrors):
+        list(Pipeline(range(100)).map(fail, on_error="skip", max_errors=60))
+    place = error.__cause__
+    assert isinstance(place, RemoteTraceback)
+    assert "item 60" in str(place)
+    assert isinstance(place.__cause__, KeyError)
 
 
 def test_too_many_failures_end_the_iteration() -> None:
