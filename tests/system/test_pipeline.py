@@ -198,7 +198,6 @@ def test_items_that_fail_are_left_out_and_reported(where: str) -> None:
         assert list(pipeline) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     report = pipeline.report()
     (failure,) = report["failures"]
-    assert "fails_at_five" in failure.traceback or "Traceback" in failure.traceback
     assert failure.exception.__traceback__ is None, "its frames would keep the items"
     assert isinstance(failure, ItemFailure)
     assert (failure.stage, failure.item, type(failure.exception)) == ("decode", 5, LookupError)
