@@ -125,4 +125,9 @@ def warn(text: str) -> None:
     level, frame = 1, inspect.currentframe()  # `warnings` can't skip files before Python 3.12
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, SwiftLoaderWarning, stacklevel=level)
+    warnings.warn(printable(text), SwiftLoaderWarning, stacklevel=level)
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which file names and exceptions may hold and terminals obey."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

@@ -11,6 +11,7 @@ from typing import Any
 from loguru import logger as logger  # noqa: PLC0414 - for the modules that write to it
 
 from swift_loader.checks import check_flag, check_path
+from swift_loader.errors import printable
 
 logger.disable("swift_loader")  # as loguru's manual asks of libraries: `logger.enable("swift_loader")` shows the lines
 
@@ -60,7 +61,7 @@ class Log:
     def write(self, line: str) -> None:
         """Write one line. Escape what can't be printed."""
         if self._logger is not None:
-            self._logger.info("".join(char if char.isprintable() else repr(char)[1:-1] for char in line))
+            self._logger.info(printable(line).replace("\n", "\\n"))
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from swift_loader.errors import printable
+
 _MAX_SHOWN = 8
 _NUM_SLOWEST = 5
 
@@ -202,6 +204,9 @@ class Diagnosis:
 
     def styled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of the text, each with the style that rich gives it in a terminal."""
+        return ((style, printable(line)) for style, line in self._lines())
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
         length = "" if self.num_samples is None else f", {count_text(self.num_samples, 'sample')}"
         seen = "" if self.timing is None else f", {self.timing.num_samples:,} measured"
         kind = f" is a {self.dataset}" if self.dataset else ""

@@ -81,7 +81,7 @@ class TwoErrors(datasets.Counting):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index in (3, 20, 21):
-            raise FileNotFoundError(f"no\nfile {index}")
+            raise FileNotFoundError(f"no\nfile \x1b[1m{index}")
         if index == 30:
             raise datasets.CustomError("a custom one")
         return {"id": index}
@@ -351,7 +351,7 @@ def test_an_epoch_with_failures_ends_with_one_warning(workers: int, on_error: st
             (warning,) = caught
             assert str(warning.message) == (
                 f"epoch {epoch}: 4 of 40 samples failed and were {what}: FileNotFoundError 3, CustomError 1; the "
-                f"first: dataset index 3 (FileNotFoundError: no file 3); see loader.failures"
+                f"first: dataset index 3 (FileNotFoundError: no file \\x1b[1m3); see loader.failures"
             )
             assert warning.filename == __file__, "it should point at the user's loop"
 
