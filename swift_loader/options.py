@@ -278,6 +278,12 @@ class ReportOptions:
     max_errors: float | None = option("max_errors", check_max_errors)
     """An integer counts samples; a float is a fraction of the epoch's samples."""
 
+    def __post_init__(self) -> None:
+        if self.benchmark_file is not None and not (folder := Path(self.benchmark_file).parent).is_dir():
+            raise FileNotFoundError(
+                f"benchmark_file={self.benchmark_file!r}: there is no folder {str(folder)!r}; make it"
+            )
+
     def benchmark_path(self, file_number: int) -> Path | None:
         """Return where the measurements of this process go, of those with these options. Number 0 keeps the name."""
         if self.benchmark_file is None:

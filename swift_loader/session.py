@@ -340,7 +340,10 @@ class Session:
     def _report(self) -> None:
         report = self.metrics.report()
         if report and self._benchmark_path is not None:
-            self._benchmark_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            try:
+                self._benchmark_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            except OSError as error:  # the loop may be ending with an error of its own, which says more
+                warn(f"benchmark_file isn't written: {error}")
         elif report:
             self._log.write(f"stages: {json.dumps(report)}")
         self._log.write(f"rank {self.plan.settings.rank} closed")

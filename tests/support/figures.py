@@ -14,7 +14,6 @@ import psutil
 
 from tests.support.helpers import HANG_S, loader_processes
 
-_MEGABYTE = 1 << 20
 _MAX_SLOPE = 1.0
 """MB per epoch."""
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from swift_loader import SwiftLoader
+from swift_loader import SwiftLoader, SwiftLoaderWarning
 from tests.support import datasets
 from tests.support.figures import Measured, memory_of
 from tests.support.helpers import ids_of, is_gone, loader_processes, make_loader, wait_until
@@ -63,6 +63,12 @@ def test_logging_to_stdout_and_figures_to_a_file(tmp_path: Path, capsys: pytest.
         list(loader)
     assert "started: 100 samples" in capsys.readouterr().out
     assert '"fetch"' in (tmp_path / "figures.json").read_text()
+    with pytest.raises(FileNotFoundError, match="there is no folder '/absent'; make it"):
+        make_loader(datasets.Counting, benchmark_file="/absent/figures.json")
+    loader = make_loader(datasets.Counting, benchmark_file="/dev/full")
+    list(loader)
+    with pytest.warns(SwiftLoaderWarning, match="benchmark_file isn't written: .*No space left"):
+        loader.close()
 
 
 def test_waiting_for_a_slow_worker_is_no_polling() -> None:
