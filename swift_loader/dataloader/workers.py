@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from swift_loader.batch.tensor_arrays import collate_to_send
 from swift_loader.batch.torch_collate import registered_functions
-from swift_loader.dataloader.indices import init_of_workers
+from swift_loader.dataloader.indices import init_of_workers, is_seeded_pipe
 from swift_loader.dataloader.options import OwnOptions, delivery_of, rng_of, start_method_of, wanted_rng
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.errors import EncodeError, ForkHangs, WorkerDied, WorkerStalled, warn
@@ -87,7 +87,7 @@ def start_workers(
         torch=mode,
     )
     delivery = delivery_of(loader)
-    may_fork = forks and method is StartMethod.TEMPLATE
+    may_fork = forks and method is not StartMethod.FORK
     reason = why_fork_is_needed(WorkerSpec(options, PlanSettings.of_seed(0))) if may_fork else ""
     if forks and method is StartMethod.FORK:
         _warn_of_file(shared_file_of(options.dataset))
@@ -210,9 +210,11 @@ class LoaderWorkers:
         return self.persist and can_work and self._owner.is_here()
 
     def fit(self, loader: DataLoader[Any]) -> bool:
-        """Become as many as the loader has now. False: that takes new ones, since each has a dataset of its own."""
+        """Become as many as the loader has now. False: an epoch needs new ones, since each has its own dataset."""
+        dataset = loader.dataset
+        if is_seeded_pipe(dataset):  # each epoch's seed is for all of them, and they get it with the dataset
+            return False
         if self._delivery.num_workers != loader.num_workers:
-            dataset = loader.dataset
             if isinstance(dataset, IterableDataset) or (self._delivery.uses_threads and needs_copies(dataset)):
                 return False
             self.resize(loader.num_workers)

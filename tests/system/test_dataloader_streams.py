@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -295,6 +296,17 @@ def test_ranks_that_cannot_talk_are_told_to(be_rank: Callable[[int, int], None])
     be_rank(0, 2)
     with pytest.raises(ValueError, match=r"equal_batches=True needs torch\.distributed"):
         iter(make(Shards(), 0, shard_stream=False, equal_batches=True))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_shuffled_datapipe_gives_torchs_samples_in_each_epoch(persistent: bool) -> None:
+    found = []
+    for loader_class in (TorchDataLoader, DataLoader):
+        torch.manual_seed(3)
+        pipe: Any = IterableWrapper(list(range(50))).shuffle(buffer_size=5).sharding_filter()
+        loader: Any = loader_class(pipe, 5, num_workers=2, shuffle=True, persistent_workers=persistent)
+        found.append([[batch.tolist() for batch in loader] for _ in range(3)])
+    assert found[1] == found[0]
 
 
 RANK = """
