@@ -166,11 +166,9 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
 
 def first_number(num_workers: int | str) -> int:
     """Return the number of workers to begin with. Raises `TypeError` if it is no number, and not `"auto"`."""
-    if not isinstance(num_workers, str):
-        return num_workers
-    if num_workers != AUTO:
+    if isinstance(num_workers, str) and num_workers != AUTO:
         raise TypeError(f"num_workers={num_workers!r} is a str; give an integer, or {AUTO!r}")
-    return AutoWorkers(1)
+    return AutoWorkers(1) if isinstance(num_workers, str) else num_workers
 
 
 def check_auto(loader: DataLoader[Any]) -> None:

@@ -211,12 +211,11 @@ class LoaderWorkers:
 
     def fit(self, loader: DataLoader[Any]) -> bool:
         """Become as many as the loader has now. False: an epoch needs new ones, since each has its own dataset."""
-        dataset = loader.dataset
-        if is_seeded_pipe(dataset):  # each epoch's seed is for all of them, and they get it with the dataset
+        dataset, is_resized = loader.dataset, self._delivery.num_workers != loader.num_workers
+        has_own = isinstance(dataset, IterableDataset) or (self._delivery.uses_threads and needs_copies(dataset))
+        if is_seeded_pipe(dataset) or (is_resized and has_own):  # the seed of a pipe's epoch comes with the dataset
             return False
-        if self._delivery.num_workers != loader.num_workers:
-            if isinstance(dataset, IterableDataset) or (self._delivery.uses_threads and needs_copies(dataset)):
-                return False
+        if is_resized:
             self.resize(loader.num_workers)
         return True
 
