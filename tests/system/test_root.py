@@ -234,6 +234,7 @@ def test_an_idle_root_that_is_killed_is_replaced_for_the_next_loader(module: Mod
 def test_a_fork_of_the_trainer_has_a_root_of_its_own() -> None:
     script = """
 import os
+from swift_loader.executors.process.roots import ROOTS
 from tests.support import datasets
 from tests.support.helpers import ids_of, make_loader
 
@@ -262,6 +263,7 @@ print("done")
 def test_a_root_ends_with_the_trainer(end: str) -> None:
     script = f"""
 import os
+from swift_loader.executors.process.roots import ROOTS
 from tests.support import datasets
 from tests.support.helpers import make_loader
 with make_loader(datasets.Counting) as loader:
