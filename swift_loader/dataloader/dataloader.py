@@ -450,6 +450,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             check_resumes(self, loaded, state.get("batching"))
         self._passes_end = is_called_by_lightning()
         self._loaded = loaded
+        if self._latest is not None and self._latest.workers is not None:
+            self._workers = None  # they are its iterator's, which may go on
         self._latest = self._prepared = self._iterator = None
 
     @property

@@ -139,10 +139,10 @@ class Draws:
 
     def _draw_again_later(self, state: DrawsState) -> Iterator[Any]:
         """Draw again when the first batch is asked for: Lightning calls `set_epoch` after `iter`."""
-        yield from self._draw_again(state)
+        yield from self._draw_again(state, draws_first=True)
 
-    def _draw_again(self, state: DrawsState) -> Iterator[Any]:
-        """Return an iterator over what is left to draw."""
+    def _draw_again(self, state: DrawsState, *, draws_first: bool = False) -> Iterator[Any]:
+        """Return an iterator over what is left to draw. `draws_first`: it is asked for the first of it at once."""
         counts = state.sampler_state is None and not self._source.is_stream
         num_again = state.num_drawn if counts else 0
         first = _NOTHING
@@ -155,17 +155,17 @@ class Draws:
                 iterator = self._begin_again(state)
             for _ in range(num_again):
                 next(iterator, None)
-            if counts and state.is_begun:  # here, because samplers of torch draw a seed for the first index
+            if counts and (
+                state.is_begun or draws_first
+            ):  # here, because samplers of torch draw a seed for the first index
                 first = next(iterator, _NOTHING)
             self._replayed = states_of(self._used)
         return iterator if first is _NOTHING else chain((first,), iterator)
 
     def _pack_own(self) -> list[str]:
-        """Return the states of the samplers' own generators."""
         return [pack_bytes(generator.get_state().numpy().tobytes()) for generator in self._own]
 
     def _load_own(self, state: DrawsState) -> None:
-        """Set the samplers' own generators to their saved states."""
         if len(state.generators) == len(self._own):
             for generator, packed in zip(self._own, state.generators, strict=True):
                 generator.set_state(as_torch(packed))

@@ -31,6 +31,8 @@ class Epoch:
     is_over = False
     """Whether the loop has met the end."""
     _draws: Draws
+    workers: LoaderWorkers | None = None
+    """Those that serve it now."""
 
     @property
     def number(self) -> int:
@@ -76,7 +78,7 @@ class _WorkerEpoch(Epoch):
         self._num_workers = loader.num_workers
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
         self._draws = draws
-        self._workers: LoaderWorkers | None = workers
+        self.workers = workers
         self.processes = workers.processes  # type: ignore[method-assign] # it doesn't refer to the workers
         self._end_processes = workers.close
         self._num_taken = 0
@@ -84,7 +86,7 @@ class _WorkerEpoch(Epoch):
 
     def _take(self) -> Delivery:
         """Return what the workers give next. Blocks."""
-        workers = self._workers
+        workers = self.workers
         if workers is None:  # of a loader with persistent workers, and the next epoch has begun
             raise StopIteration
         delivery = workers.next()
@@ -97,18 +99,18 @@ class _WorkerEpoch(Epoch):
     def end(self) -> None:
         """Take the epoch as over. Idempotent."""
         self.is_over = True
-        if self._workers is not None:
-            self._workers.end_pass()
+        if self.workers is not None:
+            self.workers.end_pass()
         self.close()
 
     def shut_down(self) -> None:
         """End the workers. There are no more batches. Idempotent."""
-        self._workers = None
+        self.workers = None
         run_finalizer(self._end_processes)
 
     def close(self) -> None:
         """Let go of the workers, which end if they don't serve other epochs. There are no more batches. Idempotent."""
-        workers, self._workers = self._workers, None
+        workers, self.workers = self.workers, None
         if workers is not None and not workers.may_stay:
             run_finalizer(self._end_processes)
 
@@ -182,7 +184,7 @@ class IndexEpoch(_WorkerEpoch):
         Only for an epoch of which nothing shows who builds a batch, see `shows_its_worker`. Any thread, one at a time.
         """
         self._queue.unbind()
-        workers = self._workers  # the loop's thread may let go of them meanwhile
+        workers = self.workers  # the loop's thread may let go of them meanwhile
         if workers is not None:
             with suppress(LoaderClosed):
                 workers.resize(num_workers)

@@ -45,7 +45,11 @@ class InlineEpoch(Epoch):
         self._metrics = metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
-        saved = WorkerSnapshot() if resume is None else _saved(resume)
+        saved = WorkerSnapshot()
+        if resume is not None and resume.num_sharing and not resume.draws.is_over:
+            saved = resume.latest(resume.next_batch)
+        elif resume is not None and resume.workers:
+            saved = resume.workers[0]
         given: Any = loader.dataset
         begins_epoch = resume is None or resume.draws.is_over
         if begins_epoch and is_huggingface(given):
@@ -186,10 +190,3 @@ class InlineEpoch(Epoch):
         return replace(
             saved, num_batches=self._num_fetched, num_to_skip=wanted.num_to_skip, next_batch=self._num_fetched
         )
-
-
-def _saved(resume: LoaderPosition) -> WorkerSnapshot:
-    """Return the state of the dataset to begin with."""
-    if resume.num_sharing and not resume.draws.is_over:
-        return resume.latest(resume.next_batch)
-    return resume.workers[0] if resume.workers else WorkerSnapshot()

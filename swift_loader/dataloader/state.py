@@ -84,7 +84,7 @@ def _read_flag(value: Any) -> bool:
 
 
 def _read_generator(text: Any) -> Any:
-    torch.Generator().set_state(as_torch(text))
+    as_torch(text)  # raises; only the generator, which may be a GPU's, knows whether it is a state of its own
     return text
 
 

@@ -46,6 +46,11 @@ class FailurePolicy:
         if not self.skips or not isinstance(error, Exception):
             raise raised
         self.num_failures += 1
+        if self.max_errors is not None and self.num_failures > self.max_errors:
+            raise TooManyErrors(
+                f"{self.num_failures} items failed in stage {self.stage!r}, more than max_errors={self.max_errors}; "
+                f"the last one is item {item}"
+            ) from raised
         if len(self.kept) < MAX_KEPT:
             text = "".join(traceback.format_exception(error))
             self.kept.append(ItemFailure(self.stage, item, without_frames(error), text))
@@ -54,11 +59,6 @@ class FailurePolicy:
                 first = self.kept[0]
                 failed = f"{self.num_failures} of {item + 1} items failed in stage {self.stage!r}"
                 warn(f"{failed}. The first:\n{first.traceback}")
-        if self.max_errors is not None and self.num_failures > self.max_errors:
-            raise TooManyErrors(
-                f"{self.num_failures} items failed in stage {self.stage!r}, more than max_errors={self.max_errors}; "
-                f"the last one is item {item}"
-            ) from raised
 
     def end(self, num_items: int | None) -> None:
         """Sum up a pass over so many items, if some were left out. None: it isn't known how many there were."""
@@ -88,6 +88,11 @@ def without_frames(error: BaseException) -> BaseException:
 class _Place(RemoteTraceback):
     """Where an error came from, in the chain of its causes."""
 
+    @property
+    def stage(self) -> str:
+        """The beginning of the text, which names the stage."""
+        return self.text.partition(", at item")[0]
+
 
 def place_of(stage: str, item: int) -> str:
     """Return the first line of the cause of an item's error."""
@@ -99,14 +104,17 @@ def explained(error: BaseException, where: str) -> BaseException:
     if isinstance(error, StopIteration):  # it would end the loop early
         stop, error = error, RuntimeError("the function of a stage raised StopIteration")
         error.__cause__ = stop
-    last, seen = error, {id(error)}
-    while (cause := last.__cause__) is not None and not isinstance(cause, _Place) and id(cause) not in seen:
-        last = cause
-        seen.add(id(last))  # `raise error from error` is a circle
     place = _Place(where)
-    if isinstance(cause, _Place):  # the same error was raised for another item before
-        place.__cause__ = cause.__cause__
-    elif cause is None and not last.__suppress_context__:
+    last, seen = error, {id(error)}
+    while (cause := last.__cause__) is not None and id(cause) not in seen:  # `raise error from error` is a circle
+        if (
+            isinstance(cause, _Place) and cause.stage == place.stage
+        ):  # the same error was raised for another item before
+            place.__cause__ = cause.__cause__
+            break
+        last = cause
+        seen.add(id(last))
+    if cause is None and not last.__suppress_context__:
         place.__cause__ = last.__context__  # else it would not be shown
     last.__cause__ = place
     return error

@@ -73,10 +73,12 @@ class Encoder(pickle.Pickler):
         self._content: object = None
         self._shared: dict[int, list[_Region]] | None = None
         """By the address of a storage: what is shared of it. None: nobody has looked."""
+        self._whole: dict[int, Block] = {}
+        """By the address of a storage: where all of it is, because a tensor was."""
         self.rows = self._buffers.rows
 
     def dump(self, obj: Any) -> None:  # noqa: D102 - pickle's
-        self._content, self._shared = obj, None
+        self._content, self._shared, self._whole = obj, None, {}
         super().dump(obj)
 
     def encoded(self, stream: io.BytesIO) -> Encoded:
@@ -140,6 +142,9 @@ class Encoder(pickle.Pickler):
         if block is None:
             dense, stride = _dense(tensor.detach().resolve_conj().resolve_neg())
             block = self._arena.place(dense.view(torch.uint8).numpy())
+            storage = tensor.untyped_storage()
+            if dense.data_ptr() == storage.data_ptr() and dense.nbytes == storage.nbytes():
+                self._whole[storage.data_ptr()] = block
         fields = str(tensor.dtype)[len("torch.") :], tuple(tensor.shape), stride, tensor.requires_grad
         return _rebuild_tensor, (self._mark_block(block), *fields)
 
@@ -149,10 +154,10 @@ class Encoder(pickle.Pickler):
         if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
             return None
         address = storage.data_ptr()
-        made_here = self._arena.find_at(address)
+        whole = self._arena.find_at(address) or self._whole.get(address)
         begin, end = _span(tensor)
-        if made_here is not None:
-            return (made_here.offset + begin, end - begin) if end <= len(made_here.memory) else None
+        if whole is not None:
+            return (whole.offset + begin, end - begin) if end <= len(whole.memory) else None
         if self._shared is None:
             if storage.nbytes() == tensor.nbytes:  # other views of it may follow, and look
                 return None
@@ -160,8 +165,8 @@ class Encoder(pickle.Pickler):
         for region in self._shared.get(address, ()):
             if region.begin <= begin and end <= region.end:
                 if region.block is None:
-                    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-                    region.block = self._arena.place(whole[region.begin : region.end].numpy())
+                    content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+                    region.block = self._arena.place(content[region.begin : region.end].numpy())
                 return region.block.offset + begin - region.begin, end - begin
         return None
 
@@ -220,11 +225,19 @@ def _shared_regions(content: object, torch: ModuleType) -> dict[int, list[_Regio
     }
 
 
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        """Return how much would have been written."""
+        return len(data)
+
+
 class _TensorFinder(pickle.Pickler):
     """Finds the tensors of an object, and copies nothing."""
 
     def __init__(self, torch: ModuleType) -> None:
-        super().__init__(io.BytesIO(), protocol=5, buffer_callback=lambda _: False)
+        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: False)
         self._torch = torch
         self.found: list[tuple[int, int, int, int]] = []
         """Where each begins and ends in its storage, the storage's address, and how many bytes it has."""

@@ -99,7 +99,7 @@ def run(loader: DataLoader[Any], sizes: Mapping[int, int], epochs: int = 2) -> l
 def num_serving(loader: DataLoader[Any]) -> int:
     """Return how many workers take tasks of the current epoch."""
     assert isinstance(loader._latest, IndexEpoch)
-    workers = loader._latest._workers
+    workers = loader._latest.workers
     assert workers is not None
     of_scheduler = list(workers._dispatcher._scheduler._workers.values())
     return sum(worker.state is WorkerState.READY for worker in of_scheduler)

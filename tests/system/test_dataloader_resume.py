@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 from swift_loader import DataLoader, StateMismatch
 from tests.support.chains import Chain, plain, run_whole, seed_all
@@ -173,6 +173,40 @@ def test_what_came_early_out_of_order_does_not_come_again(workers: int) -> None:
     assert sorted(seen + [plain(batch) for batch in again]) == sorted(
         batch for step, batch in enumerate(epoch) if step not in (0, 1, 2, 4, 6)
     )
+
+
+def test_an_iterator_goes_on_beside_one_that_begins_after_a_load() -> None:
+    dataset: Any = list(range(8))
+    loader: Any = DataLoader(dataset, 2, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    found = [plain(next(first))]
+    loader.load_state_dict({})
+    second = [plain(batch) for batch in loader]
+    assert found + [plain(batch) for batch in first] == second == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class ByEpoch(Sampler[int]):
+    """Draws each index from torch's generator. Has an epoch, so a resume draws again with the first batch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(100, ())) for _ in range(12))
+
+
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_a_sampler_with_an_epoch_draws_the_rest_from_the_saved_generator(num_taken: int) -> None:
+    loaders: list[Any] = [DataLoader(Numbers(), 3, sampler=ByEpoch()) for _ in range(2)]  # type: ignore[arg-type]
+    iterator = iter(loaders[0])
+    for _ in range(num_taken):
+        next(iterator)
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    rest = [plain(batch) for batch in iterator]
+    seed_all(9)
+    assert [plain(batch) for batch in loaders[1]] == rest
 
 
 class Counting(Numbers):

@@ -110,7 +110,7 @@ def test_a_loader_with_portable_workers_resumes_with_another_number_of_them() ->
     torch.manual_seed(1)
     loader = make(2)
     iterator = iter(loader)
-    assert "PortableExecutor" in repr(loader._latest._workers)
+    assert "PortableExecutor" in repr(loader._latest.workers)
     found = [next(iterator).tolist() for _ in range(5)]
     state = loader.state_dict()
     del iterator, loader

@@ -448,19 +448,23 @@ def test_a_slice_does_not_ship_its_storage(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bfloat16])
-@pytest.mark.parametrize("is_in_arena", [False, True])
-def test_views_of_one_tensor_share_memory_and_travel_once(dtype: torch.dtype, is_in_arena: bool) -> None:
+@pytest.mark.parametrize(("is_in_arena", "whole_first"), [(False, False), (False, True), (True, False)])
+def test_views_of_one_tensor_share_memory_and_travel_once(
+    dtype: torch.dtype, is_in_arena: bool, whole_first: bool
+) -> None:
     arena = Arena(np.empty(1 << 12, np.uint8))
     tokens = arena.empty_tensor((4, 32), dtype) if is_in_arena else torch.empty((4, 32), dtype=dtype)
     tokens[:] = torch.arange(128).reshape(4, 32)
     batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "columns": tokens.t(), "half": tokens[2:]}
-    sent = encode(batch, arena, Definitions().number_of)
+    batch = {"whole": tokens, **batch} if whole_first else {**batch, "whole": tokens}
+    with torch.device("meta"):  # a program's default device
+        sent = encode(batch, arena, Definitions().number_of)
     assert arena.used == tokens.nbytes
     arrived = decode(memoryview(sent.meta), sent.num_blocks, memory_of(arena), Definitions())
     for name, expected in batch.items():
         assert torch.equal(arrived[name], expected)
     arrived["inputs"][2, 5] = 99
-    assert arrived["targets"][2, 4] == arrived["columns"][5, 2] == arrived["half"][0, 5] == 99
+    assert arrived["targets"][2, 4] == arrived["columns"][5, 2] == arrived["half"][0, 5] == arrived["whole"][2, 5] == 99
 
 
 def test_what_was_made_in_the_arena_is_not_copied() -> None:
