@@ -215,7 +215,11 @@ def test_a_logger_that_makes_no_sense_is_refused(logger: Any, error: type[Except
         (os.devnull, 1, os.devnull),
     ],
 )
-def test_each_rank_writes_its_measurements_to_a_file_of_its_own(given: Any, number: int, expected: str | None) -> None:
+def test_each_rank_writes_its_measurements_to_a_file_of_its_own(
+    given: Any, number: int, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
     path = options_of(benchmark_file=given).report.benchmark_path(number)
     assert path == (None if expected is None else Path(expected))
 
