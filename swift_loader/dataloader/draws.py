@@ -58,8 +58,7 @@ class Draws:
         """With a seed, that of the generator at the first draw, since another iterator may have seeded it meanwhile."""
         self._dataset, self._generator = loader.dataset, loader.generator  # not the loader: it refers to its epoch
         self._source = SamplerSource(loader)
-        owners = (loader, *self._source.samplers)
-        found = (getattr(owner, "generator", None) for owner in owners)
+        found = (getattr(owner, "generator", None) for owner in (loader, *self._source.samplers))
         self._own = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
         self._own_at_begin: list[str] = []
         self._sampler_epochs: list[int] | None = None
@@ -119,8 +118,7 @@ class Draws:
         return self._source.iterate() if state is None else self._source.iterate(state.sampler_state)
 
     def _draw_base_seed(self) -> int:
-        seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
-        return int(seed.item())
+        return int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
 
     def _continue(self, state: DrawsState) -> None:
         """Draw again what was drawn. The global generators stay as they are."""
@@ -172,6 +170,8 @@ class Draws:
 
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
+        if self._replayed and not _changed_since(self._replayed):  # the program has restored its generators
+            self._replayed = None
         if not self._replayed:  # nearly always
             return self._next()
         with _applied(self._replayed):
