@@ -352,9 +352,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             carried = self._latest.carry() if isinstance(self._latest, IndexEpoch) else None
             if not workers.fit(self):
                 workers.close()
-        elif (
-            workers is not None
-        ):  # after a resume, their generators and datasets have gone on since the state was saved
+        elif workers is not None:  # after a resume: their datasets have gone on since the state was saved
             workers.close()
         if resume is not None and resume.num_workers and resume.draws.is_over and self.persistent_workers:
             base_seed = resume.draws.base_seed

@@ -72,14 +72,13 @@ def start_workers(
         shard=shard,
         pool=pool if method is StartMethod.FORK and can_fork() and not loader.persistent_workers else None,
     )
-    rng = rng_of(loader)
     options = WorkerOptions(
         dataset_class=None,
         dataset_kwargs=None,
         dataset=loader.dataset,
         collate_fn=collate_to_send if loader.collate_fn is default_collate else loader.collate_fn,
         batch_encoder=None,
-        rng=rng if not uses_threads else wanted_rng(loader) if is_first else Rng.NONE,
+        rng=rng_of(loader) if not uses_threads else wanted_rng(loader) if is_first else Rng.NONE,
         on_error=OnError.RAISE,
         validate=False,
         start_method=method,
