@@ -111,6 +111,8 @@ class TemplateEnded:
 
     error: WorkerDied
     """Says how it ended."""
+    is_replaced: bool = False
+    """Whether another one is there already, because it ended before the workers ran."""
 
 
 @dataclass(slots=True)

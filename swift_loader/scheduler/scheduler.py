@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from swift_loader.errors import ProtocolError, WorkerDied
+from swift_loader.errors import ProtocolError
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import (
@@ -225,7 +225,7 @@ class Scheduler:
             case Ended():
                 self._take_ended(event)
             case TemplateEnded():
-                self._take_template_ended(event.error)
+                self._take_template_ended(event)
             case ExecutorFailed():
                 self.fail(event.error)
 
@@ -278,14 +278,14 @@ class Scheduler:
         if is_wanted:
             self._start(worker.worker_id)
 
-    def _take_template_ended(self, error: WorkerDied) -> None:
+    def _take_template_ended(self, event: TemplateEnded) -> None:
         if self.state is SchedulerState.FAILED:
             return
         if self._restarts.note_death(TEMPLATE, None) is Decision.REPLACE:
-            self._actions.append(Warn(TemplateLost(error, self._restarts.num_in_a_row(TEMPLATE))))
-            self._actions.append(ReplaceTemplate())
+            self._actions.append(Warn(TemplateLost(event.error, self._restarts.num_in_a_row(TEMPLATE))))
+            self._actions += [] if event.is_replaced else [ReplaceTemplate()]
         else:
-            self.fail(error)
+            self.fail(event.error)
 
     # Time
 

@@ -60,7 +60,7 @@ class Cell:
         if self.point in (Failpoint.WORKER_STOP, Failpoint.TEMPLATE_STOP):
             return True
         dies = self.action in ENDS or (self.action in HANGS and not self.is_in_template)
-        return self.restarts > 0 and dies and (self.later or not self.is_in_template)
+        return self.restarts > 0 and dies
 
 
 POINTS = list(Failpoint)

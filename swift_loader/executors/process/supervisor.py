@@ -64,6 +64,8 @@ class Supervisor:
         """When forks of the trainer are looked at again."""
         self._replaceable = threading.Semaphore(0)
         """Counts the templates that died and are to be replaced."""
+        self._early: list[WorkerDied] = []
+        """How templates died that were replaced before the workers ran."""
 
     # For whoever starts and stops it; any thread ----------------------------------------------------------------------
 
@@ -106,6 +108,8 @@ class Supervisor:
         def start() -> None:
             self.workers.start_first(inboxes)
             self._inboxes = inboxes
+            for error in self._early:
+                inboxes.posted.post(TemplateEnded(error, is_replaced=True))
 
         self._thread.call(start).result()
 
@@ -220,9 +224,12 @@ class Supervisor:
         return ForkWatch.look_s
 
     def _await_replacement(self, error: WorkerDied) -> None:
-        """Return when a template that died may be replaced. Before the workers run, its death is an error."""
+        """Return when a template that died may be replaced. Raises the error if it is one too many at the start."""
         if self._inboxes is None:
-            raise error
+            if len(self._early) >= self.options.max_restarts:
+                raise error
+            self._early.append(error)
+            return
         self._inboxes.posted.post(TemplateEnded(error))
         self._thread.run_until(partial(self._replaceable.acquire, blocking=False))
 

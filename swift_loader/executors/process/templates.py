@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
 from swift_loader.executors.process.child import Start
@@ -61,7 +60,8 @@ class Templates:
     ) -> None:
         """`thread`: the supervisor's.
 
-        `await_replacement` is called with the error that says how a template died. It returns if it is to be replaced.
+        `await_replacement` is called with the error that says how a template died. It returns if it is to be replaced,
+        else it raises the error.
         """
         self.spec = spec
         """Sent to the templates."""
@@ -165,12 +165,15 @@ class Templates:
         began_s = time.monotonic()
         if self._fork is not None:
             self._listen(self.all[0])
-        elif self.spec.options.start_method is StartMethod.SPAWN and self.spec.options.torch is not None:
-            self.add_ahead(0, num_workers)
+            if (built := self.wait_built(self.all[0])) is None:
+                raise self._death_of(self.all[0])
+            self.datasets.compare(built.report, "the template process")
         else:
-            self.add()  # the dataset's class may prepare what later ones find, as a download
-        built = self.wait_built(self.all[0])
-        self.datasets.compare(built.report, "the template process")
+            if self.spec.options.start_method is StartMethod.SPAWN and self.spec.options.torch is not None:
+                self.add_ahead(0, num_workers)
+            answer = self.build_another().answer  # one at a time: it may prepare what later ones find, as a download
+            assert isinstance(answer, Built)
+            built = answer
         return built, time.monotonic() - began_s
 
     def add_ahead(self, worker_id: int, num_workers: int) -> None:
@@ -227,8 +230,8 @@ class Templates:
             for descriptor in (template.fileno(), template.pidfd):
                 self._thread.loop.unwatch(descriptor)
 
-    def wait_built(self, template: TemplateProcess) -> Built:
-        """Return a template's report on its dataset. Raises `WorkerDied`, or what building the dataset raised."""
+    def wait_built(self, template: TemplateProcess) -> Built | None:
+        """Return a template's report on its dataset; None if it is gone. Raises what building the dataset raised."""
         began_s, look_s = time.monotonic(), ForkWatch.look_s if self.forks_trainer else None
         builds_nothing = self.spec.options.torch is not None  # else it may build the dataset, or try samples of it
         while not self._thread.run_until(lambda: template.answer is not None or template.is_gone, look_s):
@@ -238,8 +241,6 @@ class Templates:
         if isinstance(template.answer, Failure):
             who = f"the template process (pid {template.pid})"
             raise self._wording.failure(template.answer, who, self.definitions, "")
-        if template.answer is None:
-            raise self._death_of(template)
         return template.answer
 
     def check_fork(self, process: TemplateProcess | WorkerProcess, who: str) -> None:
@@ -309,8 +310,8 @@ class Templates:
     def _build_again(self, template: TemplateProcess | None = None) -> TemplateProcess:
         """Return a template once it has built the dataset; None: a new one. It may be gone already."""
         template = template or self.add()
-        with suppress(WorkerDied):
-            self.compare(template, self.wait_built(template))
+        if (built := self.wait_built(template)) is not None:
+            self.compare(template, built)
         return template
 
     def _remove_dead(self, template: TemplateProcess) -> None:
