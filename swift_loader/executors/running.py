@@ -6,11 +6,13 @@ loss or stall ──error_of, notice_of──► words for the loop and the user
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle, Hang
+from swift_loader.executors.inboxes import AnInbox, APosted, Inboxes
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
@@ -21,7 +23,19 @@ from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.messages import Send, Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.messages import (
+    Dismiss,
+    Kill,
+    Reap,
+    Release,
+    ReplaceTemplate,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
+from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.spec import WorkerSpec
@@ -201,3 +215,81 @@ class WorkersExecutor(Generic[ASupervisor, AHandle]):
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
         return self.running.notice_of(about)
+
+
+class _LocalSupervisor(_Supervisor, Protocol):
+    """Starts processes on this machine."""
+
+    def resize(self, num_workers: int, limits: Limits) -> None: ...
+    def start_worker(self, worker_id: int) -> None: ...
+    def reap(self, worker: Any) -> None: ...
+    def dismiss(self, worker: Any) -> None: ...
+    def replace_template(self) -> None: ...
+    def release(self, worker: Any) -> list[Segment]: ...
+    def stop(self) -> None: ...
+    def close_processes(self) -> list[Segment]: ...
+
+
+ALocalSupervisor = TypeVar("ALocalSupervisor", bound=_LocalSupervisor)
+
+
+class LocalExecutor(WorkersExecutor[ALocalSupervisor, AHandle], Generic[ALocalSupervisor, AHandle, AnInbox, APosted]):
+    """What executors of processes on this machine have in common."""
+
+    _inboxes: Inboxes[AnInbox, APosted] | None = None
+    """Made with the running workers."""
+
+    @property
+    def listening(self) -> Inboxes[AnInbox, APosted]:
+        """The inboxes, once the dataset is built."""
+        assert self._inboxes is not None, "the executor hasn't started"
+        return self._inboxes
+
+    @property
+    def inboxes(self) -> Sequence[AnInbox]:
+        """The loop's inbox, then one for each thread that takes over while the loop is busy."""
+        return self.listening.all
+
+    def resize(self, num_workers: int, limits: Limits) -> None:
+        """Be ready for so many workers from now on."""
+        self._supervisor.resize(num_workers, limits)
+        self.running.explainer.options = self._supervisor.options
+        self.listening.grow(self._supervisor.options)
+
+    def carry_out(self, action: ToDo) -> list[Segment]:
+        """Do what the scheduler decided. The caller holds the dispatch lock. See `Executor`."""
+        if isinstance(action, Send):
+            return self.running.send(action)
+        if isinstance(action, Start):
+            self._supervisor.start_worker(action.worker_id)
+            return []
+        if isinstance(action, ReplaceTemplate):
+            self._supervisor.replace_template()
+            return []
+        worker = self.running.get(action.worker)
+        if worker is None:
+            return []
+        if isinstance(action, Kill):
+            self.running.note_hang(worker, action.stall)
+            worker.process.kill()
+        elif isinstance(action, Reap):
+            self.listening.forget(worker)
+            self._supervisor.reap(worker)
+        elif isinstance(action, Dismiss):
+            self._supervisor.dismiss(worker)
+        elif isinstance(action, Release):
+            return self._supervisor.release(worker)
+        return []
+
+    def stop(self) -> None:
+        """End all processes, and wake whoever waits in the loop's inbox. Any thread. Idempotent."""
+        if self._inboxes is not None:
+            self._inboxes.all[0].wake()
+        self._supervisor.stop()
+
+    def close(self) -> list[Segment]:
+        """Close all handles. The processes must have ended, and no thread may wait in an inbox. Idempotent."""
+        given_up = self._supervisor.close_processes()
+        if self._inboxes is not None:
+            self._inboxes.close()
+        return given_up

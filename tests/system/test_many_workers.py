@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swift_loader.executors.num_receivers import MAX_RECEIVERS
+from swift_loader.executors.inboxes import MAX_RECEIVERS
 from swift_loader.executors.process.workers import FIRST_WORKERS
 from swift_loader.transport.failpoints import VARIABLE
 from tests.support import datasets

@@ -17,6 +17,7 @@ from typing import Any
 
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.handle import Handle
+from swift_loader.executors.inboxes import Inboxes
 from swift_loader.executors.portable.interpreter import Interpreter
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
@@ -74,6 +75,10 @@ class Posted:
         while self._events:
             events.append(self._events.popleft())
         return events
+
+    def close(self) -> None:
+        """Close the bell. Idempotent."""
+        self.bell.close()
 
 
 class Inbox:
@@ -195,41 +200,4 @@ class Inbox:
         return f"<Inbox of {len(self._workers)} workers>"
 
 
-class Inboxes:
-    """All inboxes of an executor."""
-
-    def __init__(self, num_threads: int, reader: MessageReader) -> None:
-        """Make the loop's inbox, and one for each of `num_threads` other threads."""
-        self._reader = reader
-        self.posted = Posted()
-        self.all = [Inbox(reader, self.posted)]
-        """The loop's inbox, then those of the threads."""
-        self.grow(num_threads)
-
-    def grow(self, num_threads: int) -> None:
-        """Have an inbox for each of so many threads, or more. Those that are there stay."""
-        for number in range(len(self.all), 1 + num_threads):
-            self.all.append(Inbox(self._reader, None if number > 1 else self.posted))
-
-    def watch(self, worker: PortableWorker) -> None:
-        """Listen to a new worker: the loop's inbox, and that of a thread. Any thread."""
-        of_loop, *of_threads = self.all
-        of_loop.watch(worker)
-        if of_threads:
-            of_threads[worker.worker_id % len(of_threads)].watch(worker)
-
-    def forget(self, worker: PortableWorker) -> None:
-        """Stop listening to a worker. Any thread. Idempotent."""
-        for inbox in self.all:  # there may be more threads now than when it began to be listened to
-            inbox.forget(worker)
-
-    def note_end(self, worker: PortableWorker) -> None:
-        """Note that the process of a worker has ended. Any thread."""
-        for inbox in self.all:
-            inbox.note_end(worker)
-
-    def close(self) -> None:
-        """Close all inboxes."""
-        for inbox in self.all:
-            inbox.close()
-        self.posted.bell.close()
+PortableInboxes = Inboxes[Inbox, Posted]

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 
 from swift_loader.errors import LoaderClosed
 from swift_loader.executors.handle import Handle
-from swift_loader.executors.portable.inbox import Inboxes, PortableWorker
+from swift_loader.executors.portable.inbox import PortableInboxes, PortableWorker
 from swift_loader.executors.portable.interpreter import Interpreter, Payload, stop_interpreters
 from swift_loader.executors.portable.launch import Launch
 from swift_loader.executors.process.dataset_check import DatasetCheck
@@ -82,7 +82,7 @@ class PortableSupervisor:
         self._launch: Launch | None = None
         self._payload: Payload | None = None
         self._num_started = 0
-        self._inboxes: Inboxes | None = None
+        self._inboxes: PortableInboxes | None = None
         """Who listens to the workers."""
         self._first_build: FirstBuild | None = None
         self._began_s = 0.0
@@ -161,7 +161,7 @@ class PortableSupervisor:
             raise self.wording.failure(failure, who, self.definitions, "")
         return FirstBuild(0, build_s, received)  # only in torch mode, where the length has no meaning
 
-    def watch_all(self, inboxes: Inboxes) -> None:
+    def watch_all(self, inboxes: PortableInboxes) -> None:
         """Have the inboxes listen to all workers, those that are started later included.
 
         Raises `LoaderClosed` if no more process starts.
@@ -199,7 +199,8 @@ class PortableSupervisor:
         """Tell the inboxes that a process has ended. A thread of its interpreter calls this."""
         worker, inboxes = self.workers.get(serial), self._inboxes
         if worker is not None and inboxes is not None:
-            inboxes.note_end(worker)
+            for inbox in inboxes.all:
+                inbox.note_end(worker)
 
     def processes(self) -> list[Interpreter]:
         """Return the processes of the workers, by id; without those that are just being replaced."""
@@ -237,6 +238,14 @@ class PortableSupervisor:
         """Find out how a worker ended, which an event tells. Blocks for half a second if its process goes on."""
         assert self._inboxes is not None
         self._inboxes.posted.post(Ended(worker.serial, self._death_of(worker)))
+
+    def dismiss(self, worker: PortableWorker) -> None:
+        """Have a worker end that has nothing left to do."""
+        worker.process.request_exit()
+
+    def replace_template(self) -> None:
+        """Raise an error: it has no templates that could end."""
+        raise NotImplementedError
 
     def _death_of(self, worker: PortableWorker) -> Death:
         process = worker.process

@@ -16,6 +16,7 @@ from collections import deque
 
 from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.handle import AnyHandle
+from swift_loader.executors.inboxes import Inboxes
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.reader import MessageReader
 from swift_loader.scheduler.messages import Disconnected, Event, ExecutorFailed
@@ -177,46 +178,4 @@ class Inbox:
         return f"<Inbox of {len(set(self._workers.values()))} workers>"
 
 
-class Inboxes:
-    """All inboxes of an executor."""
-
-    def __init__(self, num_threads: int, reader: MessageReader) -> None:
-        """Make the loop's inbox, and one for each of `num_threads` other threads."""
-        self._reader = reader
-        self.posted = Posted()
-        self._of_loop: Inbox | None = None
-        self._of_threads: list[Inbox] = []
-        try:
-            self._of_loop = Inbox(reader, self.posted)
-            self.grow(num_threads)
-        except BaseException:
-            self.close()
-            raise
-
-    def grow(self, num_threads: int) -> None:
-        """Have an inbox for each of so many threads, or more. Those that are there stay."""
-        for number in range(len(self._of_threads), num_threads):
-            self._of_threads.append(Inbox(self._reader, None if number else self.posted))
-
-    @property
-    def all(self) -> list[Inbox]:
-        """The loop's inbox, then those of the threads."""
-        return [*([] if self._of_loop is None else [self._of_loop]), *self._of_threads]
-
-    def watch(self, worker: AnyHandle) -> None:
-        """Listen to a new worker: the loop's inbox, and that of a thread. Any thread."""
-        of_loop, *of_threads = self.all
-        of_loop.watch(worker)
-        if of_threads:
-            of_threads[worker.worker_id % len(of_threads)].watch(worker)
-
-    def forget(self, worker: AnyHandle) -> None:
-        """Stop listening to a worker. Any thread. Idempotent."""
-        for inbox in self.all:  # there may be more threads now than when it began to be listened to
-            inbox.forget(worker)
-
-    def close(self) -> None:
-        """Close all inboxes."""
-        for inbox in self.all:
-            inbox.close()
-        self.posted.close()
+ProcessInboxes = Inboxes[Inbox, Posted]

@@ -21,7 +21,7 @@ from typing import TypeVar
 from swift_loader.errors import LoaderClosed, WorkerDied
 from swift_loader.executors.process.deaths import ForkWatch
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
-from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.inbox import ProcessInboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
@@ -58,7 +58,7 @@ class Supervisor:
         self.templates = Templates(spec, self._thread, self._await_replacement, wording)
         self.workers = Workers(options, self._thread, self.templates)
         self._building: Future[tuple[Built, float]] | None = None
-        self._inboxes: Inboxes | None = None
+        self._inboxes: ProcessInboxes | None = None
         """Where events are posted, once all that fails isn't raised by `wait_built` or `start_workers` any more."""
         self._next_look_s = 0.0
         """When forks of the trainer are looked at again."""
@@ -98,7 +98,7 @@ class Supervisor:
         self.templates.first, build_s = _answer(self._building, on_wait, patience_s)
         return self.templates.first.report.num_samples, build_s
 
-    def start_workers(self, inboxes: Inboxes) -> None:
+    def start_workers(self, inboxes: ProcessInboxes) -> None:
         """Start the first workers. Returns when their processes exist. `Workers.start_others` starts the rest.
 
         They needn't be ready by then. From then on, what happens to the processes is posted as an event. Raises
@@ -158,6 +158,10 @@ class Supervisor:
         if not worker.process.has_ended:  # it was told to end, and has had `EXIT_LIMIT_S`
             worker.process.kill()
         return self._close(worker, lambda: self._forget(worker))
+
+    def dismiss(self, worker: WorkerHandle) -> None:
+        """Have a worker end that has nothing left to do."""
+        worker.channel.shutdown()
 
     def replace_template(self) -> None:
         """Replace the template whose end was posted last. Returns at once."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
-from swift_loader.executors.process.inbox import Inboxes
+from swift_loader.executors.process.inbox import ProcessInboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.templates import Templates
@@ -39,7 +39,7 @@ class Workers:
         self.limits = options.limits
         self._thread = thread
         self._templates = templates
-        self._inboxes: Inboxes | None = None
+        self._inboxes: ProcessInboxes | None = None
         """Who listens to new workers. None while the first ones start."""
         self._num_first = FIRST_WORKERS if templates.spec.options.torch is None else FIRST_TORCH_WORKERS
         self._num_started = 0
@@ -51,7 +51,7 @@ class Workers:
         """How many segments a worker needs if the user keeps no batch."""
         return self.limits.max_of_worker(self.options.num_workers) + SPARE_SEGMENTS
 
-    def start_first(self, inboxes: Inboxes) -> None:
+    def start_first(self, inboxes: ProcessInboxes) -> None:
         """Start the first workers. Each inbox listens to its part."""
         for worker_id in range(min(self._num_first, self.options.num_workers)):
             self.start(worker_id)
