@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.nodes import Node, Opening
-from swift_loader.pipeline.origins import Origin
+from swift_loader.pipeline.origins import Plain
 from swift_loader.pipeline.run import Run
 from swift_loader.sampling.permutation import derive_key
+
+if TYPE_CHECKING:
+    from swift_loader.pipeline.gathered import Gathered
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """A linear graph. Merged pipelines are chains inside an origin."""
 
-    origin: Origin
+    origin: Plain | Gathered
     nodes: tuple[Node, ...] = ()
 
     def then(self, node: Node) -> Chain:

@@ -17,7 +17,7 @@ from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.functions import Kind, as_function, kind_of, name_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited, awaited_step, called, stepped
-from swift_loader.pipeline.nodes import Opening
+from swift_loader.pipeline.nodes import Node, Opening
 from swift_loader.pipeline.processes import MAX_RESTARTS, delivery_options, process_executor
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.wording import item_of
@@ -49,7 +49,7 @@ class OutputOrder(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class Map(Node):
     """Calls a function with each item."""
 
     function: Callable[..., Any]
@@ -102,8 +102,6 @@ class Map:
             max_in_flight=workers + (workers if waiting is None else waiting),
             name=name or name_of(function),
         )
-
-    is_parameter = False
 
     @property
     def counts(self) -> bool:

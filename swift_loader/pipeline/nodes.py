@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from swift_loader.checks import check_flag, check_integer, check_optional_integer
 from swift_loader.pipeline import flows
@@ -27,45 +27,40 @@ class Opening:
     """Of what it draws."""
 
 
-class Node(Protocol):
+class Node:
     """A part of a pipeline, after its source."""
+
+    is_parameter = False
+    """Whether places mean something else with other parameters of this node."""
 
     @property
     def counts(self) -> bool:
         """Whether places have an entry for its results; see `items`."""
-        ...
+        return False
 
     @property
     def is_exact(self) -> bool:
         """Whether results come in the order of the items."""
-        ...
-
-    @property
-    def is_parameter(self) -> bool:
-        """Whether places mean something else with other parameters of this node."""
-        ...
+        return True
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
         """Return its results in a run. Its threads begin to work."""
-        ...
+        raise NotImplementedError
 
-    def num_results(self, num_items: int) -> int | None:
+    def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
         """Return how many results so many items have; None if that isn't known."""
-        ...
+        return None
 
     def describe(self) -> str:
         """Return its line in the graph: what it does, and with which parameters."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Node):
     """Keeps the items for which a function returns true."""
 
     predicate: Callable[[Any], bool]
-    counts = False
-    is_exact = True
-    is_parameter = False
 
     def __post_init__(self) -> None:
         if not callable(self.predicate):
@@ -81,22 +76,14 @@ class Filter:
         """Filter on the thread that pulls."""
         return run.counted(flows.filtered(items, self.predicate, self.describe()), self.describe())
 
-    def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
-        """Return None: that depends on the items."""
-        return None
-
     def describe(self) -> str:
         """Return the predicate's name."""
         return f"filter {name_of(self.predicate)}"
 
 
 @dataclass(frozen=True, slots=True)
-class DropNone:
+class DropNone(Node):
     """Leaves out items that are None: what a function returned that has no result for its item."""
-
-    counts = False
-    is_exact = True
-    is_parameter = False
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Filter on the thread that pulls."""
@@ -112,14 +99,11 @@ class DropNone:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Node):
     """Collects items in lists."""
 
     batch_size: int
     drop_last: bool
-    counts = False
-    is_exact = True
-    is_parameter = False
 
     def __post_init__(self) -> None:
         check_integer("batch_size", self.batch_size, 1)
@@ -139,20 +123,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Unbatch:
+class Unbatch(Node):
     """Gives the elements of each item."""
 
     counts = True
-    is_exact = True
-    is_parameter = False
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
         """Unpack on the thread that pulls."""
         return run.counted(flows.unbatched(items, opening.start, opening.num_skipped), self.describe())
-
-    def num_results(self, num_items: int) -> int | None:  # noqa: ARG002
-        """Return None: that depends on the items."""
-        return None
 
     def describe(self) -> str:
         """Return the same for all: it has no parameters."""
@@ -160,12 +138,11 @@ class Unbatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle:
+class Shuffle(Node):
     """Gives items in a random order, by way of a buffer."""
 
     buffer_size: int
     counts = True
-    is_exact = True
     is_parameter = True
 
     def __post_init__(self) -> None:
@@ -190,14 +167,11 @@ class Shuffle:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch:
+class Prefetch(Node):
     """Works ahead of downstream."""
 
     num_items: int
     timeout_s: float | None
-    counts = False
-    is_exact = True
-    is_parameter = False
 
     def __post_init__(self) -> None:
         check_integer("buffer_size", self.num_items, 1)
@@ -216,13 +190,12 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Node):
     """Gives the first items again and again."""
 
     num_items: int
     stop_after: int | None
     counts = True
-    is_exact = True
     is_parameter = True
 
     def __post_init__(self) -> None:
@@ -244,15 +217,12 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Node):
     """Keeps the items of one rank."""
 
     rank: int
     world_size: int
     is_equal: bool
-    counts = False
-    is_exact = True
-    is_parameter = False
 
     def __post_init__(self) -> None:
         check_integer("world_size", self.world_size, 1)

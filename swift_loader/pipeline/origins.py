@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.pipeline.functions import name_of
@@ -12,67 +12,6 @@ from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.sources import SourceStart, length_of, source_items
 from swift_loader.worker.stream_state import is_stateful
-
-
-class Origin(Protocol):
-    """Gives the items that go through the nodes."""
-
-    @property
-    def beginning(self) -> Any:
-        """The first entry of the place where an epoch begins."""
-        ...
-
-    @property
-    def num_items(self) -> int | None:
-        """How many items an epoch has; None if that isn't known."""
-        ...
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether one epoch follows the other without a pause."""
-        ...
-
-    @property
-    def is_exact(self) -> bool:
-        """As `Chain.is_exact`."""
-        ...
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """As `Chain.parameters`."""
-        ...
-
-    def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:
-        """Return the items from a place on, of which this is the first entry. `states` as in `Chain.open`."""
-        ...
-
-    def check(self, entry: Any) -> None:
-        """Check the first entry of a place. Raises `StateMismatch` if it isn't one of this origin."""
-        ...
-
-    def check_states(self, states: Iterator[Any]) -> None:
-        """Check the states of the sources, as `open` takes them.
-
-        Raises `StateMismatch` if a source can't take its state.
-        """
-        ...
-
-    def source_numbers(self, entry: Any) -> list[int | None]:
-        """As `Chain.source_numbers`."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell each source that has `set_epoch`."""
-        ...
-
-    @property
-    def has_epochs(self) -> bool:
-        """Whether a source has `set_epoch`."""
-        ...
-
-    def describe(self) -> list[str]:
-        """Return its lines of the graph."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
