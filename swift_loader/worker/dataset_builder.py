@@ -23,7 +23,7 @@ from swift_loader.worker.loop import TaskChannel, run_worker
 from swift_loader.worker.seeding import seed_for_worker
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_settings import set_default_dtype, set_num_threads
-from swift_loader.worker.torch_worker import TorchWorker, import_torch
+from swift_loader.worker.torch_worker import TorchWorker
 from swift_loader.worker.usage import ProcessUsage, Usage
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class DatasetBuilder:
         return self._spec
 
     def read(self) -> None:
-        """Import the dataset's modules and read the payload. A dataset that is an instance is rebuilt here."""
+        """Import the modules, which all workers then share, and read the payload: it rebuilds a dataset's instance."""
         sys.setrecursionlimit(max(sys.getrecursionlimit(), self._environment.recursion_limit))
         with importing():
             for name in self._environment.modules:
@@ -79,8 +79,6 @@ class DatasetBuilder:
             except RecursionError as error:
                 _explain(error)
                 raise
-            if self._spec.options.torch is not None:
-                import_torch()  # here, so that all workers share it
         self.set_up_torch()
 
     def set_up_torch(self) -> None:

@@ -73,9 +73,10 @@ class WorkerOptions:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that define the dataset and the callables, without those that can't be imported."""
+        """What defines dataset and callables, if it can be imported; and torch, for workers that do as torch's."""
         init_fn = self.torch and self.torch.worker_init_fn
-        return modules_of(self.dataset_class, type(self.dataset), self.collate_fn, self.batch_encoder, init_fn)
+        own = modules_of(self.dataset_class, type(self.dataset), self.collate_fn, self.batch_encoder, init_fn)
+        return own if self.torch is None else (*own, "torch.utils.data")
 
     def make_dataset(self) -> Any:
         """Return the dataset. Its class runs here, after the global generators are seeded."""
@@ -124,7 +125,7 @@ class WorkerSpec:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that define the dataset and the callables, without those that can't be imported."""
+        """See `WorkerOptions.modules`."""
         return self.options.modules
 
 

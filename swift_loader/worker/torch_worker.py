@@ -20,11 +20,6 @@ from swift_loader.worker.seeding import Rng
 from swift_loader.worker.torch_mode import TorchMode
 
 
-def import_torch() -> None:
-    """Import what `TorchWorker` needs."""
-    import torch.utils.data  # noqa: F401
-
-
 class TorchWorker:
     """This process, as the dataset sees it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from swift_loader import WorkerDied
 from swift_loader.executors.process import template_starts
 from swift_loader.executors.process.roots import ROOTS, SWITCH
+from swift_loader.pipeline import Pipeline
 from tests.support import datasets
 from tests.support.helpers import ROOT, ids_of, is_gone, make_loader, wait_until
 
@@ -100,6 +102,11 @@ def test_a_module_is_imported_once_for_all_loaders(module: Module) -> None:
     for _ in range(3):
         assert ids_of(once(data_class)) == list(range(8))
     assert module.num_imports() == 1
+
+
+def test_processes_of_a_stage_have_torch_from_the_root() -> None:
+    assert list(Pipeline(range(3)).map(operator.neg, on="process")) == [0, -1, -2]
+    assert any("libtorch" in mapped.path for mapped in psutil.Process(root_pid()).memory_maps())
 
 
 @pytest.mark.slow
