@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.handle import AnyHandle, Hang
@@ -98,7 +99,8 @@ class RunningWorkers(Generic[AHandle]):
 
     def note_hang(self, worker: AHandle, stall: Stall) -> None:
         """Note why a worker is about to be killed, and what it is doing."""
-        worker.hang = Hang(self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True))
+        hang = worker.hang = Hang(self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True))
+        stall.error = WorkerStalled(f"{self.explainer.who(worker)} {hang.text}{attached(traces=hang.traces)}")
 
     # Words ------------------------------------------------------------------------------------------------------------
 

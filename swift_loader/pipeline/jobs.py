@@ -17,7 +17,7 @@ from types import CoroutineType
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
-from swift_loader.executors.calls.crew import Post
+from swift_loader.executors.calls import Post
 from swift_loader.executors.calls.event_loop import call_soon
 from swift_loader.pipeline.items import Marker
 from swift_loader.pipeline.relay import Relay

@@ -125,12 +125,10 @@ class Map(Node):
             results = run.stage(items, executor, settings, plan, policy).results()
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
         job = self._job(key)
-        crew: Any
-        if self.where is Where.LOOP:
-            crew = CoroutineCrew(job, self.concurrency, run.loop())
-        else:
-            crew = ThreadCrew(job, self.concurrency, self.name)
-        executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of)
+        crew = CoroutineCrew(job, run.loop()) if self.where is Where.LOOP else ThreadCrew(job, self.name)
+        executor = CallExecutor(
+            crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=self.skips_failures
+        )
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
         goes_on = is_generator and not in_order
         stage = run.stage(items, executor, settings, plan, policy, stops, goes_on=goes_on)
@@ -159,7 +157,7 @@ class Map(Node):
             in_order=self.order is OutputOrder.INPUT,
         )
         restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
-        return SchedulerSettings(limits, restarts, None, self.timeout_s)
+        return SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=self.skips_failures)
 
     def _processes(self, plan: PlanSettings) -> Executor:
         in_order = self.order is OutputOrder.INPUT

@@ -105,8 +105,10 @@ class Pipeline:
                 nobody; then a run can't be resumed in the middle of an epoch.
             on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
             max_errors: With "skip": how many items may be left out. None: any number.
-            timeout: Seconds that an item may take. A process that takes longer is replaced. A thread can't be killed:
-                the iteration ends with `WorkerStalled`. None: no limit.
+            timeout: Seconds that an item may take. With "skip", one that takes longer is left out: its process is
+                killed, its coroutine cancelled; a thread can't be killed, so another one takes its place. With "raise",
+                the iteration ends with `WorkerStalled`; a process is replaced, and tries the item once more before.
+                A generator in threads or coroutines, in order of input, always ends it. None: no limit.
             buffer_size: How many more items may wait at the workers or for downstream. Default: as many as
                 `concurrency`.
             name: Of the stage, in errors and pictures. Default: the function's.

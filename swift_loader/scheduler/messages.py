@@ -4,7 +4,8 @@ An event is a fact. An executor reports what happens to one worker in the order 
 by its serial number, which is never used twice. Its first event is `Ready`, or `Disconnected` if it died before. After
 `Disconnected` comes only `Ended`, and then nothing. The executor carries out actions in the order of the decisions.
 
-The classes aren't frozen, because making a frozen object takes four times as long. Nobody changes them.
+The classes aren't frozen, because making a frozen object takes four times as long. Nobody changes them, but a stall's
+error.
 """
 
 from __future__ import annotations
@@ -137,6 +138,8 @@ class Stall:
     """What the worker is at, or what no worker has. None: a batch that isn't needed any more."""
     busy_s: float
     """How long the worker has been at it, or how long the loop has waited."""
+    error: BaseException | None = None
+    """What the loop gets if the work is left out. The executor says it when it kills the worker."""
 
 
 @dataclass(slots=True)

@@ -72,6 +72,8 @@ class SchedulerSettings:
     timeout_s: float | None = None
     """How long it may spend before it is killed and replaced, and how long the loop waits for a batch that no worker
     has; None: no limit."""
+    leaves_stalled_out: bool = False
+    """What a worker was at that is killed for that isn't done again: the loop gets an error in its place."""
     replaces_stalled: bool = True
     """False: a worker that spends longer isn't killed. The loop gets the error, and may go on to wait."""
     num_workers: int | None = None
@@ -91,7 +93,7 @@ class Scheduler:
         """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`. One thread
         uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
-        self._replaces_stalled = settings.replaces_stalled
+        self._settings = settings
         self._num_wanted = settings.num_workers
         """The ids below are wanted. Each is that of one worker at most, or of one that is being started."""
         self._workers: dict[int, Worker] = {}
@@ -223,7 +225,7 @@ class Scheduler:
             case Disconnected():
                 self._lose(self._meet(event), WorkerMove.DISCONNECT)
             case Ended():
-                self._take_ended(event)
+                self._take_ended(event, now_s)
             case TemplateEnded():
                 self._take_template_ended(event)
             case ExecutorFailed():
@@ -249,12 +251,15 @@ class Scheduler:
             worker.work = self.ledger.work_of(worker.serial)
             self._actions.append(Reap(worker.serial))
 
-    def _take_ended(self, event: Ended) -> None:
+    def _take_ended(self, event: Ended, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
         was_dismissed = worker.state is WorkerState.PARTING
         worker.move(WorkerMove.END)
+        is_given_up = self._settings.leaves_stalled_out and worker.stall is not None
+        if is_given_up:
+            self._leave_out(worker, now_s)
         del self._workers[worker.serial]
         num_lost = self.ledger.remove_worker(worker.serial)
         if self.state is SchedulerState.FAILED:
@@ -262,7 +267,7 @@ class Scheduler:
         is_wanted = self._is_wanted(worker)
         if was_dismissed or not (is_wanted or num_lost):
             self._restarts.forget_worker(worker.worker_id)
-        elif not event.death.with_template:  # else the template is to blame, which is judged by itself
+        elif not (is_given_up or event.death.with_template):  # the template is judged by itself
             work = worker.work if event.death.is_at_work else None
             decision = self._restarts.note_death(worker.worker_id, key_of(work) if work is not None else None)
             is_survived = decision is Decision.REPLACE
@@ -277,6 +282,14 @@ class Scheduler:
         self._actions.append(Release(worker.serial))
         if is_wanted:
             self._start(worker.worker_id)
+
+    def _leave_out(self, worker: Worker, now_s: float) -> None:
+        """Answer with the stall's error what a worker was killed for, unless it has answered in time after all."""
+        stall, task = worker.stall, self.ledger.queues.first(worker.serial)
+        if stall is None or stall.error is None or stall.work is None or task is None:
+            return
+        if self.ledger.work_of(worker.serial) is stall.work:
+            self.handle(Answered(worker.serial, *task, error=stall.error), now_s)
 
     def _take_template_ended(self, event: TemplateEnded) -> None:
         if self.state is SchedulerState.FAILED:
@@ -327,11 +340,11 @@ class Scheduler:
             if judgement is Judgement.WARN:
                 self._actions.append(Warn(stall))
                 return
-            if not self._replaces_stalled:
+            if not self._settings.replaces_stalled:
                 self._actions.append(GiveUp(stall))
                 return
             worker.move(WorkerMove.KILL)
-            worker.killed_s = now_s
+            worker.killed_s, worker.stall = now_s, stall
             self.ledger.queues.retire(worker.serial)
             self._actions.append(Kill(worker.serial, stall))
 

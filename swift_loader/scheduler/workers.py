@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from swift_loader.errors import ProtocolError
+from swift_loader.scheduler.messages import Stall
 from swift_loader.scheduler.work import Work
 
 
@@ -92,6 +93,8 @@ class Worker:
     """When it last answered."""
     killed_s: float | None = None
     """When it was killed because it hung."""
+    stall: Stall | None = None
+    """Why it was killed."""
     work: Work | None = None
     """What it was building when it disconnected."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import threading
@@ -86,6 +87,41 @@ def test_a_process_that_hangs_twice_at_an_item_names_stage_and_item() -> None:
     with pytest.warns(SwiftLoaderWarning, match="of stage 'decode'(.|\n)*has been at item 3 for"):
         error = error_of(decode_in_processes(hangs_at_three, timeout=0.3), WorkerStalled)
     assert "longer than timeout=0.3 s" in str(error)
+
+
+@pytest.mark.parametrize("where", ["thread", "process", "loop"])
+def test_an_item_that_takes_too_long_is_left_out(where: str) -> None:
+    released, before = threading.Event(), threading.active_count()
+
+    def hang(number: int) -> int:
+        if number == 3:
+            released.wait(60)
+        return number
+
+    async def async_hang(number: int) -> int:
+        await asyncio.sleep(60 if number == 3 else 0)
+        return number
+
+    function: Any = {"thread": hang, "process": hangs_at_three, "loop": async_hang}[where]
+    pipeline = Pipeline(range(9)).map(function, on=where, concurrency=2, timeout=1, on_error="skip")
+    with pytest.warns(SwiftLoaderWarning, match="1 of 9 items failed in stage .*item 3: WorkerStalled"):
+        assert list(pipeline) == [0, 1, 2, 4, 5, 6, 7, 8]
+    released.set()
+    wait_until(lambda: threading.active_count() <= before, "the thread that hung has ended")
+
+
+def test_a_coroutine_that_blocks_its_loop_is_not_left_out() -> None:
+    released = threading.Event()
+
+    async def block(number: int) -> int:
+        released.wait(60)
+        return number
+
+    try:
+        error = error_of(Pipeline(range(9)).map(block, timeout=0.2, on_error="skip", name="decode"), WorkerStalled)
+        assert "item 0, has taken" in str(error)
+    finally:
+        released.set()
 
 
 def test_the_item_of_a_stall_is_its_number_behind_a_stage_that_counts() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from typing import Any
 
-from swift_loader.executors.calls.crew import Post
+from swift_loader.executors.calls import Post
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.scheduler.messages import Send
 from swift_loader.threads import LoaderThread
@@ -161,11 +162,14 @@ def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -
 class CoroutineCrew:
     """Workers that do one task at a time each, all on one event loop."""
 
-    def __init__(self, job: AsyncJob, num_workers: int, loop: asyncio.AbstractEventLoop) -> None:
+    aftermath = ""
+    """As in `ThreadCrew`: it is cancelled."""
+
+    def __init__(self, job: AsyncJob, loop: asyncio.AbstractEventLoop) -> None:
         """Make the workers. `job` runs for all of them at the same time, on `loop`, which runs in another thread."""
         self._job = job
         self._loop = loop
-        self._waiting: list[deque[Send]] = [deque() for _ in range(num_workers)]
+        self._waiting = defaultdict[int, deque[Send]](deque)
         """Of each worker: the tasks after the one that it does. Only the loop's thread uses it."""
         self._running: dict[int, asyncio.Task[None]] = {}
         """By worker. Only the loop's thread uses it."""
@@ -176,15 +180,32 @@ class CoroutineCrew:
         """Remember where events go."""
         self._post = post
 
+    def add(self, worker: int) -> None:
+        """Do nothing: a worker begins with its first task."""
+
+    def give_up(self, worker: int, then: Callable[[], None]) -> None:
+        """Cancel what a worker does. Calls `then` on the loop, which a coroutine may block."""
+
+        def cancel() -> None:
+            self._waiting[worker].clear()
+            if worker in self._running:
+                self._running[worker].cancel()
+            then()
+
+        call_soon(self._loop, cancel)
+
     def send(self, task: Send) -> None:
         """Have a worker do a task after those that it has."""
         call_soon(self._loop, lambda: self._take(task))
 
     def stack(self, worker: int) -> str:
         """Return where a coroutine is suspended."""
-        task = self._running.get(worker)
-        frames = [] if task is None else task.get_stack(limit=4)
-        return "\n".join(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}' for frame in frames)
+        task, places = self._running.get(worker), list[str]()
+        awaited: Any = None if task is None else task.get_coro()
+        while (frame := getattr(awaited, "cr_frame", None)) is not None:
+            places.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+            awaited = awaited.cr_await
+        return "\n".join(places[2:])  # from the user's code on
 
     def stop(self) -> None:
         """Begin no more tasks, and cancel those that run."""
@@ -218,4 +239,4 @@ class CoroutineCrew:
             del self._running[task.worker]
 
     def __repr__(self) -> str:
-        return f"<CoroutineCrew of {len(self._waiting)}, {len(self._running)} busy>"
+        return f"<CoroutineCrew, {len(self._running)} busy>"

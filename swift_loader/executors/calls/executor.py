@@ -3,22 +3,41 @@
     loop's thread, or the receiver thread    ThreadInbox.wait; carry_out, under the dispatcher's dispatch lock
     the crew's threads                       the user's function
 
-No call can be killed. A call that hangs ends the loop's wait with an error, if there is a timeout.
+A call that takes longer than the timeout ends the loop's wait with an error, or it is left out: a coroutine is
+cancelled, and another thread takes the place of a thread, which can't be killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import Inbox, ToDo
-from swift_loader.executors.calls.crew import Crew
+from swift_loader.executors.calls.event_loop import CoroutineCrew
+from swift_loader.executors.calls.threads import ThreadCrew
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import Plan, PlanSettings
-from swift_loader.scheduler.messages import Event, ExecutorFailed, Kill, Ready, Send, Stall, TemplateLost, WorkerLost
+from swift_loader.scheduler.messages import (
+    Answered,
+    Death,
+    Disconnected,
+    Ended,
+    Event,
+    ExecutorFailed,
+    Kill,
+    Ready,
+    Reap,
+    Send,
+    Stall,
+    Start,
+    TemplateLost,
+    WorkerLost,
+)
 from swift_loader.scheduler.queues import Limits
 from swift_loader.scheduler.work import Work
 
@@ -35,12 +54,20 @@ class CallExecutor:
     """What is handed over lies in no slot."""
 
     def __init__(
-        self, crew: Crew, num_workers: int, name: str, settings: PlanSettings, describe: Callable[[Work], str]
+        self,
+        crew: ThreadCrew | CoroutineCrew,
+        num_workers: int,
+        name: str,
+        settings: PlanSettings,
+        describe: Callable[[Work], str],
+        *,
+        leaves_stalled_out: bool,
     ) -> None:
         """Make an executor that isn't started.
 
         `num_workers`: tasks that the crew does at the same time. `name`: of the stage, for errors. `settings`: of a
-        plan without samples. `describe` returns which item a work is, for errors.
+        plan without samples. `describe` returns which item a work is, for errors. `leaves_stalled_out`: as in
+        `SchedulerSettings`.
         """
         self.owner = ProcessOwner()
         """A fork of it has none of the threads."""
@@ -52,11 +79,39 @@ class CallExecutor:
         self._num_workers = num_workers
         self._name = name
         self._describe = describe
+        self._leaves_stalled_out = leaves_stalled_out
+        self._ids: list[int] = []
+        """The id of each worker, by its serial number."""
+        self._stalls: dict[int, WorkerStalled] = {}
+        """The errors of the workers that were killed, by serial number."""
+        self._gone: set[int] = set()
+        """Those of them that are given up."""
+        self._lock = threading.Lock()
+        """Guards what is posted of calls: nothing more may come of one that was given up."""
 
     def start(self) -> None:
         """Start the crew."""
-        self._crew.start(self._mailbox.post)
-        self._mailbox.post(Ready(worker, worker) for worker in range(self._num_workers))
+        self._crew.start(self._post)
+        for worker_id in range(self._num_workers):
+            self._begin(worker_id)
+
+    def _begin(self, worker_id: int) -> None:
+        serial = len(self._ids)
+        self._ids.append(worker_id)
+        self._crew.add(serial)
+        self._mailbox.post([Ready(serial, worker_id)])
+
+    def _post(self, events: Iterable[Event]) -> None:
+        """Take the events of a call. Any thread."""
+        with self._lock:
+            self._mailbox.post(
+                event for event in events if not (isinstance(event, Answered) and event.worker in self._gone)
+            )
+
+    def _let_go(self, worker: int) -> None:
+        with self._lock:
+            self._gone.add(worker)
+            self._mailbox.post([Disconnected(worker, self._ids[worker])])
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Do nothing: a function depends on no plan."""
@@ -66,20 +121,30 @@ class CallExecutor:
         raise RuntimeError(f"stage {self._name!r} has {self._num_workers} workers, and can't have {num_workers}")
 
     def carry_out(self, action: ToDo) -> list[Any]:
-        """Send a task. Instead of killing a worker, give up: no call can be killed."""
+        """Send a task. Give a worker up whose call takes too long, or end the run."""
         if isinstance(action, Send):
             self._crew.send(action)
-        else:
-            assert isinstance(action, Kill), f"a call is never lost: {action}"
-            self._mailbox.post([ExecutorFailed(self._stalled(action.stall))])
+        elif isinstance(action, Kill):
+            error = self._stalls[action.worker] = action.stall.error = self._stalled(action.stall)
+            if self._leaves_stalled_out:
+                self._crew.give_up(action.worker, partial(self._let_go, action.worker))
+            else:
+                self._mailbox.post([ExecutorFailed(error)])
+        elif isinstance(action, Reap):
+            is_gone = action.worker in self._gone  # else a coroutine blocks its loop
+            self._mailbox.post(
+                [Ended(action.worker, Death()) if is_gone else ExecutorFailed(self._stalls[action.worker])]
+            )
+        elif isinstance(action, Start):
+            self._begin(action.worker_id)
         return []
 
     def _stalled(self, stall: Stall) -> WorkerStalled:
         stack = "" if stall.worker is None else self._crew.stack(stall.worker)
         item = "" if stall.work is None else f", {self._describe(stall.work)},"
         return WorkerStalled(
-            f"stage {self._name!r}{item} has taken {stall.busy_s:.1f} s, longer than its timeout. A call can't be "
-            f"killed, so its thread stays until the function returns{attached(traces=stack)}"
+            f"stage {self._name!r}{item} has taken {stall.busy_s:.1f} s, longer than its timeout{self._crew.aftermath}"
+            f"{attached(traces=stack)}"
         )
 
     def error_of(self, cause: WorkerLost | Stall | BaseException) -> BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from swift_loader.executors.calls.crew import Post
+from swift_loader.executors.calls import Post
 from swift_loader.executors.thread.task_thread import TaskThread
 from swift_loader.scheduler.messages import Send
 
@@ -16,22 +16,30 @@ Job = Callable[[Send, Post], None]
 class ThreadCrew:
     """Threads that do one task at a time each."""
 
-    def __init__(self, job: Job, num_threads: int, name: str) -> None:
-        """Make the threads, without starting them. `job` runs in all of them at the same time.
+    aftermath = ". A call can't be killed, so its thread stays until the function returns"
+    """What becomes of a call that takes too long."""
 
-        `name`: what they are for.
-        """
+    def __init__(self, job: Job, name: str) -> None:
+        """Make a crew of no threads. `job` runs in all of them at the same time. `name`: what they are for."""
         self._job = job
+        self._name = name
         self._post: Post = print  # until `start`
-        self._threads: list[TaskThread[Send]] = [
-            TaskThread(self._serve, f"{name}-{number}") for number in range(num_threads)
-        ]
+        self._threads: dict[int, TaskThread[Send]] = {}
+        """By the worker's serial number."""
 
     def start(self, post: Post) -> None:
-        """Start the threads."""
+        """Remember where events go."""
         self._post = post
-        for thread in self._threads:
-            thread.start()
+
+    def add(self, worker: int) -> None:
+        """Start another thread."""
+        thread = self._threads[worker] = TaskThread(self._serve, f"{self._name}-{worker}")
+        thread.start()
+
+    def give_up(self, worker: int, then: Callable[[], None]) -> None:
+        """Let a thread end after its current call, and wait for it no more. Calls `then`."""
+        self._threads.pop(worker).stop()
+        then()
 
     def send(self, task: Send) -> None:
         """Have a thread do a task after those that it has."""
@@ -43,13 +51,13 @@ class ThreadCrew:
 
     def stop(self) -> None:
         """Let the threads end after their current tasks."""
-        for thread in self._threads:
+        for thread in list(self._threads.values()):
             thread.stop()
 
     def join(self, limit_s: float) -> None:
         """Wait for the threads. One that hangs in the user's code is left alone."""
         deadline_s = time.monotonic() + limit_s
-        for thread in self._threads:
+        for thread in list(self._threads.values()):
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _serve(self, tasks: Iterator[Send]) -> None:
