@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from swift_loader.checks import check_choice, check_integer, check_optional_integer, check_seconds
-from swift_loader.executors.base import Executor
 from swift_loader.executors.calls.event_loop import CoroutineCrew
 from swift_loader.executors.calls.executor import CallExecutor
 from swift_loader.executors.calls.threads import ThreadCrew
 from swift_loader.pipeline import flows
 from swift_loader.pipeline.failures import FailurePolicy
-from swift_loader.pipeline.functions import Kind, as_function, kind_of, name_of
+from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited, awaited_step, called, stepped
 from swift_loader.pipeline.nodes import Node, Opening
-from swift_loader.pipeline.processes import MAX_RESTARTS, delivery_options, process_executor
+from swift_loader.pipeline.processes import process_executor
 from swift_loader.pipeline.run import Run
 from swift_loader.pipeline.wording import item_of
 from swift_loader.sampling.plan import PlanSettings
@@ -27,6 +25,9 @@ from swift_loader.scheduler.scheduler import SchedulerSettings
 
 MAX_CONCURRENCY = 1024
 """Of one stage."""
+
+MAX_RESTARTS = 3
+"""How many processes in a row with one id are replaced before one of them gives a result."""
 
 MAX_TASKS = 16
 """How many items may wait at one worker."""
@@ -63,46 +64,6 @@ class Map(Node):
     """Items that are worked on, or whose results wait."""
     name: str
 
-    @classmethod
-    def of(
-        cls,
-        function: Any,
-        *,
-        concurrency: int,
-        on: str | None,
-        output_order: str,
-        on_error: str,
-        max_errors: int | None,
-        timeout: float | None,
-        buffer_size: int | None,
-        name: str | None,
-    ) -> Map:
-        """Check the arguments of `Pipeline.map`."""
-        function = as_function(function)
-        kind = kind_of(function)
-        workers = check_integer("concurrency", concurrency, 1, MAX_CONCURRENCY)
-        default = Where.LOOP if kind.is_async else Where.THREAD
-        where = default if on is None else check_choice("on", on, Where)
-        if kind.is_async != (where is Where.LOOP):
-            allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
-            raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r} isn't allowed; it must be 'raise' or 'skip'")
-        if max_errors is not None and on_error == "raise":
-            raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; give on_error='skip'")
-        waiting = check_optional_integer("buffer_size", buffer_size, 0)
-        return cls(
-            function,
-            workers,
-            where,
-            check_choice("output_order", output_order, OutputOrder),
-            skips_failures=on_error == "skip",
-            max_errors=check_optional_integer("max_errors", max_errors, 0),
-            timeout_s=check_seconds("timeout", timeout),
-            max_in_flight=workers + (workers if waiting is None else waiting),
-            name=name or name_of(function),
-        )
-
     @property
     def counts(self) -> bool:
         """A generator's results are counted."""
@@ -121,7 +82,9 @@ class Map(Node):
         plan = PlanSettings.of_seed(key)
         policy = FailurePolicy(self.name, self.skips_failures, self.max_errors)
         if self.where is Where.PROCESS:
-            executor = self._processes(plan)
+            executor = process_executor(
+                self.function, self.concurrency, settings, plan, self.name, gives_list=is_generator
+            )
             results = run.stage(items, executor, settings, plan, policy).results()
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
         job = self._job(key)
@@ -158,11 +121,6 @@ class Map(Node):
         )
         restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
         return SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=self.skips_failures)
-
-    def _processes(self, plan: PlanSettings) -> Executor:
-        in_order = self.order is OutputOrder.INPUT
-        delivery = delivery_options(self.concurrency, self.max_in_flight, self.timeout_s, in_order=in_order)
-        return process_executor(self.function, self.concurrency, delivery, plan, self.name, gives_list=self.counts)
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, unless some are left out."""

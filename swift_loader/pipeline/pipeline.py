@@ -10,8 +10,9 @@ from swift_loader.checks import check_choice, check_flag, check_integer, check_o
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.epoch_sampler import EpochSampler
 from swift_loader.pipeline.epochs import Epochs
+from swift_loader.pipeline.functions import as_function, kind_of, name_of
 from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
-from swift_loader.pipeline.maps import Map, OutputOrder
+from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import (
     Batch,
     Cache,
@@ -76,7 +77,7 @@ class Pipeline:
         return pipeline
 
     def _with(self, node: Node) -> Pipeline:
-        return self._made(self._chain.then(node), self._seed)
+        return Pipeline._made(self._chain.then(node), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
 
@@ -117,17 +118,30 @@ class Pipeline:
             TypeError: An argument has the wrong type.
             ValueError: A value is out of its range, or two exclude each other.
         """
+        function = as_function(function)
+        kind = kind_of(function)
+        workers = check_integer("concurrency", concurrency, 1, MAX_CONCURRENCY)
+        default = Where.LOOP if kind.is_async else Where.THREAD
+        where = default if on is None else check_choice("on", on, Where)
+        if kind.is_async != (where is Where.LOOP):
+            allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
+            raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r} isn't allowed; it must be 'raise' or 'skip'")
+        if max_errors is not None and on_error == "raise":
+            raise ValueError(f"max_errors={max_errors} has no effect with on_error='raise'; give on_error='skip'")
+        waiting = check_optional_integer("buffer_size", buffer_size, 0)
         return self._with(
-            Map.of(
+            Map(
                 function,
-                concurrency=concurrency,
-                on=on,
-                output_order=output_order,
-                on_error=on_error,
-                max_errors=max_errors,
-                timeout=timeout,
-                buffer_size=buffer_size,
-                name=name,
+                workers,
+                where,
+                check_choice("output_order", output_order, OutputOrder),
+                skips_failures=on_error == "skip",
+                max_errors=check_optional_integer("max_errors", max_errors, 0),
+                timeout_s=check_seconds("timeout", timeout),
+                max_in_flight=workers + (workers if waiting is None else waiting),
+                name=name or name_of(function),
             )
         )
 
@@ -229,7 +243,7 @@ class Pipeline:
                 raise TypeError(f"a {type(pipeline).__name__} can't be merged or mixed; make a Pipeline of it")
         chains = tuple(pipeline._chain for pipeline in pipelines)  # noqa: SLF001 - of this class
         seeds = tuple(pipeline._seed for pipeline in pipelines)  # noqa: SLF001
-        return cls._made(Chain(Gathered(chains, seeds, join)), seeds[0] if seed is None else seed)
+        return Pipeline._made(Chain(Gathered(chains, seeds, join)), seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 
@@ -313,4 +327,4 @@ class Pipeline:
         """Return the graph; while it runs, with what each stage is doing."""
         run = self._epochs.run
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
-        return "\n".join(["Pipeline", *lines])
+        return "\n".join([type(self).__name__, *lines])

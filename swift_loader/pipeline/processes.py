@@ -16,13 +16,11 @@ from swift_loader.options import DeliveryOptions, WorkerType
 from swift_loader.pipeline.items import Marker
 from swift_loader.pipeline.wording import StageWording
 from swift_loader.sampling.plan import PlanSettings
+from swift_loader.scheduler.scheduler import SchedulerSettings
 from swift_loader.worker.fetch import OnError
 from swift_loader.worker.seeding import Rng
 from swift_loader.worker.spec import StartMethod, WorkerOptions, WorkerSpec
 from swift_loader.worker.torch_mode import TorchMode
-
-MAX_RESTARTS = 3
-"""How many workers in a row with one id are replaced before one of them gives a result."""
 
 
 class Calls:
@@ -50,7 +48,7 @@ def as_it_is(value: Any) -> Any:
 def process_executor(
     function: Callable[[Any], Any],
     num_workers: int,
-    delivery: DeliveryOptions,
+    settings: SchedulerSettings,
     plan: PlanSettings,
     stage: str,
     *,
@@ -58,7 +56,7 @@ def process_executor(
 ) -> Executor:
     """Return an executor of worker processes. It isn't started.
 
-    `function` is called with each item. It is sent to the processes. `delivery`: how far ahead they may work. `plan`
+    `function` is called with each item. It is sent to the processes. `settings`: how far ahead they may work. `plan`
     has the seed of what the function draws. `stage`: its name, for errors. `gives_list`: the function is a generator.
     """
     mode = TorchMode(
@@ -85,26 +83,21 @@ def process_executor(
         dataset_per_worker=False,
         torch=mode,
     )
-    starter = make_starter(WorkerSpec(options, plan), delivery, StageWording(stage))
-    return make_executor(starter, Metrics(enabled=False), logger.debug)
-
-
-def delivery_options(
-    num_workers: int, max_in_flight: int, timeout_s: float | None, *, in_order: bool
-) -> DeliveryOptions:
-    """Return how the results of a stage's processes come to it."""
-    return DeliveryOptions(
+    limits = settings.limits
+    delivery = DeliveryOptions(
         num_workers=num_workers,
         worker_type=WorkerType.PROCESS,
-        in_order=in_order,
-        max_in_flight=max_in_flight,
-        max_ready_per_worker=max_in_flight,
-        max_tasks=16,
+        in_order=limits.in_order,
+        max_in_flight=limits.max_in_flight,
+        max_ready_per_worker=limits.max_ready_per_worker,
+        max_tasks=limits.max_tasks,
         thread_per_worker=True,
         batch_decoder=None,
-        timeout_s=timeout_s,
+        timeout_s=settings.timeout_s,
         stall_warning_s=None,
-        max_restarts=MAX_RESTARTS,
+        max_restarts=settings.max_restarts,
         max_on_device=1,
         pin_memory=False,
     )
+    starter = make_starter(WorkerSpec(options, plan), delivery, StageWording(stage))
+    return make_executor(starter, Metrics(enabled=False), logger.debug)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any
 
 from swift_loader.checks import check_choice, check_integer
-from swift_loader.pipeline.epoch_sampler import EpochSampler
 from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.maps import OutputOrder
 from swift_loader.pipeline.pipeline import Pipeline
 
 
-class StageLoader:
+class StageLoader(Pipeline):
     """Batches from any source, through functions that run at the same time.
 
         loader = StageLoader(paths, preprocessor=decode, batch_size=32, aggregator=batchify, transfer_fn=to_gpu)
         for batch in loader:
             train(batch)
 
-    Each iteration is an epoch.
+    It is a `Pipeline`. Each iteration is an epoch.
     """
 
     def __init__(
@@ -77,61 +75,5 @@ class StageLoader:
             if kind_of(transfer_fn) is not Kind.FUNCTION:
                 raise TypeError(f"transfer_fn is a {kind_of(transfer_fn).value}; it must be a plain function")
             pipeline = pipeline.map(transfer_fn, buffer_size=0)
-        self._pipeline = pipeline.prefetch(buffer_size, timeout=timeout)
-
-    def __iter__(self) -> Iterator[Any]:
-        """See `Pipeline.__iter__`."""
-        return iter(self._pipeline)
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch: a maximum, if results may be None.
-
-        Raises:
-            TypeError: It isn't known.
-        """
-        return len(self._pipeline)
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `Pipeline.set_epoch`."""
-        self._pipeline.set_epoch(epoch)
-
-    @property
-    def sampler(self) -> EpochSampler:
-        """What frameworks call `set_epoch` of."""
-        return self._pipeline.sampler
-
-    @property
-    def batch_sampler(self) -> None:
-        """None: there is no batch sampler. Lightning reads this attribute."""
-
-    @property
-    def is_exact(self) -> bool:
-        """See `Pipeline.is_exact`."""
-        return self._pipeline.is_exact
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Pipeline.state_dict`."""
-        return self._pipeline.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Pipeline.load_state_dict`."""
-        self._pipeline.load_state_dict(state)
-
-    def report(self) -> dict[str, Any]:
-        """See `Pipeline.report`."""
-        return self._pipeline.report()
-
-    def close(self) -> None:
-        """See `Pipeline.close`."""
-        self._pipeline.close()
-
-    def __enter__(self) -> StageLoader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._pipeline).replace("Pipeline", "StageLoader", 1)
+        pipeline = pipeline.prefetch(buffer_size, timeout=timeout)
+        self._set_up(pipeline._chain, pipeline._seed)  # noqa: SLF001 - of its own class

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DistributedSampler
 
-from swift_loader.pipeline import Pipeline, StageLoader
+from swift_loader.pipeline import Pipeline
 from tests.support.helpers import exhaustive
 
 
@@ -44,12 +44,6 @@ def test_set_epoch_reaches_the_sources_inside_joined_pipelines(join: str) -> Non
     for epoch in (5, 2):
         pipeline.set_epoch(epoch)
         assert sorted(pipeline) == [("one", epoch), ("other", epoch)]
-
-
-def test_set_epoch_of_a_stage_loader_reaches_its_source() -> None:
-    loader = StageLoader(OfEpochs("one"))
-    loader.set_epoch(3)
-    assert list(loader) == [("one", 3)]
 
 
 def test_a_source_without_set_epoch_needs_none() -> None:

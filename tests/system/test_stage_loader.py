@@ -52,42 +52,31 @@ def test_preprocessor_is_a_generator_or_async_generator(loader_class: Any) -> No
         assert sorted(loader_class(range(30), preprocessor=function)) == expected
 
 
-@both
-def test_preprocessor_is_a_dict_to_look_items_up(loader_class: Any) -> None:
-    assert sorted(loader_class(["a", "b"], preprocessor={"a": 1, "b": 2})) == [1, 2]
+def odd(number: int) -> int | None:
+    return number if number % 2 else None
+
+
+async def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "preprocessor is a dict to look items up": ({"preprocessor": dict(enumerate("abcdefg"))}, list("abcdefg")),
+    "a result that is None is left out": ({"preprocessor": odd, "batch_size": 2, "aggregator": sum}, [4, 5]),
+    "batch_size makes lists": ({"batch_size": 3}, [[0, 1, 2], [3, 4, 5], [6]]),
+    "drop_last leaves the rest out": ({"batch_size": 3, "drop_last": True}, [[0, 1, 2], [3, 4, 5]]),
+    "aggregator gets lists": ({"batch_size": 4, "aggregator": sum}, [6, 15]),
+    "aggregator is a coroutine": ({"batch_size": 4, "aggregator": total}, [6, 15]),
+    "aggregator without batch_size gets items": ({"aggregator": functions.plus_one}, list(range(1, 8))),
+}
 
 
 @both
-def test_a_result_that_is_none_is_left_out(loader_class: Any) -> None:
-    def odd(number: int) -> int | None:
-        return number if number % 2 else None
-
-    loader = loader_class(range(9), preprocessor=odd, batch_size=2, aggregator=sum, output_order="input")
-    assert list(loader) == [4, 12]
-
-
-@both
-def test_batch_size_makes_lists(loader_class: Any) -> None:
-    assert list(loader_class(range(7), batch_size=3)) == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-@both
-def test_drop_last_leaves_the_rest_out(loader_class: Any) -> None:
-    assert list(loader_class(range(7), batch_size=3, drop_last=True)) == [[0, 1, 2], [3, 4, 5]]
-
-
-@both
-def test_aggregator_gets_lists(loader_class: Any) -> None:
-    async def total(numbers: list[int]) -> int:
-        return sum(numbers)
-
-    for aggregator in (sum, total):
-        assert sorted(loader_class(range(6), batch_size=3, aggregator=aggregator)) == [3, 12]
-
-
-@both
-def test_aggregator_without_batch_size_gets_items(loader_class: Any) -> None:
-    assert sorted(loader_class(range(3), aggregator=functions.plus_one)) == [1, 2, 3]
+@pytest.mark.parametrize("case", CASES)
+def test_each_parameter_does_as_in_spdl(loader_class: Any, case: str) -> None:
+    options, expected = CASES[case]
+    loader = loader_class(range(7), output_order="input", **options)
+    assert [list(loader) for _ in range(2)] == [expected] * 2
 
 
 @both
@@ -172,19 +161,6 @@ def test_output_order_input_keeps_the_order_of_the_source(loader_class: Any) -> 
     assert list(loader) == list(range(40))
 
 
-@both
-def test_each_iteration_goes_through_the_source_again(loader_class: Any) -> None:
-    loader = loader_class([3, 4], preprocessor=functions.plus_one, output_order="input")
-    assert [list(loader) for _ in range(3)] == [[4, 5]] * 3
-
-
-@both
-def test_leaving_the_loop_ends_everything(loader_class: Any) -> None:
-    loader = loader_class(range(100), preprocessor=functions.plus_one)
-    for _ in loader:
-        break
-
-
 @pytest.mark.parametrize("stage", ["preprocessor", "aggregator", "transfer_fn"])
 def test_nothing_is_dropped_silently(stage: str) -> None:
     def fail(value: Any) -> Any:
@@ -201,12 +177,6 @@ def test_items_that_fail_are_left_out_on_request() -> None:
     with pytest.warns(SwiftLoaderWarning, match="1 of 10 items failed"):
         assert list(loader) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert loader.report()["num_failures"] == 1
-
-
-def test_len_counts_batches() -> None:
-    assert len(StageLoader(range(10), preprocessor=functions.plus_one, batch_size=4, aggregator=sum)) == 3
-    with pytest.raises(TypeError, match="isn't known"):
-        len(StageLoader(Numbers(10)))
 
 
 def test_wrong_arguments_are_refused() -> None:
