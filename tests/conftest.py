@@ -135,6 +135,14 @@ def _stop_roots() -> None:
     ROOTS.stop()
 
 
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What hangs in threads until the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 14 JPEG files, of several sizes, in two classes."""

@@ -177,10 +177,13 @@ class Pour:
         try:
             key_this_thread(_fetching(task, self._seed))
             for result in self._function(value):
+                full_s = time.perf_counter()
                 if not relay.put(result):
                     break
+                began_s += time.perf_counter() - full_s
         except BaseException as raised:
             error = raised
+        relay.busy_s = time.perf_counter() - began_s
         relay.end(error)
 
     def close(self) -> None:
@@ -211,10 +214,13 @@ class AwaitPour:
         try:
             async with contextlib.aclosing(_with_aclose(self._function(value))) as results:
                 async for result in results:
+                    full_s = time.perf_counter()
                     await room.acquire()
+                    began_s += time.perf_counter() - full_s
                     poured.put(result)
         except BaseException as raised:  # even a CancelledError, as in `OnLoop`
             error = raised
+        poured.busy_s = time.perf_counter() - began_s
         poured.end(error)
 
 

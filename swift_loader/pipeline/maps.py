@@ -85,7 +85,7 @@ class Map(Node):
             executor = process_executor(
                 self.function, self.concurrency, settings, plan, self.name, gives_list=is_generator
             )
-            results = run.stage(items, executor, settings, plan, policy).results()
+            results = run.stage(items, executor, settings, plan, policy, self.concurrency).results()
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
         job = self._job(key)
         crew = CoroutineCrew(job, run.loop()) if self.where is Where.LOOP else ThreadCrew(job, self.name)
@@ -94,7 +94,7 @@ class Map(Node):
         )
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
         goes_on = is_generator and not in_order
-        stage = run.stage(items, executor, settings, plan, policy, stops, goes_on=goes_on)
+        stage = run.stage(items, executor, settings, plan, policy, self.concurrency, stops, goes_on=goes_on)
         if not is_generator:
             return stage.results()
         return stage.all_results(opening.start, opening.num_skipped) if in_order else stage.any_results(opening.start)

@@ -308,7 +308,13 @@ class Pipeline:
     # What it does -----------------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """Return what each stage of the latest iteration has done: items, rates, shares of its time that it waited."""
+        """Return what each stage of the latest iteration has done, and the items that were left out.
+
+        "stages" has for each stage items, rates and shares of its time from 0 to 1. For one with workers: "busy",
+        seconds of a call ("call_s_p50", "call_s_p99"), and how full the queues before and after the workers were on
+        average ("queue_in_front", "queue_behind"). The stage to widen is busy, its queue in front full, the one behind
+        empty.
+        """
         return self._epochs.tally.report()
 
     def close(self) -> None:

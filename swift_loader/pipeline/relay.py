@@ -49,6 +49,8 @@ class Relay(Generic[Thing]):
         self._closed = threading.Event()
         self.is_over = False
         """Whether nothing more will be added."""
+        self.busy_s: float | None = None
+        """How long the giver was at the things, if it says so."""
         self.error: BaseException | None = None
         """Why nothing more is added, if that isn't the regular end."""
 

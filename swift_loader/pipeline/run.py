@@ -90,17 +90,19 @@ class Run:
         settings: SchedulerSettings,
         plan: PlanSettings,
         policy: FailurePolicy,
+        concurrency: int,
         stops: Iterable[Callable[[], None]] = (),
         *,
         goes_on: bool = False,
     ) -> Stage:
         """Start a stage. `stops` are called when the run is closed, before any thread is waited for."""
         stats = self.note(policy.stage)
-        stage = Stage(upstream, executor, settings, policy, stats, self.epoch, goes_on=goes_on)
+        stage = Stage(upstream, executor, settings, policy, stats, self.epoch, concurrency, goes_on=goes_on)
         self.tally.policies.append(policy)
         self._stages.append(stage)
         self._stops += stops
         stage.start(plan)
+        stats.began_s = time.perf_counter()  # starting processes takes a while
         return stage
 
     def prefetched(self, upstream: Iterator[Item], num_items: int, timeout_s: float | None) -> Iterator[Item]:
@@ -137,6 +139,7 @@ class Run:
         if not self._owner.is_here():
             return
         deadline_s = time.monotonic() + CLOSE_LIMIT_S
+        self.tally.ended_s = self.tally.ended_s or time.perf_counter()
         for stop in (*self._stops, *(stage.stop for stage in self._stages), *(relay.close for relay in self._relays)):
             stop()
 

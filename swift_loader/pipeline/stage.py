@@ -22,7 +22,7 @@ from swift_loader.pipeline.flows import beginning
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.jobs import Rest
 from swift_loader.pipeline.relay import Relay
-from swift_loader.pipeline.stats import StageStats
+from swift_loader.pipeline.stats import Calls, StageStats
 from swift_loader.pipeline.wording import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
@@ -40,6 +40,7 @@ class Stage:
         policy: FailurePolicy,
         stats: StageStats,
         epoch: int,
+        concurrency: int,
         *,
         goes_on: bool = False,
     ) -> None:
@@ -52,7 +53,12 @@ class Stage:
         self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
         self._notices: deque[str] = deque()
         metrics = Metrics(enabled=False)
-        self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=self._notices.append)
+        max_fed = self._feed.relay.max_things
+        self._calls = stats.calls = Calls(
+            concurrency, limits.max_in_flight, limits.max_in_flight - concurrency + max_fed
+        )
+        self._scheduler = Scheduler(settings)
+        self._dispatcher = Dispatcher(executor, self._scheduler, metrics=metrics, on_restart=self._notices.append)
         self._policy = policy
         self._stats = stats
         self._filler = Filler(upstream, self._put, self._feed.end, stats)
@@ -106,6 +112,7 @@ class Stage:
     def _poured(self, relay: Relay[Any], number: int) -> Iterator[Any]:
         try:
             yield from relay
+            self._calls.note(relay.busy_s)
         except BaseException as error:
             if relay.error is not error:  # thrown in by who iterates
                 raise
@@ -149,7 +156,7 @@ class Stage:
 
         Raises the executor's error if it failed, or upstream's, after all results.
         """
-        feed, num_taken = self._feed, 0
+        feed, scheduler, calls, num_taken = self._feed, self._scheduler, self._calls, 0
         while True:
             delivery = self._dispatcher.next_batch()
             while self._notices:
@@ -157,6 +164,9 @@ class Stage:
             if delivery.work is not None:
                 num_taken += 1
                 delivery.keep()
+                calls.note_queues(feed.num_put - num_taken, scheduler.ledger.num_ready)
+                if not isinstance(delivery.batch, Relay):
+                    calls.note(delivery.build_s)
                 assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 yield delivery, delivery.work
                 del delivery

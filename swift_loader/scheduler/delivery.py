@@ -69,6 +69,8 @@ class Delivery:
     """The state of the worker's dataset after the batch, if it came with the batch: a packed `Snapshot`."""
     arrival: tuple[int, ...] | None = None
     """What was measured of the batch, see `Metrics.note_arrival`. None if it wasn't measured."""
+    build_s: float | None = None
+    """How long the worker took. None if it has built no batch."""
     num_before: int | None = None
     """How many batches of the generation were delivered before it. None if it is of no batch."""
     is_end: bool = False

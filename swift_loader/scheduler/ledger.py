@@ -154,7 +154,7 @@ class Ledger:
             return None
         batch = self._batches[sequence]
         batch.batch, batch.error, batch.lease = answer.batch, answer.error, answer.lease
-        batch.snapshot, batch.arrival = answer.snapshot, answer.arrival
+        batch.snapshot, batch.arrival, batch.build_s = answer.snapshot, answer.arrival, answer.build_s
         batch.state = BatchState.READY
         self._ready[sequence] = batch
         if not self._limits.in_order and batch.work is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -50,6 +51,24 @@ FUNCTIONS: dict[str, tuple[Callable[[int], Any], str | None, Callable[[int], lis
 def uneven(number: int) -> int:
     """Take longer for some items than for others."""
     time.sleep(0.002 * (number % 7 == 0))
+    return number
+
+
+def hanging_at(position: int, released: threading.Event, begun: list[int] | None = None) -> Callable[[int], int]:
+    """Return a function that hangs at an item."""
+
+    def hang(number: int) -> int:
+        if number == position:
+            if begun is not None:
+                begun.append(position)
+            released.wait(60)
+        return number
+
+    return hang
+
+
+async def async_hangs_at_three(number: int) -> int:
+    await asyncio.sleep(60 if number == 3 else 0)
     return number
 
 

@@ -17,7 +17,6 @@ import pytest
 from swift_loader import LoaderClosed, RemoteTraceback, SwiftLoaderWarning, TooManyErrors, WorkerStalled
 from swift_loader.pipeline import ItemFailure, Pipeline
 from tests.support import stage_functions as functions
-from tests.support.helpers import wait_until
 from tests.support.stage_functions import FUNCTIONS, AsyncNumbers, Numbers
 
 NUM = 60
@@ -343,55 +342,27 @@ def test_a_closed_pipeline_says_so_and_can_be_iterated_over_again() -> None:
 
 
 @pytest.mark.parametrize("where", ["source", "thread", "coroutine"])
-def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str) -> None:
-    released = threading.Event()
-
-    def hang(number: int) -> int:
-        if number == 3:
-            released.wait(60)
-        return number
-
-    async def async_hang(number: int) -> int:
-        if number == 3:
-            await asyncio.sleep(60)
-        return number
-
-    def source() -> Iterator[int]:
-        for number in range(10):
-            yield hang(number)
-
+def test_a_hanging_stage_ends_the_wait_and_close_returns(where: str, released: threading.Event) -> None:
+    hang = functions.hanging_at(3, released)
     pipeline = {
-        "source": lambda: Pipeline(source()).map(functions.plus_one),
+        "source": lambda: Pipeline(map(hang, range(10))).map(functions.plus_one),
         "thread": lambda: Pipeline(range(10)).map(hang, concurrency=2),
-        "coroutine": lambda: Pipeline(range(10)).map(async_hang, concurrency=2),
+        "coroutine": lambda: Pipeline(range(10)).map(functions.async_hangs_at_three, concurrency=2),
     }[where]()
     with pytest.raises(WorkerStalled, match=r"no item came within timeout=0.2 s:(.|\n)*waiting for input"):
         list(pipeline.prefetch(2, timeout=0.2))
-    before = threading.active_count()
-    released.set()
-    if where != "coroutine":  # it was cancelled
-        wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
-
-
-def test_a_call_that_takes_too_long_is_named_with_its_stack() -> None:
-    released = threading.Event()
-
-    def decode(number: int) -> int:
-        if number == 3:
-            released.wait(60)
-        return number
-
-    with pytest.raises(WorkerStalled, match=r"stage 'decode', item 3, has taken(.|\n)*in decode"):
-        list(Pipeline(range(10)).map(decode, concurrency=2, timeout=0.2))
-    before = threading.active_count()
-    released.set()
-    wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_generator_that_takes_too_long_ends_the_wait(is_async: bool) -> None:
-    released = threading.Event()
+def test_a_call_that_takes_too_long_is_named_with_its_stack(is_async: bool, released: threading.Event) -> None:
+    function: Any = functions.async_hangs_at_three if is_async else functions.hanging_at(3, released)
+    pipeline = Pipeline(range(10)).map(function, concurrency=2, timeout=0.2, name="decode")
+    with pytest.raises(WorkerStalled, match=rf"'decode', item 3, has taken(.|\n)*in {function.__name__}"):
+        list(pipeline)
 
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_that_takes_too_long_ends_the_wait(is_async: bool, released: threading.Event) -> None:
     def hang(number: int) -> Iterator[int]:
         yield number
         released.wait(60)
@@ -403,10 +374,6 @@ def test_a_generator_that_takes_too_long_ends_the_wait(is_async: bool) -> None:
     function: Any = async_hang if is_async else hang
     with pytest.raises(WorkerStalled, match=r"hang': a generator gave no result within timeout=0.2 s"):
         list(Pipeline(range(3)).map(function, timeout=0.2))
-    before = threading.active_count()
-    released.set()
-    if not is_async:
-        wait_until(lambda: threading.active_count() < before, "the thread that hung has ended")
 
 
 def test_sessions_and_threads_of_the_event_loop_serve_the_next_epoch() -> None:
@@ -454,6 +421,26 @@ def test_memory_is_bounded_by_back_pressure() -> None:
     time.sleep(0.1)  # to pull as much as it will
     assert len(pulled) < 40
     del iterator
+
+
+@pytest.mark.parametrize("name", ["function", "generator"])
+def test_the_report_says_which_stage_to_widen(name: str) -> None:
+    def function(number: int) -> int:
+        time.sleep(0.02)
+        return number
+
+    def generator(number: int) -> Iterator[int]:
+        yield function(number)
+
+    slow: Any = generator if name == "generator" else function
+    pipeline = Pipeline(range(40)).map(functions.plus_one).map(slow, concurrency=2).map(functions.plus_one)
+    list(pipeline)
+    _, before, widen, after = pipeline.report()["stages"]
+    assert widen["busy"] > 0.5 > max(before["busy"], after["busy"])
+    assert widen["call_s_p99"] >= widen["call_s_p50"] >= 0.02
+    assert widen["queue_in_front"] > 0.5 > max(widen["queue_behind"], after["queue_in_front"])
+    assert widen.keys() == before.keys()
+    assert "waiting_for_output" not in widen
 
 
 def test_the_graph_is_shown_and_what_it_does() -> None:

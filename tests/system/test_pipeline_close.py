@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from swift_loader import LoaderClosed
 from swift_loader.pipeline import Pipeline
 from swift_loader.pipeline.closing import close_together
 from tests.support.helpers import wait_until
+from tests.support.stage_functions import hanging_at
 
 NUM = 40
 
@@ -31,27 +32,6 @@ class HangsInProcess:
             self._begun.touch()
             signal.pause()
         return number
-
-
-@pytest.fixture
-def released() -> Iterator[threading.Event]:
-    """Threads that wait for it end with the test."""
-    event, before = threading.Event(), threading.active_count()
-    yield event
-    event.set()
-    wait_until(lambda: threading.active_count() <= before, "what hung has ended")
-
-
-def hanging_at(position: int, released: threading.Event, begun: list[int]) -> Callable[[int], int]:
-    """Return a function that hangs at an item."""
-
-    def hang(number: int) -> int:
-        if number == position:
-            begun.append(position)
-            released.wait()
-        return number
-
-    return hang
 
 
 def close_once(pipeline: Pipeline, hang_all: Callable[[], bool]) -> None:

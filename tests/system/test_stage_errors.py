@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
@@ -90,53 +89,26 @@ def test_a_process_that_hangs_twice_at_an_item_names_stage_and_item() -> None:
 
 
 @pytest.mark.parametrize("where", ["thread", "process", "loop"])
-def test_an_item_that_takes_too_long_is_left_out(where: str) -> None:
-    released, before = threading.Event(), threading.active_count()
-
-    def hang(number: int) -> int:
-        if number == 3:
-            released.wait(60)
-        return number
-
-    async def async_hang(number: int) -> int:
-        await asyncio.sleep(60 if number == 3 else 0)
-        return number
-
-    function: Any = {"thread": hang, "process": hangs_at_three, "loop": async_hang}[where]
+def test_an_item_that_takes_too_long_is_left_out(where: str, released: threading.Event) -> None:
+    threads, loop = functions.hanging_at(3, released), functions.async_hangs_at_three
+    function: Any = {"thread": threads, "process": hangs_at_three, "loop": loop}[where]
     pipeline = Pipeline(range(9)).map(function, on=where, concurrency=2, timeout=1, on_error="skip")
     with pytest.warns(SwiftLoaderWarning, match="1 of 9 items failed in stage .*item 3: WorkerStalled"):
         assert list(pipeline) == [0, 1, 2, 4, 5, 6, 7, 8]
-    released.set()
-    wait_until(lambda: threading.active_count() <= before, "the thread that hung has ended")
 
 
-def test_a_coroutine_that_blocks_its_loop_is_not_left_out() -> None:
-    released = threading.Event()
-
+def test_a_coroutine_that_blocks_its_loop_is_not_left_out(released: threading.Event) -> None:
     async def block(number: int) -> int:
-        released.wait(60)
-        return number
+        return functions.hanging_at(0, released)(number)
 
-    try:
-        error = error_of(Pipeline(range(9)).map(block, timeout=0.2, on_error="skip", name="decode"), WorkerStalled)
-        assert "item 0, has taken" in str(error)
-    finally:
-        released.set()
+    error = error_of(Pipeline(range(9)).map(block, timeout=0.2, on_error="skip", name="decode"), WorkerStalled)
+    assert "item 0, has taken" in str(error)
 
 
-def test_the_item_of_a_stall_is_its_number_behind_a_stage_that_counts() -> None:
-    released = threading.Event()
-
-    def hang(pair: tuple[int, int]) -> tuple[int, int]:
-        if pair == (2, 1):
-            released.wait(20)
-        return pair
-
+def test_the_item_of_a_stall_is_its_number_behind_a_stage_that_counts(released: threading.Event) -> None:
+    hang: Any = functions.hanging_at((2, 1), released)  # type: ignore[arg-type]
     pipeline = Pipeline(range(9)).map(functions.some).map(hang, timeout=0.2, name="decode")
-    try:
-        assert "item 2, has taken" in str(error_of(pipeline, WorkerStalled))
-    finally:
-        released.set()
+    assert "item 2, has taken" in str(error_of(pipeline, WorkerStalled))
 
 
 def test_a_result_that_cannot_be_sent_is_told_with_what_a_pipeline_can_do() -> None:
