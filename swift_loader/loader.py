@@ -150,8 +150,9 @@ class SwiftLoader:
                 differ from run to run, because other workers build the batches. None leaves the generators alone.
                 Worker threads share the generators. So with `worker_type="thread"`, only `sample_rng()` is seeded, and
                 a dataset that draws from the generators gets a warning.
-            on_error: What happens to a sample whose `__getitem__` raises. `"raise"` raises its error, `"skip"` leaves
-                it out of its batch, `"replace"` puts another sample in its place, chosen by (seed, epoch, index) alone.
+            on_error: What happens to a sample whose `__getitem__` raises, or takes longer than half of `timeout` and
+                doesn't end in time. `"raise"` raises its error, `"skip"` leaves it out of its batch, `"replace"` puts
+                another sample in its place, chosen by (seed, epoch, index) alone.
             max_errors: How many samples may fail in one epoch of this rank. An integer counts samples; a float between
                 0 and 1 is a fraction of the rank's samples. One more raises `TooManyErrors`. The count begins with the
                 epoch, or where a run was resumed. None: no limit.

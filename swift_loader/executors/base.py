@@ -16,6 +16,7 @@ from swift_loader.scheduler.messages import (
     Dismiss,
     Event,
     Kill,
+    Look,
     Reap,
     Release,
     ReplaceTemplate,
@@ -27,7 +28,7 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 
-ToDo = Send | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate
+ToDo = Send | Look | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate
 """The actions that an executor carries out."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,15 +19,52 @@ from swift_loader.errors import NoDescriptorsLeft, ProtocolError
 from swift_loader.executors.failures import task_of
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.memory import ReturnedSlots
-from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Lease
 from swift_loader.scheduler.messages import Send
+from swift_loader.scheduler.work import StreamWork, Work
 from swift_loader.transport.counters import CounterReader
 from swift_loader.transport.frames import Frame
-from swift_loader.transport.messages import Batch, BuildReport, Identity, NewPlan, Ready, SegmentMade
+from swift_loader.transport.messages import Batch, BuildReport, Hung, Identity, NewPlan, Ready, SegmentMade
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.task import LostKeys, Task
+from swift_loader.worker.torch_mode import Resume
+
+# Where each worker's dataset continues if another process takes the worker's place. No I/O.
+
+_BEGINNING = (None, 0)
+
+
+class ResumePoints:
+    """The last snapshot of each worker in the current generation, or what the generation began with.
+
+    Whoever listens to workers notes snapshots; whoever holds the dispatch lock begins generations and looks points up.
+    """
+
+    def __init__(self) -> None:
+        self._current: tuple[int, dict[int, tuple[bytes | None, int]]] = (0, {})
+        """The generation, and by worker id: a packed `Resume`, and the turn of the first batch after it. Replaced as a
+        whole: several threads read it."""
+
+    def begin(self, generation: int, resume: Mapping[int, bytes] | None) -> None:
+        """Forget the points so far. `resume` has those at which the new generation begins, by worker id."""
+        self._current = generation, {worker_id: (point, 0) for worker_id, point in (resume or {}).items()}
+
+    def note(self, worker_id: int, generation: int, snapshot: bytes, work: Work) -> None:
+        """Note a snapshot that was taken after this work. One of an earlier generation is ignored."""
+        current, points = self._current
+        if current == generation:
+            turn = work.turn + 1 if isinstance(work, StreamWork) else 0
+            points[worker_id] = Resume(snapshot).pack(), turn
+
+    def of(self, worker_id: int) -> tuple[bytes | None, int]:
+        """Return the point of a worker: a packed `Resume`, and the turn of the first batch after it."""
+        return self._current[1].get(worker_id, _BEGINNING)
+
+    def __repr__(self) -> str:
+        generation, points = self._current
+        return f"<ResumePoints of generation {generation}: {len(points)} workers>"
+
 
 COUNTERS = None
 """Stands for the page of counters, where a slot's number stands for its segment."""
@@ -176,6 +213,8 @@ class Handle(Generic[AChannel, AProcess]):
         self._place = place
         """Says where it runs. None: its process id says it."""
         self._num_answered = 0
+        self._looked: tuple[int, int | None] = (-1, None)
+        """How many tasks it had answered at the last `look`, and at which sample it was."""
         self._plan_generation = 0
         """The generation of the last plan that was sent; 0: the plan that it started with."""
         self._counters: CounterReader | None = None
@@ -198,17 +237,21 @@ class Handle(Generic[AChannel, AProcess]):
             self.memory.add(slot, segment)
         self._send(Identity(self.worker_id, num_workers, len(kept)).pack())
 
-    def send(self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints) -> list[Segment]:
+    def send(
+        self, task: Send, generation: int, plan: PlanSettings, resumes: ResumePoints, hung: Sequence[Hung] = ()
+    ) -> list[Segment]:
         """Send a task with the slots that have become free. Does nothing if the worker is gone: its end is an event.
 
         `generation`: the plan's first one. `plan`: used from then on. It is sent with the first task that needs it,
         because frequent seeks would fill the pipe of a busy worker. `resumes` says where its dataset continues, with
-        another plan. Returns the memory of retired slots, see `ReturnedSlots`.
+        another plan. `hung`: samples of the task that fail. Returns the memory of retired slots, see `ReturnedSlots`.
         """
         returned = self.memory.take_returned()
         if self._plan_generation != generation:
             self._send(NewPlan(generation, plan, *resumes.of(self.worker_id)).pack())
             self._plan_generation = generation
+        for sample in hung:
+            self._send(sample.pack())
         self.tasks.append(task)
         released, retired, given_up = returned
         self._send_task(task_of(task, released, retired))
@@ -243,6 +286,11 @@ class Handle(Generic[AChannel, AProcess]):
     def position_in_batch(self) -> int | None:
         """Return the position of the sample that it is fetching; see `CounterReader`."""
         return None if self._counters is None else self._counters.position_in_batch()
+
+    def look(self) -> int | None:
+        """Note the sample that it is fetching. Return its position if it was at the same one at the last look."""
+        before, self._looked = self._looked, (self._num_answered, self.position_in_batch())
+        return self._looked[1] if before == self._looked else None
 
     def add_segment(self, frame: Frame, descriptors: list[int]) -> Segment:
         """Map a segment that the worker announced, and return it."""

@@ -6,19 +6,19 @@ loss or stall ──error_of, notice_of──► words for the loop and the user
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import ToDo
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.handle import AnyHandle, Hang
+from swift_loader.executors.failures import keys_of
+from swift_loader.executors.handle import AnyHandle, Hang, ResumePoints
 from swift_loader.executors.inboxes import AnInbox, APosted, Inboxes
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
 from swift_loader.executors.process.reader import MessageReader
-from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.executors.wording import Wording
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
@@ -27,6 +27,7 @@ from swift_loader.sampling.plan import Plan, PlanSettings
 from swift_loader.scheduler.messages import (
     Dismiss,
     Kill,
+    Look,
     Reap,
     Release,
     ReplaceTemplate,
@@ -37,8 +38,11 @@ from swift_loader.scheduler.messages import (
     WorkerLost,
 )
 from swift_loader.scheduler.queues import Limits
+from swift_loader.scheduler.work import key_of
 from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.messages import Hung
 from swift_loader.transport.segments import Segment
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.spec import WorkerSpec
 
 AHandle = TypeVar("AHandle", bound=AnyHandle)
@@ -58,11 +62,13 @@ class RunningWorkers(Generic[AHandle]):
         resumes: ResumePoints,
         *,
         sends_each_plan: bool,
+        leaves_out: bool,
     ) -> None:
         """`workers` returns those that there are now, by serial number. `plan`: what they start with.
 
         `resumes`: where their datasets continue. The reader keeps them up to date. `sends_each_plan`: workers get a
-        plan also if it is the one before, because a new iteration begins.
+        plan also if it is the one before, because a new iteration begins. `leaves_out`: samples that fail are left out
+        or replaced, also those at which a worker hung.
         """
         self.plan = plan
         self.explainer = explainer
@@ -70,6 +76,9 @@ class RunningWorkers(Generic[AHandle]):
         self._workers = workers
         self._resumes = resumes
         self._sends_each_plan = sends_each_plan
+        self._leaves_out = leaves_out
+        self._hung: dict[Hashable, list[Hung]] = {}
+        """By `key_of` of their work, the samples at which workers hung."""
         self._sent: tuple[int, PlanSettings] = (0, plan.settings)
         """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
         dispatch lock uses it."""
@@ -95,11 +104,18 @@ class RunningWorkers(Generic[AHandle]):
     def send(self, task: Send) -> list[Segment]:
         """Send a task. Return memory of the worker, see `Handle.send`."""
         worker = self.get(task.worker)
-        return [] if worker is None else worker.send(task, *self._sent, self._resumes)
+        hung = self._hung.get(key_of(task.work), ()) if self._hung else ()
+        return [] if worker is None else worker.send(task, *self._sent, self._resumes, hung)
 
     def note_hang(self, worker: AHandle, stall: Stall) -> None:
         """Note why a worker is about to be killed, and what it is doing."""
+        position, work, plan = worker.look(), stall.work, self.explainer.current[1]
         hang = worker.hang = Hang(self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True))
+        keys = keys_of(work, plan) if self._leaves_out and work is not None else ()
+        if work is not None and position is not None and position < len(keys):
+            known = self._hung.setdefault(key_of(work), [])
+            stall.is_of_sample = all(sample.index != keys[position] for sample in known)  # else its replacement hangs
+            known.append(Hung(work.epoch, keys[position], f"{self.explainer.who(worker)} {hang.text}"))
         stall.error = WorkerStalled(f"{self.explainer.who(worker)} {hang.text}{attached(traces=hang.traces)}")
 
     # Words ------------------------------------------------------------------------------------------------------------
@@ -176,8 +192,16 @@ class WorkersExecutor(Generic[ASupervisor, AHandle]):
         reader = MessageReader(
             BatchReader(definitions, options.batch_decoder), datasets, explainer, self._metrics, on_segment, resumes
         )
-        sends_each_plan = supervisor.spec.options.torch is not None
-        self._running = RunningWorkers(workers, plan, explainer, reader, resumes, sends_each_plan=sends_each_plan)
+        given = supervisor.spec.options
+        self._running = RunningWorkers(
+            workers,
+            plan,
+            explainer,
+            reader,
+            resumes,
+            sends_each_plan=given.torch is not None,
+            leaves_out=given.on_error is not OnError.RAISE,
+        )
         return reader
 
     @property
@@ -217,6 +241,9 @@ class WorkersExecutor(Generic[ASupervisor, AHandle]):
     def notice_of(self, about: WorkerLost | Stall | TemplateLost) -> str:
         """Return the warning for the user."""
         return self.running.notice_of(about)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {self._supervisor!r}>"
 
 
 class _LocalSupervisor(_Supervisor, Protocol):
@@ -274,6 +301,8 @@ class LocalExecutor(WorkersExecutor[ALocalSupervisor, AHandle], Generic[ALocalSu
         if isinstance(action, Kill):
             self.running.note_hang(worker, action.stall)
             worker.process.kill()
+        elif isinstance(action, Look):
+            worker.look()
         elif isinstance(action, Reap):
             self.listening.forget(worker)
             self._supervisor.reap(worker)

@@ -39,6 +39,8 @@ class Terms:
     starting: str
     """The same as a noun."""
     first_start: str
+    if_it_hangs: str = ""
+    """What helps if a unit takes too long, as a sentence."""
 
 
 LOADER_TERMS = Terms(
@@ -56,6 +58,7 @@ LOADER_TERMS = Terms(
     build="it builds the dataset",
     starting="building the dataset",
     first_start="the first build of the dataset",
+    if_it_hangs=". With on_error='skip', a sample that takes longer than half of timeout is left out",
 )
 
 

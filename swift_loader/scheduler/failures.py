@@ -101,13 +101,14 @@ class Watchdog:
         """
         self._stall_warning_s = math.inf if stall_warning_s is None else stall_warning_s
         self._timeout_s = math.inf if timeout_s is None else timeout_s
-        self._period_s = min(self._stall_warning_s, self._timeout_s)
+        self._period_s = min(self._stall_warning_s, self._timeout_s / 2)
         self._grace_s = 0.0
         self.began_s = math.inf
         """When the wait began; later if the process was stopped or a worker was given up."""
         self.deadline_s = math.inf
         """When to judge the workers again."""
         self._warned: set[float] = set()
+        self._looked: set[float] = set()
         self._left_s, self._expected_s = math.inf, math.inf
         """When the loop last blocked, and when it should run again."""
         self._num_stops = 0
@@ -121,6 +122,7 @@ class Watchdog:
         self._grace_s = grace_s
         self.began_s, self.deadline_s = now_s, now_s + self._period_s
         self._warned.clear()
+        self._looked.clear()
         self._left_s, self._expected_s = now_s, math.inf
         self._num_stops = 0
 
@@ -132,6 +134,13 @@ class Watchdog:
             self._warned.add(since_s)
             return Judgement.WARN
         return Judgement.NOTHING
+
+    def is_half_over(self, since_s: float, now_s: float) -> bool:
+        """Return whether half of a task's time is over, once per task. Who is at the same sample later hangs there."""
+        is_new = now_s >= max(since_s, self.began_s) + self._timeout_s / 2 and since_s not in self._looked
+        if is_new:
+            self._looked.add(since_s)
+        return is_new
 
     def judge_itself(self, now_s: float) -> Judgement:
         """Return what to do when no worker has the batch."""
@@ -167,7 +176,8 @@ class Watchdog:
         """Set `deadline_s`, given when the tasks began that the loop waits for."""
         due = [now_s + self._period_s]
         for start_s in since_s or [self.began_s]:
-            due += [start_s + self._stall_warning_s, max(start_s, self.began_s) + self._timeout_s]
+            due += [max(start_s, self.began_s) + part * self._timeout_s for part in (0.5, 1)]
+            due.append(start_s + self._stall_warning_s)
         if not since_s:
             due.append(self.began_s + self._timeout_s + self._grace_s)
         self.deadline_s = min(time_s for time_s in due if time_s > now_s)

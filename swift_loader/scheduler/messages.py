@@ -138,6 +138,8 @@ class Stall:
     """What the worker is at, or what no worker has. None: a batch that isn't needed any more."""
     busy_s: float
     """How long the worker has been at it, or how long the loop has waited."""
+    is_of_sample: bool = False
+    """Whether one sample is to blame, which is left out when the work is done again. The executor says that, too."""
     error: BaseException | None = None
     """What the loop gets if the work is left out. The executor says it when it kills the worker."""
 
@@ -177,6 +179,13 @@ class Send:
     work: Work
     sent_s: float = field(default=0.0, compare=False)
     """When it was decided."""
+
+
+@dataclass(slots=True)
+class Look:
+    """Note which sample a worker is at, because it may have to be killed."""
+
+    worker: int
 
 
 @dataclass(slots=True)
@@ -241,4 +250,4 @@ class Fail:
     cause: WorkerLost | BaseException
 
 
-Action = Send | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate | Warn | GiveUp | Fail
+Action = Send | Look | Kill | Reap | Release | Start | Dismiss | ReplaceTemplate | Warn | GiveUp | Fail

@@ -31,6 +31,7 @@ from swift_loader.scheduler.messages import (
     Fail,
     GiveUp,
     Kill,
+    Look,
     Ready,
     Reap,
     Release,
@@ -257,7 +258,7 @@ class Scheduler:
             raise ProtocolError(f"worker {event.worker} ended, but it is gone or never began")
         was_dismissed = worker.state is WorkerState.PARTING
         worker.move(WorkerMove.END)
-        is_given_up = self._settings.leaves_stalled_out and worker.stall is not None
+        is_given_up = worker.stall is not None and (self._settings.leaves_stalled_out or worker.stall.is_of_sample)
         if is_given_up:
             self._leave_out(worker, now_s)
         del self._workers[worker.serial]
@@ -286,7 +287,7 @@ class Scheduler:
     def _leave_out(self, worker: Worker, now_s: float) -> None:
         """Answer with the stall's error what a worker was killed for, unless it has answered in time after all."""
         stall, task = worker.stall, self.ledger.queues.first(worker.serial)
-        if stall is None or stall.error is None or stall.work is None or task is None:
+        if stall is None or stall.error is None or stall.is_of_sample or stall.work is None or task is None:
             return
         if self.ledger.work_of(worker.serial) is stall.work:
             self.handle(Answered(worker.serial, *task, error=stall.error), now_s)
@@ -335,7 +336,10 @@ class Scheduler:
         if worker.state is WorkerState.KILLED:
             if judgement is Judgement.GIVE_UP:  # SIGKILL had no effect: continue without this worker
                 self._lose(worker, WorkerMove.ABANDON)
-        elif judgement is not Judgement.NOTHING:
+            return
+        if self._settings.replaces_stalled and self.watchdog.is_half_over(since_s, now_s):
+            self._actions.append(Look(worker.serial))
+        if judgement is not Judgement.NOTHING:
             stall = Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)
             if judgement is Judgement.WARN:
                 self._actions.append(Warn(stall))

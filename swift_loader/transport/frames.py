@@ -43,6 +43,7 @@ class Kind(IntEnum):
     STREAM_ENDED = 22  # worker -> trainer: its shard of the stream had no batch left for the task
     STATE = 23  # worker -> trainer: the state of its dataset after the next batch
     IDENTITY = 24  # trainer -> worker: which of the n workers it is
+    HUNG = 25  # trainer -> worker: a worker hung at this sample; it fails in this epoch
 
 
 _KINDS = {int(kind): kind for kind in Kind}

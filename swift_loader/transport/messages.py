@@ -137,6 +137,19 @@ class NewPlan(PickledBody):
 
 
 @dataclass(slots=True)
+class Hung(PickledBody):
+    """Names a sample at which a worker was killed. It fails in this epoch, so that it is left out or replaced."""
+
+    KIND = Kind.HUNG
+
+    epoch: int
+    index: Any
+    """Its dataset index."""
+    why: str
+    """The text of its `TimeoutError`."""
+
+
+@dataclass(slots=True)
 class Identity(FixedBody):
     """The first message to a worker that has to tell the dataset which one it is."""
 

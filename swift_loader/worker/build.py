@@ -74,11 +74,13 @@ class BatchBuilder:
         self._batch_encoder = options.batch_encoder
         self.definitions = definitions
         """Numbered as in the trainer."""
+        self.hung: dict[tuple[int, Any], str] = {}
+        """(epoch, dataset index) -> why. These samples fail."""
         self._samples: Samples
         if mode is None:
             self._collate = collate_into(options.collate_fn)
             seeding = Seeding(options.rng, by_sample=spec.draws and options.rng is Rng.SAMPLE)
-            fetcher = Fetcher(dataset, num_samples, options.on_error, seeding, definitions, is_interrupt)
+            fetcher = Fetcher(dataset, num_samples, options.on_error, seeding, definitions, self.hung, is_interrupt)
             self._samples = PlannedSamples(fetcher, seeding, num_samples, spec.plan)
         else:
             self._collate = _as_given(options.collate_fn)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -108,9 +108,13 @@ class Fetcher:
         on_error: OnError,
         seeding: Seeding,
         definitions: Definitions,
+        hung: Mapping[tuple[int, Any], str] | None = None,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
-        """Prepare to fetch. `is_interrupt` returns whether an error is an interrupt, and not the sample's."""
+        """Prepare to fetch. `is_interrupt` returns whether an error is an interrupt, and not the sample's.
+
+        `hung`: (epoch, dataset index) of samples that fail with a `TimeoutError` of this text. There may be more later.
+        """
         self.counters = CounterWriter()
         """Show how far it is."""
         self.timer = SampleTimer()
@@ -118,6 +122,7 @@ class Fetcher:
         self._is_interrupt = is_interrupt
         self._num_samples = num_samples
         self._on_error = on_error
+        self._hung = {} if hung is None else hung
         self._seeding = seeding
         self._definitions = definitions
         self._get_items: Callable[[list[int]], Sequence[Any]] | None = getattr(dataset, "__getitems__", None)
@@ -153,6 +158,8 @@ class Fetcher:
         """Fetch all samples at once. Return False if one of them failed: then they must be fetched one by one."""
         indices = fetching.indices
         try:
+            if self._hung and self._first_hung(fetching) is not None:
+                raise TimeoutError  # so fetch them one by one
             fetching.samples.extend(_check_count(get_items(list(indices)), len(indices)))
         except Exception as error:
             if self._on_error is OnError.RAISE:
@@ -165,7 +172,8 @@ class Fetcher:
     def _fetch_one_by_one(self, fetching: Fetching) -> None:
         """Fetch the remaining samples one by one. At any time, the list's length tells which one is being fetched."""
         dataset, samples, seeding = self._singles, fetching.samples, self._seeding
-        left = fetching.indices[len(samples) :] if samples else fetching.indices
+        hung = self._first_hung(fetching) if self._hung else None
+        left = fetching.indices[len(samples) : hung] if samples or hung is not None else fetching.indices
         if self.timer.is_due:
             self.timer.fetch(dataset, left, samples, seeding)
         elif seeding.by_sample:
@@ -175,6 +183,13 @@ class Fetcher:
         else:
             for index in left:
                 samples.append(dataset[index])
+        if hung is not None:
+            raise TimeoutError(self._hung[fetching.epoch, fetching.index])
+
+    def _first_hung(self, fetching: Fetching) -> int | None:
+        """Return the position of the next sample at which a worker hung in this epoch; None if there is none left."""
+        positions = range(len(fetching.samples), len(fetching.indices))
+        return next((at for at in positions if (fetching.epoch, fetching.indices[at]) in self._hung), None)
 
     def _do_without(self, error: Exception, fetching: Fetching, failures: list[SampleFailed]) -> None:
         """Leave out or replace the failed sample, and record its failure.

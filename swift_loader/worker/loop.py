@@ -20,6 +20,7 @@ from swift_loader.transport.messages import (
     Batch,
     BuildReport,
     Failure,
+    Hung,
     NewPlan,
     Ready,
     SampleFailed,
@@ -145,6 +146,10 @@ class TaskLoop:
         frame = unpack_frame(received.data)
         if frame.kind is Kind.PLAN:
             self._plans.append(NewPlan.unpack(frame))
+            return
+        if frame.kind is Kind.HUNG:
+            hung = Hung.unpack(frame)
+            self._builder.hung[hung.epoch, hung.index] = hung.why
             return
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")

@@ -8,6 +8,7 @@ import pickle
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from swift_loader import (
     SwiftLoaderWarning,
     TooManyErrors,
     WorkerError,
+    WorkerStalled,
     sample_rng,
 )
 from swift_loader.scheduler.sample_errors import MAX_KEPT_FAILURES
@@ -134,6 +136,27 @@ def test_replaced_samples_have_another_one_in_their_place(workers: int, dataset_
     for epoch in epochs:
         assert [epoch[index] for index in without(bad)] == without(bad)
         assert not set(epoch) & set(bad)
+
+
+@POLICIES
+@pytest.mark.parametrize("start_method", ["template", pytest.param("portable", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("quiet")
+def test_samples_that_hang_are_left_out_or_replaced(on_error: str, start_method: str) -> None:
+    options: dict[str, Any] = {"kwargs": {"bad": (13, 14), "deed": "hang"}, "on_error": on_error, "timeout": 1.0}
+    with failing(**options, start_method=start_method, worker_restarts=1) as loader:
+        for _ in range(2):
+            batches = [batch["id"].tolist() for batch in loader]
+            assert sorted({*chain.from_iterable(batches)}) == without((13, 14))
+            assert list(map(len, batches)) == [4, 4, 4, 2 if on_error == "skip" else 4, *[4] * 6]
+        assert {(failed.index, failed.reason[:7]) for failed in loader.failures} == {(13, "Timeout"), (14, "Timeout")}
+
+
+@pytest.mark.slow
+def test_no_sample_is_left_out_because_its_batch_is_slow() -> None:
+    loader = failing(datasets.Slow, kwargs={"seconds": 0.2}, batch_size=40, timeout=3.0, workers=1)
+    with loader, pytest.raises(WorkerStalled, match="has ended two workers"):
+        list(loader)
+    assert not loader.failures
 
 
 @pytest.mark.filterwarnings("ignore:data_queue_size=1 keeps:swift_loader.SwiftLoaderWarning")

@@ -61,6 +61,3 @@ class PortableExecutor(LocalExecutor[PortableSupervisor, PortableWorker, Inbox, 
     def _warn_of_build(self) -> None:
         stacks = attached(traces=self._supervisor.workers[0].ask_for_stacks())
         warn(f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far{stacks}")
-
-    def __repr__(self) -> str:
-        return f"<PortableExecutor, {self._supervisor!r}>"

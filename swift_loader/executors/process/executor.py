@@ -49,6 +49,3 @@ class ProcessExecutor(LocalExecutor[Supervisor, AnyHandle, Inbox, Posted]):
         stacks = self._supervisor.templates.ask_for_stacks()
         what = "importing what the dataset needs" if "<frozen importlib" in stacks else "building the dataset"
         warn(f"{what} has taken {self._supervisor.options.stall_warning_s:g} s so far{attached(traces=stacks)}")
-
-    def __repr__(self) -> str:
-        return f"<ProcessExecutor, {self._supervisor!r}>"

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from swift_loader.errors import DatasetMismatch, ProtocolError
 from swift_loader.executors.base import Inbox
 from swift_loader.executors.batch_reader import BatchReader
-from swift_loader.executors.handle import AnyHandle
+from swift_loader.executors.handle import AnyHandle, ResumePoints
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.explain import BEFORE_TASKS, Explainer
-from swift_loader.executors.process.resume import ResumePoints
 from swift_loader.interrupts import is_interrupt
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.scheduler.messages import (

@@ -26,8 +26,7 @@ from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
-from swift_loader.executors.process.worker import WorkerHandle
-from swift_loader.executors.process.workers import Workers
+from swift_loader.executors.process.workers import WorkerHandle, Workers
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner

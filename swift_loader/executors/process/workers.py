@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from functools import partial
 
+from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.inbox import ProcessInboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.templates import Templates
-from swift_loader.executors.process.worker import WorkerHandle
 from swift_loader.options import DeliveryOptions
 from swift_loader.transport.channel import Channel
+
+# The trainer's handle on one worker that a template forked, or that was a template.
+
+WorkerHandle = Handle[Channel, WorkerProcess]
+
 
 SPARE_SEGMENTS = 8
 """Per worker, in addition to one per batch in flight: those that the loop holds, and those on their way back."""

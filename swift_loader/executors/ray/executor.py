@@ -25,6 +25,7 @@ from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.messages import (
     Dismiss,
     Kill,
+    Look,
     Reap,
     Release,
     Send,
@@ -172,6 +173,8 @@ class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
             self.running.note_hang(worker, action.stall)
             worker.channel.drop_results()
             worker.process.kill()
+        elif isinstance(action, Look):
+            worker.look()
         elif isinstance(action, Reap):
             self._supervisor.reap(worker)
         elif isinstance(action, Dismiss):
@@ -215,6 +218,3 @@ class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
             placement.cancel()  # again: the last one may have started it after `stop`
             placement.join()
         return self._supervisor.close_processes()
-
-    def __repr__(self) -> str:
-        return f"<ActorExecutor, {self._supervisor!r}>"

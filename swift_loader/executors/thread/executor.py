@@ -10,23 +10,27 @@ killed: `timeout` ends the loop's wait with an error. A thread that hangs stays 
 from __future__ import annotations
 
 import copy
+import mmap
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swift_loader.errors import LoaderClosed, WorkerStalled
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.local_builder import LocalBuilder, Speaker, dataset_of
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import Explainer
-from swift_loader.executors.thread.draws import DrawWatch
-from swift_loader.executors.thread.heap import RecycledHeap
-from swift_loader.executors.thread.inbox import Mailbox
+from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
 from swift_loader.executors.thread.worker import Surroundings, ThreadWorker
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions
@@ -40,6 +44,7 @@ from swift_loader.scheduler.messages import (
     ExecutorFailed,
     Kill,
     Reap,
+    Release,
     ReplaceTemplate,
     Send,
     Stall,
@@ -49,10 +54,165 @@ from swift_loader.scheduler.messages import (
 )
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.by_value import Definitions
-from swift_loader.transport.messages import NewPlan
-from swift_loader.worker.seeding import Rng
+from swift_loader.transport.messages import NO_SLOT, NewPlan
+from swift_loader.transport.segments import capacity_for
+from swift_loader.transport.slots import FreeSlots
+from swift_loader.worker.seeding import Rng, snapshot_generators
 from swift_loader.worker.spec import WorkerSpec, length_of
 from swift_loader.worker.torch_worker import TorchThread
+
+# Slots on the heap, for the batches of one worker thread. They are recycled, as those of processes are.
+#
+# First-touch page faults make fresh memory slow: with recycled slots, batches of 10 to 40 MB take 0.6 times as long.
+# All arrays of a batch are views of one `_LentMemory`. When the last one dies, on any thread, its slot is free again.
+
+MIN_FILL = 2
+"""A batch that fills less than one part in `MIN_FILL` of its slot is copied out: the user may keep it for long."""
+
+
+class _LentMemory(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a slot. It lives as long as any view of them.
+
+    A subclass of ndarray, because a NumPy view skips plain arrays in a chain of views, but not a subclass.
+    """
+
+    _returned: deque[int] | None = None
+    _slot = NO_SLOT
+
+    def bind(self, returned: deque[int], slot: int) -> None:
+        """Attach the slot, and where to note its end."""
+        self._returned, self._slot = returned, slot
+
+    def __del__(self) -> None:
+        if self._returned is not None:  # None: a view that the user made
+            self._returned.append(self._slot)
+
+
+class RecycledHeap:
+    """A store that the worker's thread uses. If no slot is free, it makes a new one, so the worker never waits."""
+
+    def __init__(self, max_free: int) -> None:
+        """Begin without slots. Free ones beyond `max_free` are given up."""
+        self.max_free = max_free
+        """As above. Any thread may change it."""
+        self._free = FreeSlots()
+        self._memories: dict[int, mmap.mmap] = {}
+        """By slot."""
+        self._num_used = 0
+        """Slots that are written, or that batches are in."""
+        self._returned: deque[int] = deque()
+        """Slots whose batches have died. Any thread appends."""
+        self._next_slot = 0
+
+    def take(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
+        """Return a slot of at least `nbytes` and its memory."""
+        while self._returned:
+            self.release(self._returned.popleft())
+        slot = self._free.take(nbytes)
+        for unfit in self._free.evict():
+            del self._memories[unfit]
+        if slot is None:
+            slot, self._next_slot = self._next_slot, self._next_slot + 1
+            self._memories[slot] = _new_memory(capacity_for(nbytes))
+            self._free.add(slot, len(self._memories[slot]))
+        self._num_used += 1
+        return slot, np.frombuffer(self._memories[slot], np.uint8)
+
+    def release(self, slot: int) -> None:
+        """Take back a slot."""
+        if len(self._memories) - self._num_used >= self.max_free:
+            self._free.remove(slot)
+            del self._memories[slot]
+        else:
+            self._free.release(slot)
+        self._num_used -= 1
+
+    def lend(self, slot: int, used_nbytes: int) -> NDArray[np.uint8]:
+        """Return the memory of a batch. Its slot is in use as long as a view of the memory exists."""
+        if slot == NO_SLOT:
+            return np.empty(0, np.uint8)
+        memory = self._memories[slot]
+        if used_nbytes * MIN_FILL < len(memory):
+            copied: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)[:used_nbytes].copy()
+            self.release(slot)
+            return copied
+        lent = _LentMemory((used_nbytes,), np.uint8, buffer=memory)
+        lent.bind(self._returned, slot)
+        bound: NDArray[np.uint8] = lent
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<RecycledHeap, {self._num_used} of {len(self._memories)} slots in use>"
+
+
+def _new_memory(nbytes: int) -> mmap.mmap:
+    """Return pages of this process. They are no array, because views of an array would refer to it, not to the lease.
+
+    A fork gets a copy.
+    """
+    if sys.platform == "win32":  # there are no flags and no forks
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+# Notices that a dataset draws from the global random generators.
+#
+# Worker threads share them, so no thread can seed them for its sample. A change of their states shows that something
+# drew. It was a worker if the loop's thread was blocked meanwhile; else it may have been the loop. So the first batch
+# isn't built before the loop's thread waits for it. It waits for the first batch when the loader starts, too.
+
+FIRST_WAIT_S = 0.1
+"""How long the first batch waits for the loop's thread to block. A loop that comes later loses so much prefetching."""
+
+_NAMES = ("random", "numpy.random", "torch's default generator")
+"""In the order of a snapshot."""
+
+
+class DrawWatch:
+    """Warns once. All worker threads of a loader use it."""
+
+    def __init__(self, inbox: ThreadInbox[Event], note: Callable[[str], None]) -> None:
+        """Begin to watch. Call it on the loop's thread. `inbox` knows whether that thread blocks.
+
+        `note` gets the warning, on any thread.
+        """
+        self._inbox = inbox
+        self._note = note
+        self._once = threading.Lock()
+        """Held from the warning on."""
+        self._has_waited = False
+        """Whether a thread has waited for the loop. Others may wait at the same time."""
+        snapshot_generators()  # the first call in a process draws, and puts the states back
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Warn if something is drawn in the `with` block."""
+        if not self._has_waited:
+            self._inbox.await_first_block(FIRST_WAIT_S)
+            self._has_waited = True
+        num_moves = self._inbox.num_moves
+        if num_moves % 2 == 0 or self._once.locked():
+            yield
+            return
+        before = snapshot_generators()
+        yield
+        after = snapshot_generators()
+        # A torch that was imported meanwhile is only in `after`.
+        changed = [name for name, old, new in zip(_NAMES, before, after, strict=False) if old != new]
+        if changed and self._inbox.num_moves == num_moves and self._once.acquire(blocking=False):
+            self._note(_warning(changed))
+
+    def __repr__(self) -> str:
+        return f"<DrawWatch{' that has warned' if self._once.locked() else ''}>"
+
+
+def _warning(names: list[str]) -> str:
+    return (
+        f"the dataset draws from {' and '.join(names)}. Worker threads share these generators, so they aren't seeded, "
+        f"and what a sample draws differs from run to run. Draw from swift_loader.sample_rng(), or give "
+        f"worker_type='process'. rng=None turns this warning off"
+    )
+
 
 JOIN_LIMIT_S = 1.5
 """How long `close` waits for the threads, which finish their batches. Those that hang are left alone."""
@@ -243,7 +403,7 @@ class ThreadExecutor:
             worker.dismiss()
         elif isinstance(action, Reap):
             self._mailbox.post([Ended(worker.serial, Death(is_at_work=False))])
-        else:
+        elif isinstance(action, Release):
             self._release(worker)
         return []
 

@@ -15,6 +15,7 @@ from swift_loader.scheduler.messages import (
     Fail,
     GiveUp,
     Kill,
+    Look,
     Ready,
     Reap,
     Release,
@@ -142,6 +143,7 @@ def test_a_worker_that_hangs_is_warned_of_and_killed_and_given_up_if_that_has_no
                 decided[now] = actions
     assert decided == {
         5: [Warn(Stall(0, first.work, 5.0))],
+        6: [Look(0)],
         11: [Kill(0, Stall(0, first.work, 11.0))],
         21: [Reap(0)],
     }
