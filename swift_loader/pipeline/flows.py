@@ -35,6 +35,16 @@ def filtered(items: Iterable[Item], predicate: Callable[[Any], bool], stage: str
             yield item
 
 
+def told(items: Iterable[Item], stage: str, number: int = 0) -> Iterator[Item]:
+    """Pass items on. An error of what gives them names the stage and the item. `number`: of the first one."""
+    try:
+        for item in items:
+            number = 0 if item.value is _END else number + 1
+            yield item
+    except Exception as error:
+        raise explained(error, place_of(stage, number))  # noqa: B904 - it has its causes
+
+
 def batched(items: Iterable[Item], batch_size: int, *, drop_last: bool) -> Iterator[Item]:
     """Collect items in lists. With `drop_last`, leave out a list that isn't full."""
     values: list[Any] = []
@@ -56,19 +66,22 @@ def batched(items: Iterable[Item], batch_size: int, *, drop_last: bool) -> Itera
 
 
 def unbatched(items: Iterable[Item], start: Place, num_skipped: int) -> Iterator[Item]:
-    """Give the elements of each item one by one. The items' values are iterables.
+    """Give the elements of each item one by one. The items' values are iterables, whose errors name the item.
 
     `start`: where they begin. `num_skipped`: how many elements of the first item are left out.
     """
     before = start
-    for item in items:
+    for position, item in enumerate(items):
         if item.value is _END:
             before = beginning(start)
             yield item
             continue
-        for number, value in enumerate(item.value, 1):
-            if number > num_skipped:
-                yield Item(value, (*before, number))
+        try:
+            for number, value in enumerate(item.value, 1):
+                if number > num_skipped:
+                    yield Item(value, (*before, number))
+        except Exception as error:
+            raise explained(error, place_of("unbatch", position))  # noqa: B904 - it has its causes
         before, num_skipped = item.after, 0
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
+from types import GeneratorType
 from typing import Any
 
 
@@ -38,11 +39,26 @@ def as_function(given: Any) -> Callable[[Any], Any]:
 
     Raises `TypeError` if it is neither.
     """
+    if (
+        inspect.isfunction(given)
+        and kind_of(given) is Kind.FUNCTION
+        and kind_of(inspect.unwrap(given)) is Kind.GENERATOR
+    ):
+        return functools.partial(_results_of, given)
     if callable(given):
         return given  # type: ignore[no-any-return]
     if hasattr(given, "__getitem__"):
         return functools.partial(operator.getitem, given)
     raise TypeError(f"a stage needs a function, but {given!r} can't be called")
+
+
+def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
+    """Yield what a decorated generator gives: its results, or the one that the decorator has made of them."""
+    result = function(item)
+    if isinstance(result, GeneratorType):
+        yield from result
+    else:
+        yield result
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:

@@ -161,7 +161,8 @@ class Gathered:
         for number, (chain, place) in enumerate(zip(self.chains, entry[2:], strict=True)):
             if place:
                 own_key = derive_key(key, _BRANCH, number, self.seeds[number] or 0)
-                opened.append(chain.open(place, states, run, own_key))
+                branch = chain.open(place, states, run, own_key)
+                opened.append(flows.told(branch, f"{self.join.describe()}, pipeline {number}"))
             else:
                 for _ in chain.source_numbers(chain.beginning):
                     next(states, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_loader.errors import StateMismatch
+from swift_loader.pipeline import flows
 from swift_loader.pipeline.functions import name_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
@@ -49,7 +50,8 @@ class Plain:
             states=noted,
             use_loop=run.loop,
         )
-        return run.counted(items, self.describe()[0])
+        (name,) = self.describe()
+        return run.counted(flows.told(items, name, entry), name)
 
     def check(self, entry: Any) -> None:
         """Check that it is a count."""

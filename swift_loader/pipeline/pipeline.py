@@ -118,6 +118,7 @@ class Pipeline:
             TypeError: An argument has the wrong type.
             ValueError: A value is out of its range, or two exclude each other.
         """
+        name = name or name_of(function)
         function = as_function(function)
         kind = kind_of(function)
         workers = check_integer("concurrency", concurrency, 1, MAX_CONCURRENCY)
@@ -141,7 +142,7 @@ class Pipeline:
                 max_errors=check_optional_integer("max_errors", max_errors, 0),
                 timeout_s=check_seconds("timeout", timeout),
                 max_in_flight=workers + (workers if waiting is None else waiting),
-                name=name or name_of(function),
+                name=name,
             )
         )
 
@@ -329,8 +330,18 @@ class Pipeline:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where it is, too. Raises what `state_dict` raises. What runs stays here."""
+        return _restored, (type(self), self._chain, self._seed, self.state_dict())
+
     def __repr__(self) -> str:
         """Return the graph; while it runs, with what each stage is doing."""
         run = self._epochs.run
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
         return "\n".join([type(self).__name__, *lines])
+
+
+def _restored(kind: type[Pipeline], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline:
+    pipeline = kind._made(chain, seed)  # noqa: SLF001 - of this module
+    pipeline.load_state_dict(state)
+    return pipeline

@@ -8,6 +8,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
 from swift_loader.executors.calls.event_loop import call_soon
@@ -148,9 +149,13 @@ def _epoch_items(
         first = next(values, _NOTHING)
         # Some begin the next epoch with it; others say that nothing is left, and begin it with the next pass.
         values = _pulled(source, taker, use_loop) if first is _NOTHING else itertools.chain([first], values)
-    for number, value in enumerate(values, begin + 1):
-        if number > start.num_before:
-            yield Item(value, (number,))
+    try:
+        for number, value in enumerate(values, begin + 1):
+            if number > start.num_before:
+                yield Item(value, (number,))
+    finally:
+        if isinstance(source, GeneratorType):  # else it ends when its references do
+            source.close()
 
 
 class _StateTaker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 import time
@@ -170,6 +171,21 @@ def test_draws_are_keyed_by_the_item() -> None:
         assert len({value for _, value in runs[0]}) == 40
 
 
+@pytest.mark.parametrize("on", ["thread", "process"])
+def test_a_generator_behind_a_decorator_is_known_by_what_it_returns(on: str) -> None:
+    def decorated(number: int) -> Any:
+        return functions.some(number)
+
+    def collected(number: int) -> list[Any]:
+        return list(functions.some(number))
+
+    lists = [list(functions.some(number)) for number in range(9)]
+    for function, expected in ((decorated, flat(iter(lists))), (collected, lists)):
+        pipeline = Pipeline(range(9)).map(functools.wraps(functions.some)(function), on=on)
+        assert list(pipeline) == expected
+        assert "map some" in repr(pipeline)
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +345,28 @@ def test_leaving_the_loop_at_any_position_leaves_nothing_behind(name: str, posit
     for number, _ in enumerate(pipeline):
         if number == position:
             break
+
+
+@pytest.mark.parametrize("has_stage", [False, True])
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_generator_as_a_source_is_closed(closes: bool, has_stage: bool) -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.set()
+
+    given = source()
+    pipeline = Pipeline(given).map(functions.plus_one) if has_stage else Pipeline(given)
+    iterator = iter(pipeline)
+    next(iterator)
+    if closes:
+        pipeline.close()
+    else:
+        del iterator
+    assert closed.wait(20)
 
 
 def test_a_closed_pipeline_says_so_and_can_be_iterated_over_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -401,6 +402,19 @@ def test_the_states_of_a_source_do_not_pile_up() -> None:
     assert pipeline._epochs.position is not None
     assert all(len(states._states) < 10 for states in pipeline._epochs.position.sources)
     del iterator
+
+
+def test_a_pipeline_is_pickled_with_its_place() -> None:
+    pipelines = (
+        Pipeline(range(30)).shuffle(9).map(functions.plus_one).batch(4),
+        StageLoader(range(30), preprocessor=functions.plus_one, batch_size=4, output_order="input"),
+    )
+    for pipeline in pipelines:
+        copy = pickle.loads(pickle.dumps(pipeline))
+        assert type(copy) is type(pipeline)
+        assert list(copy) == list(pipeline)
+        next(iter(pipeline))
+        assert list(pickle.loads(pickle.dumps(pipeline))) == list(copy)[1:]
 
 
 def test_other_parameters_are_refused() -> None:

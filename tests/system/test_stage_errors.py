@@ -145,6 +145,22 @@ def test_an_error_of_a_filter_names_stage_and_item() -> None:
     assert texts_of(caught.value)[-1].strip() == "In stage 'filter is_five', at item 4"
 
 
+def test_errors_of_sources_of_lists_and_of_joined_pipelines_name_stage_and_item() -> None:
+    def source() -> Iterator[int]:
+        yield from map(functions.fails_at_five, range(9))
+
+    cases = {
+        "source generator', at item 5": Pipeline(source()).map(functions.plus_one, concurrency=2),
+        "source map', at item 2": Pipeline(map(functions.fails_at_five, range(3, 9))).prefetch(2),
+        "unbatch', at item 2": Pipeline([[1, 2], [3], map(functions.fails_at_five, [5])]).batch(1).unbatch().unbatch(),
+        "merge, in turn, pipeline 1', at item 0": Pipeline([1]).merge(Pipeline([5]).map(functions.fails_at_five)),
+    }
+    for where, pipeline in cases.items():
+        with pytest.raises(LookupError, match="number five") as caught:
+            list(pipeline)
+        assert texts_of(caught.value)[-1].endswith(where)
+
+
 def test_of_sources_that_are_merged_as_items_come_an_error_stays_the_end() -> None:
     """Another source ends after the one that failed, while the loop is busy."""
     may_end = threading.Event()
