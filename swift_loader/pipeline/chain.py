@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import StateMismatch
@@ -23,10 +23,6 @@ class Chain:
 
     origin: Plain | Gathered
     nodes: tuple[Node, ...] = ()
-
-    def then(self, node: Node) -> Chain:
-        """Return this chain with another node at its end."""
-        return replace(self, nodes=(*self.nodes, node))
 
     @property
     def beginning(self) -> Place:
@@ -49,19 +45,12 @@ class Chain:
         `place`: from `Item.after`, or `beginning`. `states`: the state of each plain source in turn, or None: from
         `SourceStates`. `run` owns what is opened. `key`: of what the nodes draw.
         """
-        openings = self._openings(place, key)
-        items = self.origin.open(place[0], states, run, key)
-        for node, opening in zip(self.nodes, openings, strict=True):
-            items = node.open(items, opening, run)
-        return items
-
-    def _openings(self, place: Place, key: int) -> list[Opening]:
-        openings, length = [], 1
+        items, length = self.origin.open(place[0], states, run, key), 1
         for number, node in enumerate(self.nodes):
             skipped = place[length] if node.counts else 0
-            openings.append(Opening(place[:length], skipped, derive_key(key, number)))
+            items = node.open(items, Opening(place[:length], skipped, derive_key(key, number)), run)
             length += node.counts
-        return openings
+        return items
 
     def check(self, place: Any) -> None:
         """Check that a place has the form of this chain's. Raises `StateMismatch` if it hasn't."""

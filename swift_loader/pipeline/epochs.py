@@ -77,14 +77,24 @@ class Epochs:
         return None
 
     def _open(self, state: PipelineState, iterator: PipelineIterator) -> OpenRun:
-        """Open a run. The sources are told their epoch, if they were told it where the state was taken."""
+        """Open a run. The sources are told their epoch, if they were told it where the state was taken.
+
+        Raises what starting its processes raised, and leaves nothing behind then.
+        """
         if state.told is not None and self._chosen is None:  # else the user has told them since
             self._tell(state.told)
         elif self._told is not None and self._chain.origin.is_endless:
             self._tell(state.epoch)  # the run before has told them later ones
         begins = [] if self.position is None else self.position.begins()
-        told = self._told is not None
-        return OpenRun.open(self._chain, state, self._event_loop, tells_epochs=told, begins=begins, own=iterator.own)
+        told, chain = self._told is not None, self._chain
+        run = Run(state.epoch, state.seed, self._event_loop, tells_epochs=told, begins=begins)
+        iterator.own(run)
+        try:
+            items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
+        except BaseException:
+            run.close()
+            raise
+        return OpenRun(run, items, state.epoch)
 
     def _tell(self, epoch: int) -> None:
         self._chain.origin.set_epoch(epoch)

@@ -131,9 +131,6 @@ class Feed(WorkSource):
         self.relay.close()
         self._bell.put(None)
 
-    def __repr__(self) -> str:
-        return f"<Feed {self.relay!r}>"
-
 
 def step_of(after: Place) -> int:
     """Return a number of 31 bits for the item with this place, by which its draws are keyed."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from swift_loader.errors import LoaderClosed, SwiftLoaderError
-from swift_loader.executors.calls.event_loop import CoroutineLoop
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.items import Item, Marker, Place
@@ -26,31 +25,6 @@ class OpenRun:
     items: Iterator[Item]
     epoch: int
     """Of the next item."""
-
-    @classmethod
-    def open(
-        cls,
-        chain: Chain,
-        state: PipelineState,
-        event_loop: CoroutineLoop,
-        *,
-        tells_epochs: bool,
-        begins: Sequence[SourceBegin | None],
-        own: Callable[[Run], None],
-    ) -> OpenRun:
-        """Open a pipeline at a state. Raises what starting its processes raised, and leaves nothing behind then.
-
-        `event_loop`: for coroutines. `tells_epochs`: sources are told the epochs that follow without a pause. `begins`:
-        what the sources' states are already, if that is known. `own` is called with the run before it starts anything.
-        """
-        run = Run(state.epoch, state.seed, event_loop, tells_epochs=tells_epochs, begins=begins)
-        own(run)
-        try:
-            items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
-        except BaseException:
-            run.close()
-            raise
-        return cls(run, items, state.epoch)
 
 
 @dataclass(slots=True)

@@ -130,11 +130,6 @@ def stepped(function: Callable[[Any], Iterator[Any]], seed: int) -> InThread:
     return InThread(compute)
 
 
-def awaited(function: Callable[[Any], Awaitable[Any]]) -> OnLoop:
-    """Return a job that awaits a coroutine function."""
-    return OnLoop(function)
-
-
 def awaited_step(function: Callable[[Any], AsyncIterator[Any]]) -> OnLoop:
     """Return a job that awaits one result of an async generator."""
 

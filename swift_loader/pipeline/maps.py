@@ -14,7 +14,7 @@ from swift_loader.pipeline import flows
 from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.items import Item
-from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited, awaited_step, called, stepped
+from swift_loader.pipeline.jobs import AwaitPour, OnLoop, Pour, awaited_step, called, stepped
 from swift_loader.pipeline.nodes import Node, Opening
 from swift_loader.pipeline.processes import process_executor
 from swift_loader.pipeline.run import Run
@@ -105,7 +105,7 @@ class Map(Node):
             case Kind.FUNCTION:
                 return called(self.function, key)
             case Kind.COROUTINE:
-                return awaited(self.function)
+                return OnLoop(self.function)
             case Kind.GENERATOR:
                 pours = Pour(self.function, key, self.timeout_s, self.name)
                 return pours if in_order else stepped(self.function, key)

@@ -11,7 +11,7 @@ from swift_loader.pipeline import flows
 from swift_loader.pipeline.functions import name_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.run import Run
-from swift_loader.pipeline.sources import SourceStart, length_of, source_items
+from swift_loader.pipeline.sources import length_of, source_items
 from swift_loader.worker.stream_state import is_stateful
 
 
@@ -37,13 +37,13 @@ class Plain:
 
     def open(self, entry: Any, states: Iterator[Any], run: Run, key: int) -> Iterator[Item]:  # noqa: ARG002
         """Return the source's items. Pulls nothing yet."""
-        start = SourceStart(entry, next(states, None))
-        noted = run.note_source()
-        if start.state is not None:
-            noted.note((run.epoch, start.state[0]), start.state[1])
+        noted, begin = run.note_source(), next(states, None)
+        if begin is not None:
+            noted.note((run.epoch, begin[0]), begin[1])
         items = source_items(
             self.source,
-            start,
+            entry,
+            begin,
             run.epoch,
             is_endless=self.is_endless,
             tells_epochs=run.tells_epochs,

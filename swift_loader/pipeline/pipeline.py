@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer, check_seconds
 from swift_loader.pipeline.chain import Chain
-from swift_loader.pipeline.epoch_sampler import EpochSampler
 from swift_loader.pipeline.epochs import Epochs
 from swift_loader.pipeline.functions import as_function, kind_of, name_of
 from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
@@ -27,6 +27,14 @@ from swift_loader.pipeline.nodes import (
 from swift_loader.pipeline.origins import Plain
 from swift_loader.pipeline.sources import check_source
 from swift_loader.ranks.ranks import find_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSampler:
+    """Sets the epoch. Lightning looks for `set_epoch` on a loader's `sampler` only. It has no indices."""
+
+    set_epoch: Callable[[int], None]
+    """Takes the epoch of the next iteration."""
 
 
 class Pipeline:
@@ -77,7 +85,7 @@ class Pipeline:
         return pipeline
 
     def _with(self, node: Node) -> Pipeline:
-        return Pipeline._made(self._chain.then(node), self._seed)
+        return Pipeline._made(replace(self._chain, nodes=(*self._chain.nodes, node)), self._seed)
 
     # Stages -----------------------------------------------------------------------------------------------------------
 

@@ -113,7 +113,3 @@ class Relay(Generic[Thing]):
     def num_waiting(self) -> int:
         """How many things wait to be taken, about."""
         return self._things.qsize()
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed.is_set() else "over" if self.is_over else "open"
-        return f"<Relay {state}, {self.num_waiting} of {self.max_things}>"

@@ -75,13 +75,9 @@ class Run:
         self.sources.append(states)
         return states
 
-    def note(self, name: str) -> StageStats:
-        """Return the counts of another stage."""
-        return self.tally.note(name)
-
     def counted(self, items: Iterable[Item], name: str) -> Iterator[Item]:
         """Pass items on, and count them as another stage's results."""
-        return _counted(items, self.note(name))
+        return _counted(items, self.tally.note(name))
 
     def stage(
         self,
@@ -96,7 +92,7 @@ class Run:
         goes_on: bool = False,
     ) -> Stage:
         """Start a stage. `stops` are called when the run is closed, before any thread is waited for."""
-        stats = self.note(policy.stage)
+        stats = self.tally.note(policy.stage)
         stage = Stage(upstream, executor, settings, policy, stats, self.epoch, concurrency, goes_on=goes_on)
         self.tally.policies.append(policy)
         self._stages.append(stage)
@@ -107,7 +103,7 @@ class Run:
 
     def prefetched(self, upstream: Iterator[Item], num_items: int, timeout_s: float | None) -> Iterator[Item]:
         """Pull ahead, in a thread. At most `num_items` wait for downstream."""
-        stats = self.note("prefetch")
+        stats = self.tally.note("prefetch")
         relay: Relay[Item] = Relay(num_items, timeout_s=timeout_s, on_timeout=lambda: self._stalled(timeout_s))
         filler = Filler(upstream, relay.put, relay.end, stats)
         self._relays.append(relay)
@@ -120,7 +116,7 @@ class Run:
         relay: Relay[Item] = Relay(2 * len(flows))
         ending = _LastEnd(len(flows), relay.end)
         self._relays.append(relay)
-        fillers = [Filler(flow, relay.put, ending, self.note("merge")) for flow in flows]
+        fillers = [Filler(flow, relay.put, ending, self.tally.note("merge")) for flow in flows]
         self._fillers += fillers
         for filler in fillers:
             filler.start()
@@ -155,9 +151,6 @@ class Run:
         finally:
             for filler in self._fillers:
                 filler.join(left_s())
-
-    def __repr__(self) -> str:
-        return f"<Run of {len(self.tally.stats)} stages>"
 
 
 def _counted(items: Iterable[Item], stats: StageStats) -> Iterator[Item]:

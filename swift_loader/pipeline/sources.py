@@ -7,7 +7,6 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any
 
@@ -89,23 +88,11 @@ class SourceStates:
     def __bool__(self) -> bool:
         return bool(self._states)
 
-    def __repr__(self) -> str:
-        return f"<SourceStates, {len(self._states)} kept>"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceStart:
-    """Where a source begins."""
-
-    num_before: int = 0
-    """How many items of the epoch are left out."""
-    state: SourceBegin | None = None
-    """None: from the beginning."""
-
 
 def source_items(
     source: Any,
-    start: SourceStart,
+    num_before: int,
+    begin: SourceBegin | None,
     epoch: int,
     *,
     is_endless: bool,
@@ -115,12 +102,13 @@ def source_items(
 ) -> Iterator[Item]:
     """Return the items of a source from an epoch on.
 
-    `source`: see `check_source`. `start`: where the first epoch begins. `is_endless`: one epoch comes after the other.
+    `source`: see `check_source`. `num_before`: how many items of the first epoch are left out. `begin`: the source's
+    state somewhere before; None: it begins at the beginning. `is_endless`: one epoch comes after the other.
     `tells_epochs`: the source is told each epoch after the first one, if it has `set_epoch`. `states` get the source's
     states. `use_loop`: for async sources.
     """
     while True:
-        yield from _epoch_items(source, start, epoch, states, use_loop)
+        yield from _epoch_items(source, num_before, begin, epoch, states, use_loop)
         epoch += 1
         if tells_epochs and is_endless and hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
@@ -129,29 +117,29 @@ def source_items(
         if not is_endless:
             return
         yield Item(Marker.EPOCH_END, ())
-        start = SourceStart()
+        num_before, begin = 0, None
 
 
 def _epoch_items(
-    source: Any, start: SourceStart, epoch: int, states: SourceStates, use_loop: UseLoop
+    source: Any, num_before: int, begin: SourceBegin | None, epoch: int, states: SourceStates, use_loop: UseLoop
 ) -> Iterator[Item]:
     if is_indexed(source):
-        for number in range(start.num_before, len(source)):
+        for number in range(num_before, len(source)):
             yield Item(source[number], (number + 1,))
         return
-    begin = 0
-    if start.state is not None:
-        begin, state = start.state
+    num_drawn = 0
+    if begin is not None:
+        num_drawn, state = begin
         source.load_state_dict(state)
-    taker = _StateTaker(source, epoch, begin, start.num_before, states) if takes_states(source) else None
+    taker = _StateTaker(source, epoch, num_drawn, num_before, states) if takes_states(source) else None
     values = _pulled(source, taker, use_loop)
-    if start.state is not None and not begin:  # the source gave that state between two epochs
+    if begin is not None and not num_drawn:  # the source gave that state between two epochs
         first = next(values, _NOTHING)
         # Some begin the next epoch with it; others say that nothing is left, and begin it with the next pass.
         values = _pulled(source, taker, use_loop) if first is _NOTHING else itertools.chain([first], values)
     try:
-        for number, value in enumerate(values, begin + 1):
-            if number > start.num_before:
+        for number, value in enumerate(values, num_drawn + 1):
+            if number > num_before:
                 yield Item(value, (number,))
     finally:
         if isinstance(source, GeneratorType):  # else it ends when its references do

@@ -189,6 +189,3 @@ class Stage:
         self.stop()
         self._dispatcher.close()
         self._filler.join(limit_s)
-
-    def __repr__(self) -> str:
-        return f"<Stage {self._stats.name!r}, {self._feed!r}, {self._dispatcher!r}>"

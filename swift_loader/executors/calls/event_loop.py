@@ -65,9 +65,6 @@ class _LoopThread:
                 self._state = _LoopState.LEFT
             return self._state is _LoopState.ENDED
 
-    def __repr__(self) -> str:
-        return f"<_LoopThread {self._state.value}>"
-
 
 class _Owner(Enum):
     HERE = "here"
@@ -132,9 +129,6 @@ class CoroutineLoop:
             thread.start()
             thread.join(END_LIMIT_S)
             self._loop = None
-
-    def __repr__(self) -> str:
-        return f"<CoroutineLoop of {self._num_users} users>"
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
@@ -237,6 +231,3 @@ class CoroutineCrew:
                 task = waiting.popleft()
         finally:
             del self._running[task.worker]
-
-    def __repr__(self) -> str:
-        return f"<CoroutineCrew, {len(self._running)} busy>"

@@ -170,4 +170,4 @@ class CallExecutor:
         return []
 
     def __repr__(self) -> str:
-        return f"<CallExecutor {self._name!r}, {self._crew!r}>"
+        return f"<CallExecutor {self._name!r}>"

@@ -64,6 +64,3 @@ class ThreadCrew:
         job, post = self._job, self._post
         for task in tasks:
             job(task, post)
-
-    def __repr__(self) -> str:
-        return f"<ThreadCrew of {len(self._threads)} threads>"
