@@ -23,6 +23,8 @@ class Chain:
 
     origin: Plain | Gathered
     nodes: tuple[Node, ...] = ()
+    max_errors: float | None = None
+    """How many items all stages may leave out together in an epoch; below 1: which share of them."""
 
     @property
     def beginning(self) -> Place:

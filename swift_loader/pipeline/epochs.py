@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from swift_loader.errors import StateMismatch, warn
@@ -87,7 +88,7 @@ class Epochs:
             self._tell(state.epoch)  # the run before has told them later ones
         begins = [] if self.position is None else self.position.begins()
         told, chain = self._told is not None, self._chain
-        run = Run(state.epoch, state.seed, self._event_loop, tells_epochs=told, begins=begins)
+        run = Run(state, self._event_loop, chain.max_errors, tells_epochs=told, begins=begins)
         iterator.own(run)
         try:
             items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
@@ -143,7 +144,10 @@ class Epochs:
                 "state_dict() doesn't work in the middle of an epoch with output_order='completion', because no place "
                 "says which items are left. Call it at the end of an epoch, or give output_order='input'"
             )
-        return position.to_state(self._chain, self._seed)
+        state, place = position.to_state(self._chain, self._seed), position.place
+        if place is None or position.is_over or self._chain.origin.is_endless:
+            return state
+        return replace(state, failures=tuple(policy.num_at(place) for policy in self._tally.policies))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue at a state with the next epoch that begins.

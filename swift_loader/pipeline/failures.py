@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swift_loader.errors import RemoteTraceback, TooManyErrors, warn
+from swift_loader.pipeline.items import Place
 
 MAX_KEPT = 100
 """How many failures of a stage are kept for the report. If more than half of as many first items fail, all may."""
+
+
+MIN_ITEMS = 100
+"""Before the end of a pass, a share counts as if there were at least so many items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +36,23 @@ class FailurePolicy:
     stage: str
     skips: bool
     """False: the first failure ends the run."""
-    max_errors: int | None = None
-    """How many items may be left out; None: any number."""
+    max_errors: float | None = None
+    """How many items may be left out; below 1: which share of them; None: any number."""
+    of_all: Sequence[FailurePolicy] = ()
+    """Those of all stages of the run."""
+    max_of_all: float | None = None
+    """How many items all of them may leave out."""
+    num_before: int = 0
+    """How many were left out before the run was resumed."""
+    places: list[Place] | None = field(default_factory=list)
+    """Where a run continues after each item that was left out, if their number is limited. None: they aren't kept."""
     num_failures: int = 0
     kept: list[ItemFailure] = field(default_factory=list)
     """The first of them."""
     _has_warned: bool = False
 
-    def note(self, item: int, error: BaseException) -> None:
-        """Record that an item failed. Returns if it is left out.
+    def note(self, item: int, error: BaseException, after: Place) -> None:
+        """Record that an item failed. Returns if it is left out. `after`: its place.
 
         Raises the item's error if none may fail, `TooManyErrors` if too many have failed.
         """
@@ -46,11 +60,9 @@ class FailurePolicy:
         if not self.skips or not isinstance(error, Exception):
             raise raised
         self.num_failures += 1
-        if self.max_errors is not None and self.num_failures > self.max_errors:
-            raise TooManyErrors(
-                f"{self.num_failures} items failed in stage {self.stage!r}, more than max_errors={self.max_errors}; "
-                f"the last one is item {item}"
-            ) from raised
+        if self.places is not None and max(self.max_errors or 0, self.max_of_all or 0) >= 1:
+            self.places.append(after)
+        self._check(item, raised, max(MIN_ITEMS, item + 1))
         if len(self.kept) < MAX_KEPT:
             text = "".join(traceback.format_exception(error))
             self.kept.append(ItemFailure(self.stage, item, without_frames(error), text))
@@ -60,9 +72,27 @@ class FailurePolicy:
                 failed = f"{self.num_failures} of {item + 1} items failed in stage {self.stage!r}"
                 warn(f"{failed}. The first:\n{first.traceback}")
 
+    def _check(self, item: int, raised: BaseException, num_items: int) -> None:
+        """Raise `TooManyErrors` if too many of so many items were left out, the last one with this error."""
+        limits = (self.max_errors, [self], f"stage {self.stage!r}"), (self.max_of_all, self.of_all, "all stages")
+        for limit, policies, where in limits:
+            is_share = isinstance(limit, float)
+            num = sum(one.num_failures + (0 if is_share else one.num_before) for one in policies)
+            if limit is not None and num > (limit * num_items if is_share else limit):
+                raise TooManyErrors(
+                    f"{num} items failed in {where}, more than max_errors={limit}; the last one is item {item} of "
+                    f"stage {self.stage!r}"
+                ) from raised
+
+    def num_at(self, place: Place) -> int:
+        """Return how many items were left out that a run doesn't meet again if it continues at this place."""
+        return self.num_before + sum(after <= place[: len(after)] for after in self.places or ())
+
     def end(self, num_items: int | None) -> None:
         """Sum up a pass over so many items, if some were left out. None: it isn't known how many there were."""
         if self.num_failures:
+            if num_items is not None:
+                self._check(self.kept[-1].item, self.kept[-1].exception, num_items)
             first, of = self.kept[0], "" if num_items is None else f" of {num_items}"
             what = (
                 first.traceback if self.num_failures == num_items and not self._has_warned else f"{first.exception!r}"

@@ -31,7 +31,7 @@ class Filler:
         self._put = put
         self._end = end
         self._stats = stats
-        self._num_in = stats.num_in = 0
+        stats.num_in = 0
         self._thread = LoaderThread(self._run, f"fill-{stats.name}")
 
     def start(self) -> None:
@@ -52,18 +52,17 @@ class Filler:
 
     def _fill(self) -> None:
         upstream, put, stats = self._upstream, self._put, self._stats
-        clock = time.perf_counter
+        clock, num_in = time.perf_counter, 0
         try:
             stats.note_wait(clock(), Wait.INPUT)
             for item in upstream:
                 stats.note_wait(clock(), Wait.OUTPUT)
-                self._num_in = stats.num_in = self._num_in + 1
+                stats.num_in = num_in = num_in + 1
                 if not put(item):
                     return
                 stats.note_wait(clock(), Wait.INPUT)
                 del item
         finally:
             stats.note_wait(clock(), Wait.NOTHING)
-            close = getattr(upstream, "close", None)
-            if close is not None:
-                close()
+            close: Callable[[], None] = getattr(upstream, "close", lambda: None)
+            close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import StateMismatch
 from swift_loader.pipeline import flows
@@ -23,34 +23,29 @@ Flows = list[Iterator[Item] | None]
 """The items of each pipeline; None: it has ended."""
 
 
-class Join(Protocol):
+class Join:
     """Says whose item is next."""
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the order is the same each time."""
-        ...
+    is_exact = True
+    """Whether the order is the same each time."""
 
     @property
     def parameter(self) -> str:
         """What the meaning of a place depends on."""
-        ...
+        return "merge"
 
     def open(self, opened: Flows, entry: Any, run: Run, key: int) -> Iterator[Item]:
         """Return the items from a place on, of which `entry` is the first entry. `key`: of draws."""
-        ...
+        raise NotImplementedError
 
     def describe(self) -> str:
         """Return the line for the graph."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class InTurn(Join):
     """One item of each pipeline in turn."""
-
-    is_exact = True
-    parameter = "merge"
 
     def open(self, opened: Flows, entry: Any, run: Run, key: int) -> Iterator[Item]:  # noqa: ARG002
         """Pull on the thread that pulls."""
@@ -62,11 +57,10 @@ class InTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class AsReady:
+class AsReady(Join):
     """Whatever comes first."""
 
     is_exact = False
-    parameter = "merge"
 
     def open(self, opened: Flows, entry: Any, run: Run, key: int) -> Iterator[Item]:  # noqa: ARG002
         """Pull from each pipeline in a thread of its own."""
@@ -78,12 +72,11 @@ class AsReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Join):
     """A random pipeline's item each time."""
 
     weights: tuple[float, ...]
     """How often each is chosen, relative to the others."""
-    is_exact = True
 
     @classmethod
     def of(cls, weights: Sequence[float] | None, num_pipelines: int) -> Drawn:
@@ -168,6 +161,8 @@ class Gathered:
                     next(states, None)
                     run.note_source()
                 opened.append(None)
+        for policy in run.tally.policies:
+            policy.places = None  # they say nothing about places of all
         return self.join.open(opened, entry, run, key)
 
     def check(self, entry: Any) -> None:

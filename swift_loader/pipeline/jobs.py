@@ -1,6 +1,6 @@
 """How a task of a stage calls the user's function. Each job posts the event that answers its task.
 
-called, awaited          one result
+called, on_loop          one result
 stepped, awaited_step    one result of a generator, and the generator, to be continued as further work; out of order
 Pour, AwaitPour          a relay of a generator's results, filled while the stage takes from it; in order
 """
@@ -62,45 +62,39 @@ def _post_error(task: Send, post: Post, error: BaseException) -> None:
     post((Answered(task.worker, task.generation, task.sequence, error=error),))
 
 
-class InThread:
-    """A job of a worker thread that answers each task with one value."""
+def in_thread(compute: Callable[[Send, Any], Any]) -> Callable[[Send, Post], None]:
+    """Return a job of a worker thread: it answers each task with what `compute` returns for it and its item."""
 
-    def __init__(self, compute: Callable[[Send, Any], Any]) -> None:
-        """Answer with what `compute` returns for a task and its item."""
-        self._compute = compute
-
-    def __call__(self, task: Send, post: Post) -> None:
-        """Do a task."""
+    def do(task: Send, post: Post) -> None:
         value, began_s = _value(task), time.perf_counter()
         try:
             if value is not Marker.EPOCH_END:
-                value = self._compute(task, value)
+                value = compute(task, value)
         except BaseException as error:  # even SystemExit: the loop raises it
             _post_error(task, post, error)
         else:
             _post_value(task, post, value, began_s)
 
+    return do
 
-class OnLoop:
-    """The same for an event loop."""
 
-    def __init__(self, compute: Callable[[Any], Awaitable[Any]]) -> None:
-        """Answer with what `compute` gives for an item."""
-        self._compute = compute
+def on_loop(compute: Callable[[Any], Awaitable[Any]]) -> Callable[[Send, Post], Awaitable[None]]:
+    """Return the same for an event loop: it answers with what `compute` gives for an item."""
 
-    async def __call__(self, task: Send, post: Post) -> None:
-        """Do a task."""
+    async def do(task: Send, post: Post) -> None:
         value, began_s = _value(task), time.perf_counter()
         try:
             if value is not Marker.EPOCH_END:
-                value = await self._compute(value)
+                value = await compute(value)
         except BaseException as error:  # even a CancelledError: the function may have raised it by itself
             _post_error(task, post, error)
         else:
             _post_value(task, post, value, began_s)
 
+    return do
 
-def called(function: Callable[[Any], Any], seed: int) -> InThread:
+
+def called(function: Callable[[Any], Any], seed: int) -> Callable[[Send, Post], None]:
     """Return a job that calls a function. `sample_rng()` in it is keyed by the seed and the item."""
 
     def compute(task: Send, value: Any) -> Any:
@@ -110,10 +104,10 @@ def called(function: Callable[[Any], Any], seed: int) -> InThread:
             raise _unawaited(result)
         return result
 
-    return InThread(compute)
+    return in_thread(compute)
 
 
-def stepped(function: Callable[[Any], Iterator[Any]], seed: int) -> InThread:
+def stepped(function: Callable[[Any], Iterator[Any]], seed: int) -> Callable[[Send, Post], None]:
     """Return a job that takes one result of a generator. `sample_rng()` in it is keyed by the seed and the item."""
 
     def compute(task: Send, value: Any) -> Rest:
@@ -127,10 +121,10 @@ def stepped(function: Callable[[Any], Iterator[Any]], seed: int) -> InThread:
         except StopIteration:
             return Rest(None, is_over=True)
 
-    return InThread(compute)
+    return in_thread(compute)
 
 
-def awaited_step(function: Callable[[Any], AsyncIterator[Any]]) -> OnLoop:
+def awaited_step(function: Callable[[Any], AsyncIterator[Any]]) -> Callable[[Send, Post], Awaitable[None]]:
     """Return a job that awaits one result of an async generator."""
 
     async def compute(value: Any) -> Rest:
@@ -140,7 +134,7 @@ def awaited_step(function: Callable[[Any], AsyncIterator[Any]]) -> OnLoop:
         except StopAsyncIteration:
             return Rest(None, is_over=True)
 
-    return OnLoop(compute)
+    return on_loop(compute)
 
 
 class Pour:
@@ -213,7 +207,7 @@ class AwaitPour:
                     await room.acquire()
                     began_s += time.perf_counter() - full_s
                     poured.put(result)
-        except BaseException as raised:  # even a CancelledError, as in `OnLoop`
+        except BaseException as raised:  # even a CancelledError, as in `on_loop`
             error = raised
         poured.busy_s = time.perf_counter() - began_s
         poured.end(error)

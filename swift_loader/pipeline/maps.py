@@ -11,10 +11,9 @@ from swift_loader.executors.calls.event_loop import CoroutineCrew
 from swift_loader.executors.calls.executor import CallExecutor
 from swift_loader.executors.calls.threads import ThreadCrew
 from swift_loader.pipeline import flows
-from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.items import Item
-from swift_loader.pipeline.jobs import AwaitPour, OnLoop, Pour, awaited_step, called, stepped
+from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited_step, called, on_loop, stepped
 from swift_loader.pipeline.nodes import Node, Opening
 from swift_loader.pipeline.processes import process_executor
 from swift_loader.pipeline.run import Run
@@ -58,7 +57,7 @@ class Map(Node):
     where: Where
     order: OutputOrder
     skips_failures: bool
-    max_errors: int | None
+    max_errors: float | None
     timeout_s: float | None
     max_in_flight: int
     """Items that are worked on, or whose results wait."""
@@ -80,7 +79,7 @@ class Map(Node):
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
         settings = self._settings()
         plan = PlanSettings.of_seed(key)
-        policy = FailurePolicy(self.name, self.skips_failures, self.max_errors)
+        policy = run.policy(self.name, self.max_errors, skips=self.skips_failures)
         if self.where is Where.PROCESS:
             executor = process_executor(
                 self.function, self.concurrency, settings, plan, self.name, gives_list=is_generator
@@ -105,7 +104,7 @@ class Map(Node):
             case Kind.FUNCTION:
                 return called(self.function, key)
             case Kind.COROUTINE:
-                return OnLoop(self.function)
+                return on_loop(self.function)
             case Kind.GENERATOR:
                 pours = Pour(self.function, key, self.timeout_s, self.name)
                 return pours if in_order else stepped(self.function, key)

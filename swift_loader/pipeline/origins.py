@@ -40,16 +40,7 @@ class Plain:
         noted, begin = run.note_source(), next(states, None)
         if begin is not None:
             noted.note((run.epoch, begin[0]), begin[1])
-        items = source_items(
-            self.source,
-            entry,
-            begin,
-            run.epoch,
-            is_endless=self.is_endless,
-            tells_epochs=run.tells_epochs,
-            states=noted,
-            use_loop=run.loop,
-        )
+        items = source_items(self.source, entry, begin, run, noted, is_endless=self.is_endless)
         (name,) = self.describe()
         return run.counted(flows.told(items, name, entry), name)
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from swift_loader.checks import check_choice, check_flag, check_integer, check_optional_integer, check_seconds
+from swift_loader.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_max_errors,
+    check_optional_integer,
+    check_seconds,
+)
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.epochs import Epochs
 from swift_loader.pipeline.functions import as_function, kind_of, name_of
@@ -55,7 +62,9 @@ class Pipeline:
     of the next one as far as its buffer reaches, then it waits. Leaving the loop ends all threads and processes.
     """
 
-    def __init__(self, source: Any, *, continuous: bool = False, seed: int | None = None) -> None:
+    def __init__(
+        self, source: Any, *, continuous: bool = False, seed: int | None = None, max_errors: float | None = None
+    ) -> None:
         """Take items from a source. Pulls nothing yet.
 
         Args:
@@ -64,13 +73,16 @@ class Pipeline:
                 resume; others are iterated over again up to there.
             continuous: True begins to work on the next epoch while the loop is still at the end of this one.
             seed: Of what stages draw. Default: torch's, or one from the clock.
+            max_errors: How many items all stages with `on_error="skip"` may leave out together in an epoch. A float
+                between 0 and 1 is a share, as in `map`. None: any number. Of joined pipelines, the first one's counts.
 
         Raises:
             TypeError: The source can't be iterated over.
         """
         check_source(source)
         plain = Plain(source, check_flag("continuous", continuous))
-        self._set_up(Chain(plain), check_optional_integer("seed", seed, 0))
+        limit = check_max_errors("max_errors", max_errors)
+        self._set_up(Chain(plain, max_errors=limit), check_optional_integer("seed", seed, 0))
 
     def _set_up(self, chain: Chain, seed: int | None) -> None:
         self._chain = chain
@@ -97,7 +109,7 @@ class Pipeline:
         on: str | None = None,
         output_order: str = "input",
         on_error: str = "raise",
-        max_errors: int | None = None,
+        max_errors: float | None = None,
         timeout: float | None = None,
         buffer_size: int | None = None,
         name: str | None = None,
@@ -113,7 +125,8 @@ class Pipeline:
             output_order: "input" keeps the order. "completion" hands results on as they come, so a slow item holds up
                 nobody; then a run can't be resumed in the middle of an epoch.
             on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
-            max_errors: With "skip": how many items may be left out. None: any number.
+            max_errors: With "skip": how many items may be left out in an epoch, also over a resume. A float between 0
+                and 1 is a share of the items so far, judged from the 100th on and at the end. None: any number.
             timeout: Seconds that an item may take. With "skip", one that takes longer is left out: its process is
                 killed, its coroutine cancelled; a thread can't be killed, so another one takes its place. With "raise",
                 the iteration ends with `WorkerStalled`; a process is replaced, and tries the item once more before.
@@ -147,7 +160,7 @@ class Pipeline:
                 where,
                 check_choice("output_order", output_order, OutputOrder),
                 skips_failures=on_error == "skip",
-                max_errors=check_optional_integer("max_errors", max_errors, 0),
+                max_errors=check_max_errors("max_errors", max_errors),
                 timeout_s=check_seconds("timeout", timeout),
                 max_in_flight=workers + (workers if waiting is None else waiting),
                 name=name,
@@ -252,7 +265,8 @@ class Pipeline:
                 raise TypeError(f"a {type(pipeline).__name__} can't be merged or mixed; make a Pipeline of it")
         chains = tuple(pipeline._chain for pipeline in pipelines)  # noqa: SLF001 - of this class
         seeds = tuple(pipeline._seed for pipeline in pipelines)  # noqa: SLF001
-        return Pipeline._made(Chain(Gathered(chains, seeds, join)), seeds[0] if seed is None else seed)
+        chain = Chain(Gathered(chains, seeds, join), max_errors=chains[0].max_errors)
+        return Pipeline._made(chain, seeds[0] if seed is None else seed)
 
     # Iteration --------------------------------------------------------------------------------------------------------
 

@@ -60,15 +60,7 @@ def process_executor(
     has the seed of what the function draws. `stage`: its name, for errors. `gives_list`: the function is a generator.
     """
     mode = TorchMode(
-        num_workers=num_workers,
-        worker_init_fn=None,
-        is_stream=False,
-        auto_collation=False,
-        batch_size=1,
-        drop_last=False,
-        snapshot_every=0,
-        persists=False,
-        collate_functions={},
+        num_workers, None, is_stream=False, auto_collation=False, batch_size=1, drop_last=False, snapshot_every=0
     )
     options = WorkerOptions(
         dataset_class=None,

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from swift_loader.errors import WorkerStalled
+from swift_loader.errors import NoProcessesLeft, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls.event_loop import CoroutineLoop
-from swift_loader.pipeline.closing import close_together
 from swift_loader.pipeline.failures import FailurePolicy
 from swift_loader.pipeline.filler import Filler
 from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.relay import Relay
 from swift_loader.pipeline.sources import SourceBegin, SourceStates
 from swift_loader.pipeline.stage import Stage
+from swift_loader.pipeline.state import PipelineState
 from swift_loader.pipeline.stats import StageStats, Tally
 from swift_loader.process_owner import ProcessOwner
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.scheduler import SchedulerSettings
+from swift_loader.threads import LoaderThread
 
 CLOSE_LIMIT_S = 4.0
 """How long `close` waits for threads in all. One that hangs in the user's code is left alone."""
@@ -32,20 +33,22 @@ class Run:
 
     def __init__(
         self,
-        epoch: int,
-        seed: int,
+        state: PipelineState,
         event_loop: CoroutineLoop,
+        max_errors: float | None,
         *,
-        tells_epochs: bool = False,
-        begins: Iterable[SourceBegin | None] = (),
+        tells_epochs: bool,
+        begins: Iterable[SourceBegin | None],
     ) -> None:
-        self.epoch = epoch
+        self.epoch = state.epoch
         """The first one."""
-        self.seed = seed
         self.tells_epochs = tells_epochs
         """Whether sources are told the epochs that follow."""
         self._begins = iter(begins)
         """For each plain source, the state at the beginning of the epoch, if it is known."""
+        self._max_errors = max_errors
+        self._failures = iter(state.failures)
+        """For each stage that has a policy, how many items were left out before the run was resumed."""
         self._event_loop = event_loop
         self._uses_loop = False
         self.sources: list[SourceStates] = []
@@ -75,6 +78,13 @@ class Run:
         self.sources.append(states)
         return states
 
+    def policy(self, stage: str, max_errors: float | None, *, skips: bool) -> FailurePolicy:
+        """Return what decides about the failures of another stage."""
+        others = self.tally.policies
+        policy = FailurePolicy(stage, skips, max_errors, others, self._max_errors, next(self._failures, 0))
+        others.append(policy)
+        return policy
+
     def counted(self, items: Iterable[Item], name: str) -> Iterator[Item]:
         """Pass items on, and count them as another stage's results."""
         return _counted(items, self.tally.note(name))
@@ -94,7 +104,6 @@ class Run:
         """Start a stage. `stops` are called when the run is closed, before any thread is waited for."""
         stats = self.tally.note(policy.stage)
         stage = Stage(upstream, executor, settings, policy, stats, self.epoch, concurrency, goes_on=goes_on)
-        self.tally.policies.append(policy)
         self._stages.append(stage)
         self._stops += stops
         stage.start(plan)
@@ -114,9 +123,20 @@ class Run:
     def gathered(self, flows: list[Iterator[Item]], entry: Place) -> Iterator[Item]:
         """Pull from all flows at the same time, in a thread each. Items come as they get ready."""
         relay: Relay[Item] = Relay(2 * len(flows))
-        ending = _LastEnd(len(flows), relay.end)
+        lock, num_left, has_told = threading.Lock(), len(flows), False
+
+        def end(error: BaseException | None) -> None:
+            """Tell of the end of all threads once: at the last one's, or at the first error."""
+            nonlocal num_left, has_told
+            with lock:
+                num_left -= 1
+                tells = not has_told and (error is not None or not num_left)
+                has_told |= tells
+            if tells:
+                relay.end(error)
+
         self._relays.append(relay)
-        fillers = [Filler(flow, relay.put, ending, self.tally.note("merge")) for flow in flows]
+        fillers = [Filler(flow, relay.put, end, self.tally.note("merge")) for flow in flows]
         self._fillers += fillers
         for filler in fillers:
             filler.start()
@@ -159,22 +179,34 @@ def _counted(items: Iterable[Item], stats: StageStats) -> Iterator[Item]:
         yield item
 
 
-class _LastEnd:
-    """Tells of the end of several threads once: at the last one's, or at the first error."""
+def close_together(closes: Sequence[Callable[[], None]], left_s: Callable[[], float]) -> None:
+    """Call all of these at the same time, each but the last in a thread of its own.
 
-    def __init__(self, num_left: int, end: Callable[[BaseException | None], None]) -> None:
-        self._num_left = num_left
-        self._end = end
-        self._has_told = False
-        self._lock = threading.Lock()
+    Each returns by itself after a while. `left_s` returns for how many more seconds threads are waited for. One that
+    needs longer is left alone. Raises the first error, once all were called.
+    """
+    errors: list[BaseException] = []
+    threads: list[LoaderThread] = []
 
-    def __call__(self, error: BaseException | None) -> None:
-        with self._lock:
-            self._num_left -= 1
-            tells = not self._has_told and (error is not None or not self._num_left)
-            self._has_told |= tells
-        if tells:
-            self._end(error)
+    def run(close: Callable[[], None]) -> None:
+        try:
+            close()
+        except BaseException as error:
+            errors.append(error)
+
+    for close in closes[:-1]:
+        thread = LoaderThread(run, "close", close)
+        try:
+            thread.start()
+            threads.append(thread)
+        except NoProcessesLeft:  # the interpreter may be ending
+            run(close)
+    for close in closes[-1:]:
+        run(close)
+    for thread in threads:
+        thread.join(left_s())
+    if errors:
+        raise errors[0]
 
 
 def _close(stage: Stage, left_s: Callable[[], float]) -> None:

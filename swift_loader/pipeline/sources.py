@@ -8,12 +8,15 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_loader.executors.calls.event_loop import call_soon
 from swift_loader.pipeline.items import Item, Marker
 from swift_loader.pipeline.relay import Relay
 from swift_loader.worker.stream_state import is_stateful
+
+if TYPE_CHECKING:
+    from swift_loader.pipeline.run import Run
 
 _NOTHING = object()
 
@@ -93,12 +96,10 @@ def source_items(
     source: Any,
     num_before: int,
     begin: SourceBegin | None,
-    epoch: int,
+    run: Run,
+    states: SourceStates,
     *,
     is_endless: bool,
-    tells_epochs: bool,
-    states: SourceStates,
-    use_loop: UseLoop,
 ) -> Iterator[Item]:
     """Return the items of a source from an epoch on.
 
@@ -107,10 +108,11 @@ def source_items(
     `tells_epochs`: the source is told each epoch after the first one, if it has `set_epoch`. `states` get the source's
     states. `use_loop`: for async sources.
     """
+    epoch = run.epoch
     while True:
-        yield from _epoch_items(source, num_before, begin, epoch, states, use_loop)
+        yield from _epoch_items(source, num_before, begin, epoch, states, run.loop)
         epoch += 1
-        if tells_epochs and is_endless and hasattr(source, "set_epoch"):
+        if run.tells_epochs and is_endless and hasattr(source, "set_epoch"):
             source.set_epoch(epoch)
         if is_stateful(source):
             states.note((epoch, 0), state_of(source))

@@ -89,7 +89,7 @@ class Stage:
         for delivery, work in self._deliveries():
             if work.indices is Marker.EPOCH_END:
                 yield Item(Marker.EPOCH_END, ())
-            elif self._is_wanted(delivery, work.number):
+            elif self._is_wanted(delivery, work):
                 yield self._count(delivery.batch, work.after)
 
     def all_results(self, start: Place, num_skipped: int) -> Iterator[Item]:
@@ -103,20 +103,20 @@ class Stage:
                 before = beginning(start)
                 yield Item(Marker.EPOCH_END, ())
                 continue
-            if self._is_wanted(delivery, work.number):
-                for num_results, value in enumerate(self._poured(delivery.batch, work.number), 1):
+            if self._is_wanted(delivery, work):
+                for num_results, value in enumerate(self._poured(delivery.batch, work), 1):
                     if num_results > num_skipped:
                         yield self._count(value, (*before, num_results))
             before, num_skipped = work.after, 0
 
-    def _poured(self, relay: Relay[Any], number: int) -> Iterator[Any]:
+    def _poured(self, relay: Relay[Any], work: ItemWork) -> Iterator[Any]:
         try:
             yield from relay
             self._calls.note(relay.busy_s)
         except BaseException as error:
             if relay.error is not error:  # thrown in by who iterates
                 raise
-            self._policy.note(number, error)
+            self._policy.note(work.number, error, work.after)
 
     def any_results(self, start: Place) -> Iterator[Item]:
         """Return all results of all items' generators, as they come.
@@ -131,7 +131,7 @@ class Stage:
                 continue
             rest: Rest | None = delivery.batch
             if rest is None or rest.is_over:
-                self._is_wanted(delivery, work.number)
+                self._is_wanted(delivery, work)
                 self._feed.note_done()
                 self._dispatcher.act()  # the end of the epoch may have waited for this
             else:
@@ -141,10 +141,10 @@ class Stage:
                 num_results += 1
                 yield self._count(value, (*start, num_results))
 
-    def _is_wanted(self, delivery: Delivery, number: int) -> bool:
+    def _is_wanted(self, delivery: Delivery, work: ItemWork) -> bool:
         if delivery.error is None:
             return True
-        self._policy.note(number, delivery.error)
+        self._policy.note(work.number, delivery.error, work.after)
         return False
 
     def _count(self, value: Any, after: Place) -> Item:

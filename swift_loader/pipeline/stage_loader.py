@@ -35,7 +35,7 @@ class StageLoader(Pipeline):
         timeout: float | None = None,
         output_order: str = "completion",
         on_error: str = "raise",
-        max_errors: int | None = None,
+        max_errors: float | None = None,
         seed: int | None = None,
     ) -> None:
         """Check the arguments. Starts nothing.
@@ -54,7 +54,8 @@ class StageLoader(Pipeline):
             output_order: "completion" hands results on as they come. "input" keeps the order of the source; then the
                 loader can be resumed after any batch.
             on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
-            max_errors: With "skip": how many items of each function may be left out. None: any number.
+            max_errors: With "skip": how many items of each function may be left out. A float below 1 is a share; see
+                `Pipeline.map`. None: any number.
             seed: Of `sample_rng()` in functions that run in threads. Default: torch's, or one from the clock.
 
         Raises:

@@ -28,6 +28,8 @@ class PipelineState:
     """For each source: (number of items, its own state) or None."""
     told: int | None = None
     """The epoch that the sources were told; None: none."""
+    failures: tuple[int, ...] = ()
+    """How many items each `map` has left out in the epoch, in the order of the pipeline."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types, if the sources' states are."""
@@ -39,6 +41,7 @@ class PipelineState:
             "parameters": list(self.parameters),
             "sources": [None if state is None else list(state) for state in self.sources],
             "told": self.told,
+            "failures": list(self.failures),
         }
 
     @classmethod
@@ -49,8 +52,8 @@ class PipelineState:
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"the state is a {type(state).__name__}; it must be the dict that state_dict() gave")
-        expected = {"version", "epoch", "place", "seed", "parameters", "sources", "told"}
-        if {*state, "told"} != expected:  # older states don't have it
+        expected = {"version", "epoch", "place", "seed", "parameters", "sources", "told", "failures"}
+        if {*state, "told", "failures"} != expected:  # older states don't have these
             raise StateMismatch(
                 f"the state has the entries {sorted(map(str, state))}; a pipeline's has {sorted(expected)}"
             )
@@ -71,9 +74,12 @@ class PipelineState:
         told = state.get("told")
         if not (told is None or isinstance(told, int)):
             raise StateMismatch(f"the state has told={told!r}; it must be an epoch or None")
+        failures = state.get("failures", ())
+        if not isinstance(failures, (list, tuple)) or not all(isinstance(num, int) and num >= 0 for num in failures):
+            raise StateMismatch(f"the state has failures={failures!r}; it must be a list of counts")
         place = None if state["place"] is None else _as_tuples(state["place"])
         sources = tuple(None if one is None else tuple(one) for one in given)
-        return cls(epoch, place, seed, tuple(texts), sources, told)
+        return cls(epoch, place, seed, tuple(texts), sources, told, tuple(failures))
 
 
 def _as_lists(place: Any) -> Any:

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,6 @@ def test_ranks_that_shuffle_before_they_share_need_one_seed() -> None:
     assert len(list(Pipeline(Numbers(12)).shard(0, 3).shuffle(5))) == 4
 
 
-def test_ranks_share_a_plain_iterable() -> None:
-    parts = [list(Pipeline(Numbers(11)).shard(rank, 3)) for rank in range(3)]
-    assert parts == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    parts = [list(Pipeline(Numbers(11)).shard(rank, 3, equal=False)) for rank in range(3)]
-    assert parts == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
-
-
 def test_the_length_is_known_where_the_source_has_one() -> None:
     pipeline = Pipeline(range(100), seed=1).map(functions.plus_one).shuffle(5)
     assert len(pipeline.batch(7)) == 15
@@ -260,12 +253,35 @@ def test_one_error_for_many_items_keeps_one_place_and_its_context() -> None:
     assert isinstance(place.__cause__, KeyError)
 
 
-def test_too_many_failures_end_the_iteration() -> None:
+def fails_at(digit: int) -> Callable[[int], int]:
     def fail(number: int) -> int:
-        raise LookupError(str(number))
+        if number % 10 == digit:
+            raise LookupError(str(number))
+        return number
 
-    pipeline = Pipeline(range(10)).map(fail, on_error="skip", max_errors=2)
-    with pytest.raises(TooManyErrors, match=r"3 items failed in stage 'fail', more than max_errors=2") as caught:
+    return fail
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize(
+    ("num", "of_stage", "of_all", "told"),
+    [
+        (300, 2, None, r"3 items failed in stage 'fail', more than max_errors=2; the last one is item 20"),
+        (300, 0.09, None, r"10 items failed in stage 'fail', more than max_errors=0.09; the last one is item 90"),
+        (20, 0.05, None, r"2 items failed in stage 'fail', more than max_errors=0.05"),
+        (300, None, 40, "41 items failed in all stages, more than max_errors=40"),
+        (300, 0.3, 0.15, "items failed in all stages, more than max_errors=0.15"),
+        (300, 30, 0.3, None),
+    ],
+)
+def test_too_many_failures_end_the_iteration(num: int, of_stage: Any, of_all: Any, told: str | None) -> None:
+    pipeline = Pipeline(range(num), max_errors=of_all)
+    for digit in range(2):
+        pipeline = pipeline.map(fails_at(digit), on_error="skip", max_errors=of_stage)
+    if told is None:
+        assert len(list(pipeline)) == num * 8 // 10
+        return
+    with pytest.raises(TooManyErrors, match=told) as caught:
         list(pipeline)
     assert isinstance(caught.value.__cause__, LookupError)
 
@@ -443,21 +459,6 @@ def test_a_stage_that_is_left_while_another_one_works_leaves_no_thread() -> None
 
     iterator = iter(Pipeline(range(40)).map(slow, concurrency=2).map(many, buffer_size=6))
     next(iterator)
-    del iterator
-
-
-def test_memory_is_bounded_by_back_pressure() -> None:
-    pulled: list[int] = []
-
-    def source() -> Iterator[int]:
-        for number in range(10_000):
-            pulled.append(number)
-            yield number
-
-    iterator = iter(Pipeline(source()).map(functions.plus_one, concurrency=4).batch(2).prefetch(3))
-    next(iterator)
-    time.sleep(0.1)  # to pull as much as it will
-    assert len(pulled) < 40
     del iterator
 
 

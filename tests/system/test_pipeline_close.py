@@ -12,7 +12,7 @@ import pytest
 
 from swift_loader import LoaderClosed
 from swift_loader.pipeline import Pipeline
-from swift_loader.pipeline.closing import close_together
+from swift_loader.pipeline.run import close_together
 from tests.support.helpers import wait_until
 from tests.support.stage_functions import hanging_at
 
@@ -79,23 +79,17 @@ def test_stages_that_hang_in_processes_close_together(tmp_path: Path) -> None:
     close_once(pipeline, lambda: len(list(tmp_path.iterdir())) == 3)
 
 
-def test_all_are_closed_even_if_one_fails() -> None:
-    closed: list[int] = []
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_all_are_closed_even_if_one_fails(is_ending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the end of the interpreter, which starts no thread."""
 
-    def fail() -> None:
-        raise LookupError("first")
-
-    closes: list[Any] = [fail, lambda: closed.append(1), lambda: closed.append(2)]
-    with pytest.raises(LookupError, match="first"):
-        close_together(closes, lambda: 5.0)
-    assert sorted(closed) == [1, 2]
-
-
-def test_closing_at_the_end_of_the_interpreter_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    if is_ending:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
     closed: list[int] = []
-    close_together([lambda: closed.append(1), lambda: closed.append(2)], lambda: 5.0)
-    assert closed == [1, 2]
+    closes: list[Any] = [lambda: closed.index(9), lambda: closed.append(1), lambda: closed.append(2)]
+    with pytest.raises(ValueError, match="9 is not in list"):
+        close_together(closes, lambda: 5.0)
+    assert sorted(closed) == [1, 2]

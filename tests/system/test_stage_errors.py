@@ -138,19 +138,13 @@ def is_five(number: int) -> bool:
     return functions.fails_at_five(number) == number
 
 
-def test_an_error_of_a_filter_names_stage_and_item() -> None:
-    pipeline = Pipeline(range(9)).filter(bool).filter(is_five)
-    with pytest.raises(LookupError, match="number five") as caught:
-        list(pipeline)
-    assert texts_of(caught.value)[-1].strip() == "In stage 'filter is_five', at item 4"
-
-
-def test_errors_of_sources_of_lists_and_of_joined_pipelines_name_stage_and_item() -> None:
+def test_errors_of_sources_filters_lists_and_joined_pipelines_name_stage_and_item() -> None:
     def source() -> Iterator[int]:
         yield from map(functions.fails_at_five, range(9))
 
     cases = {
         "source generator', at item 5": Pipeline(source()).map(functions.plus_one, concurrency=2),
+        "filter is_five', at item 4": Pipeline(range(9)).filter(bool).filter(is_five),
         "source map', at item 2": Pipeline(map(functions.fails_at_five, range(3, 9))).prefetch(2),
         "unbatch', at item 2": Pipeline([[1, 2], [3], map(functions.fails_at_five, [5])]).batch(1).unbatch().unbatch(),
         "merge, in turn, pipeline 1', at item 0": Pipeline([1]).merge(Pipeline([5]).map(functions.fails_at_five)),

@@ -52,14 +52,6 @@ def test_batches_hold_all_items_in_order(num: int, batch_size: int, drop_last: b
     assert [batch.after for batch in batches] == [(batch.value[-1] + 1,) for batch in batches]
 
 
-def test_a_batch_does_not_reach_over_the_end_of_an_epoch() -> None:
-    source = [*items(5), END, *items(2)]
-    assert [batch.value for batch in flows.batched(source, 2, drop_last=False)] == [
-        *([0, 1], [2, 3], [4]),
-        *(Marker.EPOCH_END, [0, 1]),
-    ]
-
-
 @given(st.integers(0, 60), st.data())
 @pytest.mark.parametrize("name", COUNTING)
 def test_a_counting_flow_continues_at_each_place(name: str, num: int, data: st.DataObject) -> None:
