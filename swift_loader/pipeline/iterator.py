@@ -108,7 +108,7 @@ class PipelineIterator(Iterator[Any]):
         if self._error is not None:
             raise self._error
         if (run := self.run) is not None:
-            run.check_owner()
+            run.owner.check()
         has_turn = False
         try:
             with self._lock:

@@ -77,9 +77,11 @@ class Map(Node):
         """Start the workers."""
         key = opening.key
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
-        settings = self._settings()
+        limits = Limits(self.max_in_flight, self.max_in_flight, MAX_TASKS, in_order=in_order)
+        restarts, skips = MAX_RESTARTS if self.where is Where.PROCESS else 0, self.skips_failures
+        settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=skips)
         plan = PlanSettings.of_seed(key)
-        policy = run.policy(self.name, self.max_errors, skips=self.skips_failures)
+        policy = run.policy(self.name, self.max_errors, skips=skips)
         if self.where is Where.PROCESS:
             executor = process_executor(
                 self.function, self.concurrency, settings, plan, self.name, gives_list=is_generator
@@ -88,9 +90,7 @@ class Map(Node):
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
         job = self._job(key)
         crew = CoroutineCrew(job, run.loop()) if self.where is Where.LOOP else ThreadCrew(job, self.name)
-        executor = CallExecutor(
-            crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=self.skips_failures
-        )
+        executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=skips)
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
         goes_on = is_generator and not in_order
         stage = run.stage(items, executor, settings, plan, policy, self.concurrency, stops, goes_on=goes_on)
@@ -110,16 +110,6 @@ class Map(Node):
                 return pours if in_order else stepped(self.function, key)
             case Kind.ASYNC_GENERATOR:
                 return AwaitPour(self.function, self.timeout_s, self.name) if in_order else awaited_step(self.function)
-
-    def _settings(self) -> SchedulerSettings:
-        limits = Limits(
-            max_in_flight=self.max_in_flight,
-            max_ready_per_worker=self.max_in_flight,
-            max_tasks=MAX_TASKS,
-            in_order=self.order is OutputOrder.INPUT,
-        )
-        restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
-        return SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=self.skips_failures)
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, unless some are left out."""

@@ -87,7 +87,7 @@ class DropNone(Node):
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Filter on the thread that pulls."""
-        return flows.filtered(items, _is_something, self.describe())
+        return flows.filtered(items, lambda value: value is not None, self.describe())
 
     def num_results(self, num_items: int) -> int | None:
         """As many as items, at most."""
@@ -243,7 +243,3 @@ class Shard(Node):
     def describe(self) -> str:
         """Return the rank, and whether all ranks get equally many."""
         return f"shard {self.rank} of {self.world_size}{', equal' if self.is_equal else ''}"
-
-
-def _is_something(value: Any) -> bool:
-    return value is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +19,7 @@ from swift_loader.checks import (
 )
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.epochs import Epochs
-from swift_loader.pipeline.functions import as_function, kind_of, name_of
+from swift_loader.pipeline.functions import Kind, as_function, kind_of, name_of
 from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import (
@@ -107,6 +109,7 @@ class Pipeline:
         *,
         concurrency: int = 1,
         on: str | None = None,
+        executor: Executor | None = None,
         output_order: str = "input",
         on_error: str = "raise",
         max_errors: float | None = None,
@@ -122,6 +125,9 @@ class Pipeline:
             concurrency: How many items are worked on at the same time.
             on: "thread" or "process". Processes need a function and items that can be serialised; a generator's
                 results come all at once from them. None: an event loop for async functions, else threads.
+            executor: Of `concurrent.futures`, instead of `on`: a thread pool with an initialiser, a process pool, or
+                your own. It gets `concurrency` calls at a time of a plain function, and stays open. `sample_rng()` has
+                no key in it.
             output_order: "input" keeps the order. "completion" hands results on as they come, so a slow item holds up
                 nobody; then a run can't be resumed in the middle of an epoch.
             on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
@@ -145,6 +151,13 @@ class Pipeline:
         workers = check_integer("concurrency", concurrency, 1, MAX_CONCURRENCY)
         default = Where.LOOP if kind.is_async else Where.THREAD
         where = default if on is None else check_choice("on", on, Where)
+        if executor is not None:
+            if on is not None or kind is not Kind.FUNCTION or not isinstance(executor, Executor):
+                raise ValueError(
+                    f"executor={executor!r} must be one of concurrent.futures, for a plain function and without on=; "
+                    f"{name} is a {kind.value}, and on={on!r}"
+                )
+            function = partial(_submitted, executor, function)
         if kind.is_async != (where is Where.LOOP):
             allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
             raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
@@ -361,6 +374,10 @@ class Pipeline:
         run = self._epochs.run
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
         return "\n".join([type(self).__name__, *lines])
+
+
+def _submitted(executor: Executor, function: Callable[[Any], Any], item: Any) -> Any:
+    return executor.submit(function, item).result()
 
 
 def _restored(kind: type[Pipeline], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline:

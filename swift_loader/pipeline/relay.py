@@ -108,8 +108,3 @@ class Relay(Generic[Thing]):
         self._closed.set()
         self._room.put(None)
         self._things.put(_End.END)
-
-    @property
-    def num_waiting(self) -> int:
-        """How many things wait to be taken, about."""
-        return self._things.qsize()

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 from swift_loader.errors import NoProcessesLeft, WorkerStalled
 from swift_loader.executors.base import Executor
@@ -59,7 +58,8 @@ class Run:
         self._relays: list[Relay[Item]] = []
         self._fillers: list[Filler] = []
         self._stops: list[Callable[[], None]] = []
-        self._owner = ProcessOwner()
+        self.owner = ProcessOwner()
+        """Another process can't use the run."""
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop, which runs in a thread of its own until the run is closed."""
@@ -146,13 +146,9 @@ class Run:
     def _stalled(self, timeout_s: float | None) -> WorkerStalled:
         return WorkerStalled(f"no item came within timeout={timeout_s:g} s:\n{self.tally.describe()}")
 
-    def check_owner(self) -> None:
-        """Raise if this process is a fork of the one that opened the run."""
-        self._owner.check()
-
     def close(self) -> None:
         """End all threads and processes. Idempotent. Any thread. Does nothing in a fork, which has none of them."""
-        if not self._owner.is_here():
+        if not self.owner.is_here():
             return
         deadline_s = time.monotonic() + CLOSE_LIMIT_S
         self.tally.ended_s = self.tally.ended_s or time.perf_counter()
@@ -162,7 +158,7 @@ class Run:
         def left_s() -> float:
             return max(0.0, deadline_s - time.monotonic())
 
-        closes: list[Callable[[], None]] = [partial(_close, stage, left_s) for stage in self._stages]
+        closes: list[Callable[[], None]] = [lambda stage=stage: stage.close(left_s()) for stage in self._stages]  # type: ignore[misc]
         if self._uses_loop:
             self._uses_loop = False
             closes.append(lambda: self._event_loop.leave(left_s()))
@@ -207,7 +203,3 @@ def close_together(closes: Sequence[Callable[[], None]], left_s: Callable[[], fl
         thread.join(left_s())
     if errors:
         raise errors[0]
-
-
-def _close(stage: Stage, left_s: Callable[[], float]) -> None:
-    stage.close(left_s())

@@ -40,11 +40,6 @@ def is_indexed(source: Any) -> bool:
     return not hasattr(source, "__iter__") and hasattr(source, "__getitem__") and hasattr(source, "__len__")
 
 
-def takes_states(source: Any) -> bool:
-    """Return whether the source can say in the middle of an epoch where it is."""
-    return is_stateful(source) and getattr(source, "is_exact", True)
-
-
 def state_of(source: Any) -> Any:
     """Return the source's state, which stays as it is now."""
     return copy.deepcopy(source.state_dict())
@@ -133,7 +128,8 @@ def _epoch_items(
     if begin is not None:
         num_drawn, state = begin
         source.load_state_dict(state)
-    taker = _StateTaker(source, epoch, num_drawn, num_before, states) if takes_states(source) else None
+    says_place = is_stateful(source) and getattr(source, "is_exact", True)
+    taker = _StateTaker(source, epoch, num_drawn, num_before, states) if says_place else None
     values = _pulled(source, taker, use_loop)
     if begin is not None and not num_drawn:  # the source gave that state between two epochs
         first = next(values, _NOTHING)

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,21 @@ def test_a_generator_behind_a_decorator_is_known_by_what_it_returns(on: str) -> 
         pipeline = Pipeline(range(9)).map(functools.wraps(functions.some)(function), on=on)
         assert list(pipeline) == expected
         assert "map some" in repr(pipeline)
+
+
+@pytest.mark.parametrize("output_order", ["input", "completion"])
+def test_any_executor_makes_the_calls(output_order: str) -> None:
+    local = threading.local()
+
+    def add(number: int) -> int:
+        return number + int(local.value)
+
+    with ThreadPoolExecutor(2, initializer=lambda value: setattr(local, "value", value), initargs=(5,)) as pool:
+        pipeline = Pipeline(range(9)).map(add, executor=pool, concurrency=3, output_order=output_order)
+        assert sorted(pipeline) == sorted(pipeline) == list(range(5, 14))
+        for wrong in ({"executor": 3}, {"executor": pool, "on": "thread"}):
+            with pytest.raises(ValueError, match=r"must be one of concurrent\.futures, for a plain function"):
+                Pipeline(range(9)).map(add, **wrong)
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

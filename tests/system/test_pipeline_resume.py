@@ -23,13 +23,11 @@ NUM_STOPS = 50
 NUM_EPOCHS = 3
 
 SOURCES: dict[str, Callable[[], Any]] = {
-    "index": lambda: range(80),
     "state": lambda: Counted(80),
     "counting": lambda: Numbers(80),
     "async": lambda: AsyncNumbers(80),
     "async state": lambda: AsyncCounted(80),
     "own epochs": lambda: OwnEpochs(81),
-    "DataLoader": lambda: DataLoader(range(80), shuffle=True, generator=_generator()),  # type: ignore[arg-type]
 }
 
 GRAPHS: dict[str, Callable[[Pipeline], Pipeline]] = {
@@ -48,12 +46,6 @@ GRAPHS: dict[str, Callable[[Pipeline], Pipeline]] = {
     "mix": lambda source: Pipeline.mix([source, Pipeline(range(100, 120)).shuffle(4)], [2, 1], seed=3).batch(3),
     "cache": lambda source: source.cache(20, stop_after=70).batch(4),
 }
-
-
-def _generator() -> Any:
-    import torch
-
-    return torch.Generator().manual_seed(5)
 
 
 def run_in_parts(make: Callable[[], Any], num_stops: int, seed: int) -> list[list[Any]]:
@@ -119,13 +111,6 @@ def test_processes_draw_other_numbers_in_each_epoch_in_order_of_completion() -> 
     first, second = sorted(pipeline), sorted(pipeline)
     assert [number for number, _ in first] == [number for number, _ in second] == list(range(30))
     assert {value for _, value in first}.isdisjoint(value for _, value in second)
-
-
-def test_a_stage_loader_in_order_continues() -> None:
-    def make() -> StageLoader:
-        return StageLoader(range(50), preprocessor=functions.uneven, batch_size=4, aggregator=sum, output_order="input")
-
-    assert run_in_parts(make, NUM_STOPS, 4) == whole(make)
 
 
 def test_a_source_with_a_state_is_not_pulled_from_the_beginning() -> None:

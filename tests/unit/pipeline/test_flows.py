@@ -89,16 +89,6 @@ def test_ranks_share_the_items(num: int, world_size: int, is_equal: bool) -> Non
     assert parts == [list(range(rank, kept, world_size)) for rank in range(world_size)]
 
 
-@given(st.integers(1, 50), st.integers(1, 5), st.data())
-def test_a_rank_continues_at_each_place(num: int, world_size: int, data: st.DataObject) -> None:
-    rank = data.draw(st.integers(0, world_size - 1))
-    whole = list(flows.of_rank(items(num), rank, world_size, is_equal=True))
-    if whole:
-        cut = data.draw(st.integers(0, len(whole) - 1))
-        (start,) = whole[cut].after
-        assert list(flows.of_rank(items(num, start), rank, world_size, is_equal=True)) == whole[cut + 1 :]
-
-
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.booleans(), st.data())
 def test_joined_flows_give_everything_once_and_continue_at_each_place(
     sizes: list[int], is_mixed: bool, data: st.DataObject
