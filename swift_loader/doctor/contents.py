@@ -21,6 +21,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -60,8 +61,8 @@ _BY_NAME = {
 
 
 def hazards_now() -> Any:
-    """Return the descriptors and threads of this process; None on a system other than Linux."""
-    if sys.platform != "linux":
+    """Return the descriptors and threads of this process; None on a system without /proc."""
+    if not Path("/proc/self/fd").is_dir():
         return None
     from swift_loader.worker.fork_safety import ForkHazards  # on Windows it can't be imported
 

@@ -167,7 +167,8 @@ def create(name: str, nbytes: int) -> Segment:
     try:
         descriptor = _posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
     except OSError as error:
-        raise reserving_failed(error, nbytes, "the number of file descriptors, or access to /dev/shm") from None
+        needs = "It needs a free file descriptor, and a /dev/shm that this process may write to"
+        raise SharedMemoryFull(error.errno, f"no shared memory can be made: {error.strerror}. {needs}") from None
     try:
         _reserve(descriptor, nbytes)
         return Segment.map(descriptor, nbytes, _FLAGS)
@@ -199,9 +200,9 @@ def attach(name: str, nbytes: int) -> Segment:
 
 
 def unlink(name: str) -> bool:
-    """Remove a name. Return whether there was such a name. On Windows, do nothing."""
+    """Remove a name. Return whether there was such a name, and it could be removed. On Windows, do nothing."""
     if sys.platform != "win32":
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             _posixshmem.shm_unlink(f"/{name}")
             return True
     return False

@@ -35,10 +35,14 @@ class ForkHazards:
 
     descriptors: frozenset[str]
     threads: frozenset[str]
+    are_known: bool = True
+    """False if /proc isn't mounted."""
 
     @classmethod
     def now(cls, own_descriptors: Iterable[int], own_threads: Iterable[int]) -> ForkHazards:
         """Return this process's descriptors and threads, without the loader's own. Standard streams are included."""
+        if not Path("/proc/self/fd").is_dir():
+            return cls(frozenset(), frozenset(), are_known=False)
         own = set(own_descriptors)
         described = (_describe(number) for number in map(int, os.listdir("/proc/self/fd")) if number not in own)
         threads = set(os.listdir("/proc/self/task")) - {str(number) for number in (os.getpid(), *own_threads)}
@@ -63,6 +67,8 @@ class ForkHazards:
 
     def beyond(self, before: ForkHazards, doing: str) -> str:
         """Describe what was opened and started since `before`; empty if nothing was. `doing` names the cause."""
+        if not self.are_known:
+            return f"/proc isn't mounted, so nothing tells whether {doing} opened files or started threads"
         opened = sorted(self.descriptors - before.descriptors)
         started = len(self.threads - before.threads)
         parts = []

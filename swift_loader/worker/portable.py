@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NoReturn
 
-from swift_loader.errors import ProtocolError
+from swift_loader.errors import ProtocolError, SharedMemoryFull
 from swift_loader.threads import LoaderThread
 from swift_loader.transport.counters import UNKNOWN_ADDRESS, CounterWriter
 from swift_loader.transport.failpoints import Failpoint, failpoint, identify
@@ -124,7 +124,11 @@ def _receive_payload(link: _Link, serial: int) -> int:
 def _serve(link: _Link, service: Service) -> None:
     """Serve until the trainer hangs up."""
     link.counters = counters = service.builder.counters
-    counters.count_in(create(link.segments.names.of(None), PAGE_NBYTES))
+    try:
+        counters.count_in(create(link.segments.names.of(None), PAGE_NBYTES))
+    except SharedMemoryFull as error:
+        link.send(describe_failure(error, FailureStage.BUILD, service.builder.definitions).pack())
+        return
     link.send(Ready(UNKNOWN_ADDRESS, service.report).pack())
     store = SegmentStore(link.send, partial(link.segments.make, link))
     TaskLoop(link, service.builder, store).serve()

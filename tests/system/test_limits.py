@@ -50,6 +50,23 @@ assert number == 49
 print("right")
 """
 
+READ_ONLY = """
+from swift_loader import SharedMemoryFull, SwiftLoader
+try:
+    list(SwiftLoader(lambda: range(8), {}, start_method="portable"))
+except SharedMemoryFull as error:
+    assert "a /dev/shm that this process may write to" in str(error), error
+    print("right")
+"""
+
+NO_PROC = """
+from swift_loader import SwiftLoader
+for start_method in ("template", "spawn", "fork", "portable"):
+    with SwiftLoader(lambda: range(8), {}, batch_size=4, shuffle=False, start_method=start_method) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]], start_method
+print("right")
+"""
+
 FEW_PROCESSES = """
 import ctypes, os, resource
 from swift_loader import DataLoader, WorkerDied
@@ -99,11 +116,18 @@ def reason_against_namespaces() -> str:
     return f"no mount namespace may be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-@pytest.mark.parametrize("full", [exhaustive(False), True], ids=["empty", "full"])
-def test_a_small_dev_shm_is_no_limit(full: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mount", "code"),
+    [
+        exhaustive("-o size=8m none /dev/shm", f"FULL = False\n{LITTLE_SHARED_MEMORY}"),
+        ("-o size=8m none /dev/shm", f"FULL = True\n{LITTLE_SHARED_MEMORY}"),
+        ("-o ro none /dev/shm", READ_ONLY),
+        ("none /proc", NO_PROC),
+    ],
+    ids=["small /dev/shm", "full /dev/shm", "read-only /dev/shm", "no /proc"],
+)
+def test_a_loader_needs_no_more_of_these_than_it_says(mount: str, code: str, tmp_path: Path) -> None:
     if reason := reason_against_namespaces():
         pytest.skip(reason)
-    mount = 'mount -t tmpfs -o size=8m none /dev/shm && exec "$@"'
-    wrapper = [*namespace_command(), "sh", "-c", mount, "sh"]
-    code = f"FULL = {full}\n{LITTLE_SHARED_MEMORY}"
+    wrapper = [*namespace_command(), "sh", "-c", f'mount -t tmpfs {mount} && exec "$@"', "sh"]
     assert run_script(code, via="-c", folder=tmp_path, wrapper=wrapper) == "right\n"

@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from swift_loader.executors.environment import (
@@ -22,7 +23,10 @@ from swift_loader.executors.environment import (
 )
 from swift_loader.transport.descriptors import avoid_std_streams, duplicate, explaining_limits
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from swift_loader.worker.{} import main; main()"
+_PROGRAM = (
+    "import posix, sys; posix.fchdir(int(sys.argv[4])); posix.close(int(sys.argv[4])); sys.path[:] = sys.argv[5:]; "
+    "from swift_loader.worker.{} import main; main()"
+)
 """Sets the import path first: a new interpreter's own path begins with the working directory, the trainer's may not."""
 
 
@@ -64,15 +68,14 @@ class Launch:
         return self._start("root", channel, channel, stderr)
 
     def _start(self, program: str, channel: int, traces: int, stderr: int) -> subprocess.Popen[bytes]:
-        numbers = [str(number) for number in (channel, os.getpid(), traces)]
+        numbers = [str(number) for number in (channel, os.getpid(), traces, self.directory)]
         return subprocess.Popen(  # noqa: S603 - our own interpreter
             [*self.command, "-c", _PROGRAM.format(program), *numbers, *self.path],
             stdin=subprocess.DEVNULL,
             stdout=None if self.has_stdout else subprocess.DEVNULL,
             stderr=stderr,
-            pass_fds=[channel, traces],
+            pass_fds=[channel, traces, self.directory],
             env=self.environ,
-            cwd=f"/proc/self/fd/{self.directory}",
             umask=self.umask,
         )
 
@@ -141,9 +144,10 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _umask() -> int:
-    """Return the umask. `os.umask` would change it for a moment."""
-    with explaining_limits(), open("/proc/self/status", encoding="utf-8") as lines:
+    """Return the umask; -1 if /proc isn't mounted. `os.umask` would change it for a moment."""
+    with suppress(FileNotFoundError), explaining_limits(), open("/proc/self/status", encoding="utf-8") as lines:
         return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), -1)
+    return -1
 
 
 def _open_directory() -> int:
