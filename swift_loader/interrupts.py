@@ -7,28 +7,34 @@ propagates through the code that it interrupted.
 from __future__ import annotations
 
 import functools
+import inspect
 import signal
 import threading
+import traceback
 import weakref
-from types import CodeType
+from itertools import pairwise
+from types import CodeType, FrameType
 from typing import Any
 
 
 def is_interrupt(error: BaseException) -> bool:
     """Return whether a signal handler raised this error. Call it on the thread that caught the error.
 
-    It looks for the code of the installed handlers in the traceback. A handler written in C has no code object, and a
-    handler that was uninstalled meanwhile isn't found. Their errors count as errors of the interrupted code.
+    It looks in the traceback for the code of the installed handlers, and for what was called as one: a handler may
+    uninstall itself. One written in C has neither, so its errors count as errors of the interrupted code.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    entry = error.__traceback__
-    while entry is not None and handlers:
-        if entry.tb_frame.f_code in handlers:
-            return True
-        entry = entry.tb_next
-    return False
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code in handlers or _got_signal(frame) for frame in frames)
+
+
+def _got_signal(frame: FrameType) -> bool:
+    """Return whether a function was called with a number and the frame that it interrupted, which seems to call it."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    given = [*map(values.get, names), *(values.get(rest or "") or ())]
+    return any(isinstance(one, int) and other is frame.f_back is not None for one, other in pairwise(given))
 
 
 def run_finalizer(finalizer: weakref.finalize[..., Any]) -> None:

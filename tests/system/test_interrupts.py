@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -12,7 +13,7 @@ import pytest
 
 from swift_loader.session import Session
 from tests.support import datasets
-from tests.support.helpers import exhaustive, loader_processes, make_loader, run_script
+from tests.support.helpers import exhaustive, ids_of, loader_processes, make_loader, run_script
 
 
 class Alarm(Exception):
@@ -47,6 +48,27 @@ def test_a_pass_goes_on_where_it_was_after_an_alarm_while_it_waited(alarm_after:
                     got += batch["id"].tolist()
             assert got == list(range(12))
             assert num_alarms
+
+
+@pytest.mark.parametrize("options", [{"start_method": "template"}, {"start_method": "portable"}, {"workers": 0}])
+def test_a_time_out_of_the_user_in_the_first_next_comes_out_once(options: dict[str, Any], tmp_path: Path) -> None:
+    def build() -> datasets.Counting:
+        while not (tmp_path / "alarm").exists():
+            time.sleep(0.01)
+        return datasets.Counting(8)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGALRM, before)
+        (tmp_path / "alarm").touch()
+        raise TimeoutError("the user's")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    with make_loader(build, shuffle=False, **options) as loader:
+        iterator = iter(loader)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="the user's"):
+            next(iterator)
+        assert ids_of(iterator) == list(range(8))
 
 
 AT_ANY_TIME = """

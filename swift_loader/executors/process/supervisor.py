@@ -12,11 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from swift_loader.errors import LoaderClosed, WorkerDied
 from swift_loader.executors.process.deaths import ForkWatch
@@ -39,8 +37,6 @@ from swift_loader.worker.spec import WorkerSpec
 
 EXIT_LIMIT_S = 0.5
 """How much later than the end of its pipe a worker's exit status may arrive."""
-
-Result = TypeVar("Result")
 
 
 class Supervisor:
@@ -94,7 +90,9 @@ class Supervisor:
         """
         self.start_first()
         assert self._building is not None
-        self.templates.first, build_s = _answer(self._building, on_wait, patience_s)
+        if not wait([self._building], patience_s).done and on_wait is not None:
+            on_wait()
+        self.templates.first, build_s = self._building.result()
         return self.templates.first.report.num_samples, build_s
 
     def start_workers(self, inboxes: ProcessInboxes) -> None:
@@ -260,15 +258,3 @@ class Supervisor:
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._thread!r}, {len(self.templates.all)} templates, {len(self.workers.all)} workers>"
-
-
-def _answer(answer: Future[Result], on_wait: Callable[[], None] | None, patience_s: float | None) -> Result:
-    """Wait for the result of a call. Call `on_wait` once if that takes longer than `patience_s`."""
-    try:
-        return answer.result(patience_s)
-    except FutureTimeoutError:
-        if answer.done():  # the function itself raised it
-            raise
-    if on_wait is not None:
-        on_wait()
-    return answer.result()
