@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from swift_loader.dataloader.draws import Draws
-from swift_loader.dataloader.indices import num_early_draws
+from swift_loader.dataloader.indices import SamplerState, num_early_draws
 from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition
@@ -30,9 +30,18 @@ class Epoch:
     """False while an interrupt would lose a batch. `LoaderIterator` sets it once it hands the batch out."""
     is_over = False
     """Whether the loop has met the end."""
-    _draws: Draws
     workers: LoaderWorkers | None = None
     """Those that serve it now."""
+
+    def __init__(self, loader: DataLoader[Any], draws: Draws, resume: LoaderPosition | None) -> None:
+        """Begin an epoch, or continue one. `resume`: a position in it, or the end of the one before."""
+        self._num_workers: int = loader.num_workers
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
+        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
+        self._draws = draws
+        self._resumed = None if resume is None or resume.draws.is_over else resume
+        """Where it continues. None: it begins afresh."""
+        self._num_yielded = 0 if self._resumed is None else self._resumed.num_yielded
 
     @property
     def number(self) -> int:
@@ -59,6 +68,12 @@ class Epoch:
         """Return where the loop is."""
         raise NotImplementedError
 
+    def _at(self, num_drawn: int, sampler_state: SamplerState | None, **more: Any) -> LoaderPosition:
+        """Return the position after so many draws, see `Draws.state_at`, with more fields of it."""
+        draws = self._draws.state_at(num_drawn, sampler_state, is_over=self.is_over)
+        more |= {"num_workers": self._num_workers, "length_called": self._length_called}
+        return LoaderPosition(draws, self._is_stream, num_yielded=self._num_yielded, **more)
+
     def processes(self) -> list[ProcessView]:
         """Return the worker processes by id, also after the epoch."""
         return []
@@ -73,11 +88,11 @@ class Epoch:
 class _WorkerEpoch(Epoch):
     """What epochs have in common whose batches are built by workers."""
 
-    def __init__(self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], draws: Draws, workers: LoaderWorkers, resume: LoaderPosition | None
+    ) -> None:
         """Use the workers until `close`, or until nobody refers to the epoch any more."""
-        self._num_workers = loader.num_workers
-        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
-        self._draws = draws
+        super().__init__(loader, draws, resume)
         self.workers = workers
         self.processes = workers.processes  # type: ignore[method-assign] # it doesn't refer to the workers
         self._end_processes = workers.close
@@ -127,7 +142,7 @@ class IndexEpoch(_WorkerEpoch):
         carried: dict[int, bytes] | None = None,
     ) -> None:
         """Begin to build ahead of the loop. `carried`: see `Shards`."""
-        super().__init__(loader, draws, workers)
+        super().__init__(loader, draws, workers, resume)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
         self._max_ahead = workers.max_in_flight
         torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
@@ -137,12 +152,11 @@ class IndexEpoch(_WorkerEpoch):
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
         self._has_drawn_all = False
-        resumed = None if resume is None or resume.draws.is_over else resume
+        resumed = self._resumed
         self._num_done = draws.num_drawn
         """All steps before this one are behind the loop."""
         self._done_ahead: set[int] = set() if resumed is None else set(resumed.ahead)
         """Later steps that are behind the loop, too, because they came out of order."""
-        self._num_yielded = 0 if resumed is None else resumed.num_yielded
         self._state_at_done = None if resumed is None else resumed.draws.sampler_state
         self._states: dict[int, tuple[Any, Any] | None] = {}
         """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
@@ -224,15 +238,8 @@ class IndexEpoch(_WorkerEpoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        return LoaderPosition(
-            num_workers=self._num_workers,
-            is_stream=False,
-            num_yielded=self._num_yielded,
-            draws=self._draws.state_at(self._num_done, self._state_at_done, is_over=self.is_over),
-            ahead=sorted(self._done_ahead),
-            workers=self._shards.snapshots(),
-            length_called=self._length_called,
-        )
+        ahead, workers = sorted(self._done_ahead), self._shards.snapshots()
+        return self._at(self._num_done, self._state_at_done, ahead=ahead, workers=workers)
 
 
 class StreamEpoch(_WorkerEpoch):
@@ -250,17 +257,17 @@ class StreamEpoch(_WorkerEpoch):
 
         `copies` gets the batches, and warns if all workers give the same; None: nobody need look.
         """
-        super().__init__(loader, draws, workers)
-        self._copies = copies
-        resumed = None if resume is None or resume.draws.is_over else resume
-        self._num_yielded = 0 if resumed is None else resumed.num_yielded
-        self._last_worker = -1 if resumed is None else resumed.last_worker
-        self._shards: Shards | SharedShards = Shards(loader, resume)
-        shard, first_batches = workers.shard, None
+        super().__init__(loader, draws, workers, resume)
+        self._copies, shard = copies, workers.shard
         self._num_sharing = 0 if shard is None else shard.world_size
+        self._last_worker, first_batches = -1, None
+        self._shards: Shards | SharedShards
         if shard is not None:
             self._shards = SharedShards(self._num_workers, resume, is_persistent=loader.persistent_workers)
-            self._last_worker, first_batches = -1, self._shards.next_batches
+            first_batches = self._shards.next_batches
+        else:
+            self._shards = Shards(loader, resume)
+            self._last_worker = -1 if self._resumed is None else self._resumed.last_worker
         self._rounds = StreamRounds(
             self._draws.epoch,
             self._num_workers,
@@ -296,15 +303,9 @@ class StreamEpoch(_WorkerEpoch):
 
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
-        return LoaderPosition(
-            num_workers=self._num_workers,
-            is_stream=True,
-            num_yielded=self._num_yielded,
-            draws=self._draws.state_at(self._num_yielded, None, is_over=self.is_over),
-            last_worker=self._last_worker,
-            workers=self._shards.snapshots(self._rounds.end_of),
-            length_called=self._length_called,
-            num_sharing=self._num_sharing,
+        workers, last_worker = self._shards.snapshots(self._rounds.end_of), self._last_worker
+        return self._at(
+            self._num_yielded, None, last_worker=last_worker, workers=workers, num_sharing=self._num_sharing
         )
 
 

@@ -1,4 +1,8 @@
-"""Builds the batches of an epoch in the loop's thread, with torch's own fetchers: `num_workers=0`."""
+"""Builds the batches of an epoch in the loop's thread: `num_workers=0`.
+
+With torch's own fetchers, or, of a stream that the loader shares out, as worker processes do: all ranks must read the
+same samples, and another number of workers may go on.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,17 @@ from torch.utils.data.dataloader import _DatasetKind
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epoch import Epoch
 from swift_loader.dataloader.indices import seed_pipe, shard_pipe
+from swift_loader.dataloader.shards import SharedShards
 from swift_loader.dataloader.state import LoaderPosition, WorkerSnapshot
 from swift_loader.metrics.metrics import Metrics
-from swift_loader.worker.stream_shard import RankSamples, StreamShard
+from swift_loader.sampling.plan import PlanSettings
+from swift_loader.transport.task import Task
+from swift_loader.worker.failure import BuildError
+from swift_loader.worker.seeding import preserved_generators
+from swift_loader.worker.stream import StreamEnd, StreamSamples
+from swift_loader.worker.stream_shard import StreamShard
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface, is_stateful
+from swift_loader.worker.torch_mode import TorchMode
 
 
 class InlineEpoch(Epoch):
@@ -35,13 +46,11 @@ class InlineEpoch(Epoch):
 
         `shard`: this rank's part of a stream that the loader shares out.
         """
-        self._is_stream = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001
-        self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
-        self._num_yielded = self._num_fetched = 0
-        self._num_skipped = 0
+        self._num_fetched = self._num_skipped = 0
         """Steps before the next batch that the loop didn't get: they came out of order, or building them failed."""
         self._skipped: set[int] = set()
-        self._shard = shard
+        self._collate: Any = loader.collate_fn
+        self._num_sharing = 0 if shard is None else shard.world_size
         self._metrics = metrics
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
@@ -51,12 +60,13 @@ class InlineEpoch(Epoch):
         elif resume is not None and resume.workers:
             saved = resume.workers[0]
         given: Any = loader.dataset
+        self._dataset = given
         begins_epoch = resume is None or resume.draws.is_over
         if begins_epoch and is_huggingface(given):
             forget_state(given)
-        elif saved.dataset_state is not None and is_stateful(given):
+        elif saved.dataset_state is not None and is_stateful(given) and (begins_epoch or shard is None):
             given.load_state_dict(saved.dataset_state)  # first: it may set the global generators
-        self._draws = Draws(loader, epoch, None if resume is None else resume.draws)
+        super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
         kind = loader._dataset_kind  # noqa: SLF001
@@ -64,60 +74,60 @@ class InlineEpoch(Epoch):
         """False: each sample is a batch of its own."""
         seed_pipe(given, self._draws.pipe_seed)
         shard_pipe(given)
-        fetch: Any = _DatasetKind.create_fetcher
-        self._fetcher = fetch(kind, given, self._batches, loader.collate_fn, loader.drop_last)
-        self._stream: Any = getattr(self._fetcher, "dataset_iter", iter(()))
-        """The iterator over all ranks' samples."""
-        if shard is not None:
-            self._fetcher.dataset_iter = RankSamples(self._stream, shard)
         self._unused: WorkerSnapshot | None = None
         """Where the stream continues, until something was fetched: only then do some streams tell it themselves."""
-        if resume is not None and not resume.draws.is_over:
-            self._continue(resume, saved)
+        self._shared: StreamSamples | None = None
+        if shard is not None:
+            shards, seed = SharedShards(1, resume, is_persistent=False), self._draws.base_seed
+            (self._num_fetched,) = shards.next_batches
+            cut: Any = {"auto_collation": self._batches, "batch_size": loader.batch_size or 1}
+            cut |= {"drop_last": loader.drop_last, "snapshot_every": 0}
+            mode = TorchMode(num_workers=1, worker_init_fn=None, is_stream=True, shard=shard, **cut)
+            self._shared = StreamSamples(given, mode, seed, None)
+            self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume() or {}).get(0), 0)
+        else:
+            fetch: Any = _DatasetKind.create_fetcher
+            self._fetcher = fetch(kind, given, self._batches, loader.collate_fn, loader.drop_last)
+        if self._resumed is not None:
+            self._continue(self._resumed, saved)
 
     def _continue(self, resume: LoaderPosition, saved: WorkerSnapshot) -> None:
         """Go to a position in the middle of an epoch."""
-        self._num_yielded, self._sampler_state = resume.num_yielded, resume.draws.sampler_state
+        self._sampler_state = resume.draws.sampler_state
         if not self._is_stream:
             self._num_skipped = resume.draws.num_drawn - resume.num_yielded
             self._skipped = set(resume.ahead)
             return
+        if self._shared is not None:
+            self._unused = replace(saved, next_batch=self._num_fetched)
+            return
         self._unused = saved
         if saved.iterator_state is not None:
-            self._stream.load_state_dict(saved.iterator_state)
-        if self._shard is not None:
-            self._continue_shared(resume, saved, self._shard)
-            return
+            self._fetcher.dataset_iter.load_state_dict(saved.iterator_state)
         num_to_skip = saved.num_since if saved.has_state else resume.num_yielded
         if num_to_skip:
             self._unused = None
         for _ in range(num_to_skip):
-            self._skip()
+            drawn = self._draws.next()
+            assert drawn is not None, "a stream's sampler is endless"
+            self._fetcher.fetch(drawn.keys)
         self._fetcher.ended = saved.has_ended
 
-    def _skip(self) -> None:
-        drawn = self._draws.next()
-        assert drawn is not None, "a stream's sampler is endless"
-        self._fetcher.fetch(drawn.keys)
-
-    def _continue_shared(self, resume: LoaderPosition, saved: WorkerSnapshot, shard: StreamShard) -> None:
-        """Go to the next batch of a stream that the loader shares out. Errors on the way were the loop's before."""
-        next_batch = resume.next_batch
-        assert next_batch is not None, "checked when the state was loaded"
-        if saved.has_state:
-            self._fetcher.dataset_iter = RankSamples(self._stream, shard, saved.num_to_skip)
-            self._num_fetched = saved.num_batches
-        self._unused = replace(saved, next_batch=next_batch) if self._num_fetched == next_batch else None
-        while self._num_fetched < next_batch and not saved.has_ended:
-            self._num_fetched += 1
+    def _fetch(self, keys: Any) -> Any:
+        """Return a batch. Of a shared stream, it leaves the program's generators as they were."""
+        if self._shared is None:
+            return self._fetcher.fetch(keys)
+        with preserved_generators():
             try:
-                self._skip()
-            except StopIteration:
-                break
-            except Exception:  # noqa: S112 - the loop has had it
-                continue
-        self._fetcher.ended = self._fetcher.ended or saved.has_ended
-        self._num_fetched = next_batch
+                task = Task(0, 0, self.number, 0, turn=self._num_fetched)
+                return self._collate(self._shared.fetch(task).samples)
+            except StreamEnd:
+                raise StopIteration from None
+            except BuildError as failed:
+                error = failed.__cause__ or failed
+            finally:
+                self._shared.seeding.needs_rebuild()  # leave the batch
+        raise error
 
     def next(self) -> Any:
         """Return the next batch. See `Epoch`. An interrupt comes out of the user's code, as with torch."""
@@ -134,7 +144,7 @@ class InlineEpoch(Epoch):
         self._unused = None
         began_ns = time.perf_counter_ns()
         try:
-            batch = self._fetcher.fetch(drawn.keys)
+            batch = self._fetch(drawn.keys)
         except StopIteration:
             self.end()
             raise
@@ -159,34 +169,21 @@ class InlineEpoch(Epoch):
     def position(self) -> LoaderPosition:
         """Return where the loop is."""
         num_done = self._num_yielded + self._num_skipped
-        draws = self._draws.state_at(num_done, self._sampler_state, is_over=self.is_over)
-        return LoaderPosition(
-            num_workers=0,
-            is_stream=self._is_stream,
-            num_yielded=self._num_yielded,
-            draws=draws,
-            ahead=sorted(step for step in self._skipped if step >= num_done),
-            workers=(self._snapshot(),),
-            length_called=self._length_called,
-            num_sharing=0 if self._shard is None else self._shard.world_size,
-        )
+        ahead = sorted(step for step in self._skipped if step >= num_done)
+        more: Any = {"ahead": ahead, "workers": (self._snapshot(),), "num_sharing": self._num_sharing}
+        return self._at(num_done, self._sampler_state, **more)
 
     def _snapshot(self) -> WorkerSnapshot:
-        dataset = self._fetcher.dataset
+        dataset: Any = self._dataset
         if not self._is_stream:
             return WorkerSnapshot(dataset.state_dict() if is_stateful(dataset) else None)
         if self._unused is not None:
             return self._unused
-        iterator = self._stream
-        is_one = iterator is dataset
-        saved = WorkerSnapshot(
-            dataset.state_dict() if has_exact_state(dataset) and not is_one else None,
+        if self._shared is not None:
+            return replace(WorkerSnapshot.of_shared(self._shared.snapshot()), next_batch=self._shared.turn)
+        iterator = self._fetcher.dataset_iter
+        return WorkerSnapshot(
+            dataset.state_dict() if has_exact_state(dataset) and iterator is not dataset else None,
             iterator.state_dict() if has_exact_state(iterator) else None,
             self._fetcher.ended,
-        )
-        if self._shard is None:
-            return saved
-        wanted: RankSamples = self._fetcher.dataset_iter
-        return replace(
-            saved, num_batches=self._num_fetched, num_to_skip=wanted.num_to_skip, next_batch=self._num_fetched
         )

@@ -133,7 +133,7 @@ class SharedShards:
         return {
             number: Resume(_state_of(one, has_ended=one.has_ended).pack()).pack()
             for number, one in enumerate(chosen)
-            if one.num_batches
+            if one.num_batches or one.has_state
         }
 
     def note(self, delivery: Delivery) -> None:
@@ -147,11 +147,7 @@ class SharedShards:
     def snapshots(self, end_of: Callable[[int], int | None] = lambda _: None) -> tuple[WorkerSnapshot, ...]:  # noqa: ARG002
         """Return what is known of each worker."""
         saved = (WorkerSnapshot(),) if self._resumed is None else (self._resumed.latest(min(self.next_batches)),)
-        states = [Snapshot.unpack(state) for state in self._states.values()]
-        taken = [
-            WorkerSnapshot(one.dataset, one.iterator, one.has_ended, 0, one.num_batches, one.num_to_skip)
-            for one in states
-        ]
+        taken = [WorkerSnapshot.of_shared(Snapshot.unpack(state)) for state in self._states.values()]
         latest = max(
             (one for one in (*saved, *taken) if one.num_batches <= min(self.next_batches)),
             key=lambda one: one.num_batches,

@@ -36,6 +36,7 @@ from swift_loader.dataloader.indices import SamplerState
 from swift_loader.dataloader.options import shard_of
 from swift_loader.errors import StateMismatch
 from swift_loader.sampling.integers import as_integer, shown
+from swift_loader.worker.torch_mode import Snapshot
 
 VERSION = 1
 
@@ -210,6 +211,11 @@ class WorkerSnapshot:
     """Whether the loop got all batches of its shard, and it is known that there are no more."""
     next_batch: int | None = _at("next_batch", _optional(_COUNT), default=None)
     """If the loader shares the stream out: which batch of the rank's part the worker builds next."""
+
+    @classmethod
+    def of_shared(cls, taken: Snapshot) -> WorkerSnapshot:
+        """Return what a worker says of a stream that the loader shares out."""
+        return cls(taken.dataset, taken.iterator, taken.has_ended, 0, taken.num_batches, taken.num_to_skip)
 
     def pack(self, *, is_stream: bool) -> dict[str, Any]:
         """Return it as it is in the state."""

@@ -10,6 +10,7 @@ number of a batch in the rank's part, and a worker drops the batches that aren't
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from swift_loader.sampling.permutation import Purpose, derive_key
@@ -23,7 +24,7 @@ from swift_loader.worker.seeding import Fetching, GeneratorStates, Rng, Seeding,
 from swift_loader.worker.stream_shard import RankSamples
 from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
-from swift_loader.worker.torch_worker import TorchIdentity, TorchWorker
+from swift_loader.worker.torch_worker import TorchIdentity, TorchThread, TorchWorker
 
 # Keeps what a stream draws from the global generators apart from what `collate_fn` draws.
 #
@@ -84,9 +85,10 @@ class StreamSamples:
         self._wanted: Iterator[Any] = iter(())
         """This rank's samples of the iterator."""
         self._process = worker if isinstance(worker, TorchWorker) else None
-        """None: a thread, which shares the process's generators and `get_worker_info()` with others."""
-        self._draws = StreamDraws() if mode.shard is not None and self._process is not None else None
-        self._turn = 0
+        """None: a thread, which shares `get_worker_info()` with others."""
+        is_alone = not isinstance(worker, TorchThread)  # else other threads draw from the generators meanwhile
+        self._draws = StreamDraws() if mode.shard is not None and is_alone else None
+        self.turn = 0
         """Of the next batch."""
         self._num_batches = 0
         """Batches so far, since the shard's own beginning."""
@@ -103,11 +105,11 @@ class StreamSamples:
 
     def fetch(self, task: Task) -> Fetched:
         """Return the samples of the next batch, or its only sample if batches aren't collated."""
-        if self._draws is None or self._process is None:
+        if self._draws is None:
             return self._fetch(task)
         self._draws.enter()
         try:
-            with self._process.hidden():
+            with nullcontext() if self._process is None else self._process.hidden():
                 return self._fetch(task)
         finally:
             self._draws.leave(self._seed, task.epoch, self._num_batches)
@@ -124,7 +126,10 @@ class StreamSamples:
         every = self._mode.snapshot_every
         distance = 1 if self._mode.shard is None else self._mode.num_workers
         if every and not (self._num_batches - 1) // distance % every:
-            self.state = self._snapshot()
+            try:
+                self.state = self.snapshot().pack()
+            except Exception as error:
+                raise BuildError(FailureStage.SAVE) from error
         return Fetched(samples.copy() if self._mode.auto_collation else samples[0], (), len(samples))
 
     def _seek(self, task: Task) -> None:
@@ -133,10 +138,10 @@ class StreamSamples:
         if self._begin is not None:
             (resume, first_turn), self._begin = self._begin, None
             if self._mode.shard is None:
-                self._turn = first_turn - self._open(resume)
+                self.turn = first_turn - self._open(resume)
             else:
                 self._open_shared(resume, task.epoch)
-        while self._turn < turn:
+        while self.turn < turn:
             self._skip(task)
 
     def _skip(self, task: Task) -> None:
@@ -152,10 +157,10 @@ class StreamSamples:
 
     def _open_shared(self, resume: Resume, epoch: int) -> None:
         """Begin to iterate over a shared stream, with the same draws in all workers."""
-        if self._process is not None:
-            self._process.reseed(self._seed + epoch if self._mode.persists else self._seed)
+        if self._draws is not None:
+            seed_generators(derive_key(self._seed, Purpose.WORKER.value, epoch))
         self._open(resume)
-        self._turn = self._num_batches
+        self.turn = self._num_batches
 
     def _open(self, resume: Resume) -> int:
         """Begin to iterate. Return how many batches are to be skipped then."""
@@ -203,7 +208,7 @@ class StreamSamples:
         worker_id = 0 if self._worker is None or mode.shard is not None else self._worker.worker_id
         first = (worker_id << _BATCH_BITS | self._num_batches) << _SAMPLE_BITS
         self.seeding.begin(Fetching(self._seed, task.epoch, list(range(first, first + num_wanted)), samples))
-        self._turn += 1
+        self.turn += 1
         self._num_batches += 1
         try:
             for _ in range(num_wanted):
@@ -214,16 +219,15 @@ class StreamSamples:
                 raise StreamEnd from None
         return samples
 
-    def _snapshot(self) -> bytes:
+    def snapshot(self) -> Snapshot:
+        """Return where the stream is."""
         iterator, dataset = self._iterator, self._dataset
         worker_id = 0 if self._worker is None else self._worker.worker_id
-        try:
-            of_iterator = iterator.state_dict() if has_exact_state(iterator) else None  # type: ignore[union-attr]
-            of_dataset = dataset.state_dict() if iterator is not dataset and has_exact_state(dataset) else None
-            to_skip = self._wanted.num_to_skip if isinstance(self._wanted, RankSamples) else 0
-            return Snapshot(self._num_batches, iterator is None, of_iterator, of_dataset, worker_id, to_skip).pack()
-        except Exception as error:
-            raise BuildError(FailureStage.SAVE) from error
+        of_iterator = iterator.state_dict() if has_exact_state(iterator) else None  # type: ignore[union-attr]
+        of_dataset = dataset.state_dict() if iterator is not dataset and has_exact_state(dataset) else None
+        to_skip = self._wanted.num_to_skip if isinstance(self._wanted, RankSamples) else 0
+        has_ended = iterator is None and self._begin is None
+        return Snapshot(self._num_batches, has_ended, of_iterator, of_dataset, worker_id, to_skip)
 
     def __repr__(self) -> str:
-        return f"<StreamSamples{' ended' if self._iterator is None else ''} at turn {self._turn}>"
+        return f"<StreamSamples{' ended' if self._iterator is None else ''} at turn {self.turn}>"

@@ -111,7 +111,7 @@ def test_a_shared_stream_continues_with_other_numbers_of_workers(name: str, num_
 
 def test_what_a_shared_stream_draws_is_the_same_with_other_numbers_of_workers() -> None:
     whole = run_whole(SHARED_DRAWING, 1, 3)
-    assert Chain(SHARED_DRAWING, (1, 2, 3)).run(5, 3) == whole
+    assert Chain(SHARED_DRAWING, (0, 1, 2, 3)).run(5, 3) == whole
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import textwrap
 import warnings
@@ -20,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from swift_loader import DataLoader, StateMismatch, SwiftLoaderWarning
 from tests.support.chains import plain
 from tests.support.helpers import exhaustive_unless, run_two_ranks, set_environ
-from tests.support.resumable import Everything, Shards
+from tests.support.resumable import Everything, EverythingShuffled, Shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -223,6 +224,20 @@ def test_ranks_share_a_stream(
         assert of_ranks[-1] == expected
     if equal:
         assert len({len(found) for found in of_ranks}) == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ranks_share_a_stream_that_shuffles(num_workers: int, be_rank: Callable[[int, int], None]) -> None:
+    found: list[int] = []
+    for rank in range(2):
+        be_rank(rank, 2)
+        random.seed(rank)
+        torch.manual_seed(1)
+        loader = make(EverythingShuffled(NUM_SAMPLES), num_workers)
+        found += [number for numbers, *_ in loader for number in numbers.tolist()]
+        drawn, _ = random.random(), random.seed(rank)
+        assert drawn == random.random()
+    assert sorted(found) == list(range(NUM_SAMPLES))
 
 
 class ListStream(IterableDataset[int]):
