@@ -67,7 +67,7 @@ class RankDied(SwiftLoaderError, RuntimeError):
 
 
 class RankMismatch(SwiftLoaderError, RuntimeError):
-    """Ranks that share batches take different ones. The message names two ranks, and where each of them is."""
+    """Ranks that must be at the same batch are not. The message names two ranks, and where each of them is."""
 
 
 class RankStalled(SwiftLoaderError, RuntimeError, TimeoutError):

@@ -15,7 +15,7 @@ from swift_loader.dataloader.options import DEFAULT_PREFETCH
 from swift_loader.dataloader.shards import Copies, Shards, SharedShards
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.dataloader.workers import LoaderWorkers
-from swift_loader.errors import ForkHangs, LoaderClosed, SwiftLoaderError, WorkerDied
+from swift_loader.errors import ForkHangs, LoaderClosed, RankMismatch, SwiftLoaderError, WorkerDied
 from swift_loader.executors.processes import ProcessView
 from swift_loader.interrupts import is_interrupt, run_finalizer
 from swift_loader.ranks.ranks import find_ranks, torch_distributed
@@ -347,6 +347,7 @@ class Votes:
         """Make the group. Blocks until all ranks are here. Raises `ValueError` if they can't talk to each other."""
         ranks = find_ranks(None, None)
         self._group: Any = None
+        self._world_size, self._epoch = ranks.world_size, -1
         if ranks.world_size == 1:
             return
         if torch_distributed() is None:
@@ -357,13 +358,28 @@ class Votes:
             )
         self._group = torch.distributed.new_group(backend="gloo")
 
-    def all_have(self, has_batch: bool) -> bool:
-        """Return whether all ranks have a batch. Blocks until all have voted."""
+    def all_have(self, has_batch: bool, batch: int) -> bool:
+        """Return whether all ranks have a batch. Blocks until all have voted.
+
+        `batch`: how many votes this epoch has had. Raises `RankMismatch` on all ranks if they aren't at the same one.
+        """
         if self._group is None:
             return has_batch
-        vote = torch.tensor(int(has_batch))
+        self._epoch += not batch
+        vote = torch.tensor([int(has_batch), self._epoch, -self._epoch, batch, -batch])
         torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MIN, self._group)
-        return bool(vote.item())
+        all_have, first_epoch, last_epoch, first, last = vote.tolist()
+        if (first_epoch, first) == (-last_epoch, -last):
+            return bool(all_have)
+        places: list[Any] = [None] * self._world_size
+        torch.distributed.all_gather_object(places, (self._epoch, batch), self._group)
+        self._epoch = -last_epoch  # so that all may begin the next one
+        rank, other = places.index(max(places)), places.index(min(places))
+        raise RankMismatch(
+            f"rank {rank} asks for batch {places[rank][1]} of epoch {places[rank][0]}, but rank {other} for batch "
+            f"{places[other][1]} of epoch {places[other][0]}: a rank has left its loop alone, by break or an error. "
+            f"With equal_batches=True, all ranks must leave the loop after the same batch"
+        )
 
 
 class EvenEpoch(WrappedEpoch):
@@ -371,12 +387,15 @@ class EvenEpoch(WrappedEpoch):
 
     def __init__(self, epoch: Epoch, votes: Votes) -> None:
         super().__init__(epoch)
-        self._votes = votes
+        self._votes, self._num_votes = votes, 0
+        self._mismatch: RankMismatch | None = None
 
     def next(self) -> Any:
         """Return the next batch. Raises as the epoch's own `next`. Blocks until all ranks ask for theirs."""
         if self._epoch.is_over:
             raise StopIteration
+        if self._mismatch is not None:
+            raise self._mismatch
         batch, error = None, None
         has_batch = True
         try:
@@ -385,7 +404,13 @@ class EvenEpoch(WrappedEpoch):
             has_batch = False
         except Exception as raised:
             error = raised
-        if not self._votes.all_have(has_batch):
+        try:
+            all_have = self._votes.all_have(has_batch, self._num_votes)
+        except RankMismatch as mismatch:
+            self._mismatch = mismatch
+            raise
+        self._num_votes += 1
+        if not all_have:
             self._epoch.end()
             raise StopIteration
         if isinstance(error, ForkHangs):  # the ranks have voted, so the epoch can't go on with other workers

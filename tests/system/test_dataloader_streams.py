@@ -330,7 +330,7 @@ RANK = """
     import torch
     import torch.distributed as dist
     from torch.utils.data import IterableDataset
-    from swift_loader import DataLoader
+    from swift_loader import DataLoader, RankMismatch
 
     class Part(IterableDataset):
         def __init__(self, length):
@@ -356,6 +356,17 @@ RANK = """
         del iterator
         found.append([batch.tolist() for batch in resumed])
         found.append([batch.tolist() for batch in resumed])
+    alone = DataLoader(part, 2, equal_batches=True)
+    for seen in range(2):
+        taken = []
+        try:
+            while len(taken) < 6:
+                for batch in alone:
+                    taken.append(batch.tolist())
+                    if rank == 0 and taken == [[0, 1]]:
+                        break
+        except RankMismatch as error:
+            found.append([taken, str(error)])
     print(json.dumps(found))
     dist.destroy_process_group()
 """
@@ -365,7 +376,11 @@ RANK = """
 def test_ranks_with_parts_of_their_own_end_together(tmp_path: Path) -> None:
     answers = run_two_ranks(textwrap.dedent(RANK), tmp_path)
     whole = [[[0, 1], [2, 3], [4, 5], [6]], [[0, 1], [2, 3], [4, 5], [6, 7]]]
+    told = "rank 0 asks for batch 0 of epoch {}, but rank 1 for batch 1 of epoch {}: "
     for found, expected in zip(answers, whole, strict=True):
+        for epoch, (taken, text) in zip((1, 3), (found.pop(-2), found.pop()), strict=True):
+            assert taken == [[0, 1]]
+            assert text.startswith(told.format(epoch, epoch - 1))
         assert found == 2 * [expected, expected, expected[1:], expected]
 
 
