@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -474,6 +475,12 @@ class SwiftLoader:
     @property
     def sampler(self) -> EpochSampler:
         """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
+        caller, torch_data = sys._getframe(1).f_back, sys.modules.get("torch.utils.data")  # noqa: SLF001
+        if not self._options.sampling.shuffle and torch_data is not None:  # Lightning asks whether it is one of torch's
+            kind: Any = type("SequentialEpochSampler", (EpochSampler, torch_data.SequentialSampler), {})
+            return kind(self._passes)  # type: ignore[no-any-return]
+        if caller is not None and caller.f_code.co_name == "_resolve_overfit_batches":  # Lightning would replace it
+            raise ValueError("overfit_batches needs the same batches in each epoch; give SwiftLoader(shuffle=False)")
         return EpochSampler(self._passes)
 
     @property

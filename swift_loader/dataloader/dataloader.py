@@ -24,8 +24,8 @@ from swift_loader.dataloader.options import (
     check_auto,
     check_stream_options,
     first_number,
-    is_called_by_lightning,
     len_of_shard,
+    lightning_begins_an_epoch,
     num_of_actors,
     pin_device_of,
     shard_of,
@@ -200,8 +200,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         check_auto(self)
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
-        self._passes_end = False
-        """Whether a position at the end of an epoch is taken as the beginning of the next one."""
+        self.passes_epoch = False
+        """Whether the next batch is the first one of the epoch after the loaded one. A Trainer takes it so."""
         self._begin_unused()
 
     def _begin_unused(self) -> None:
@@ -267,12 +267,12 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
-        passes_end = resume is not None and self._passes_end
+        passes_epoch = resume is not None and not resume.draws.is_over and self.passes_epoch
         pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
         if self._iterator is None:
-            return LoaderIterator(self, epoch, pin_device, passes_end=passes_end)
-        self._iterator.restart(self, epoch, pin_device, passes_end=passes_end)
+            return LoaderIterator(self, epoch, pin_device, passes_epoch=passes_epoch)
+        self._iterator.restart(self, epoch, pin_device, passes_epoch=passes_epoch)
         return self._iterator
 
     def resize(self, num_workers: int) -> None:
@@ -446,7 +446,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if state:
             loaded = LoaderPosition.from_dict(state)
             check_resumes(self, loaded, state.get("batching"))
-        self._passes_end = is_called_by_lightning()
+        self.passes_epoch = lightning_begins_an_epoch()
         self._loaded = loaded
         if self._latest is not None and self._latest.workers is not None:
             self._workers = None  # they are its iterator's, which may go on

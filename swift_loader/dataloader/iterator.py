@@ -23,16 +23,16 @@ class LoaderIterator:
     An error of the user's code takes the place of its batch: the next call continues with the batch after it.
     """
 
-    def __init__(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_end: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
         """Begin with an epoch. The arguments are those of `restart`."""
         self._next_lock = NextLock()
-        self.restart(loader, epoch, pin_device, passes_end=passes_end)
+        self.restart(loader, epoch, pin_device, passes_epoch=passes_epoch)
 
-    def restart(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_end: bool) -> None:
+    def restart(self, loader: DataLoader[Any], epoch: Epoch, pin_device: str | None, *, passes_epoch: bool) -> None:
         """Begin again, with another epoch. With persistent workers, a loader has one iterator, as with torch.
 
-        `pin_device` None: don't pin. `passes_end`: the next epoch follows if the loop has had all batches of `epoch`
-        already when it asks for the first.
+        `pin_device` None: don't pin. `passes_epoch`: the loop has left this epoch, so the first batch is that of
+        the next one.
         """
         self._epoch = epoch
         self._is_begun = False
@@ -43,7 +43,7 @@ class LoaderIterator:
         self._hangs: ForkHangs | None = None
         """Why there are no more batches."""
         self._is_tuned = isinstance(loader.num_workers, AutoWorkers)
-        self._passes_end = passes_end
+        self._passes_epoch = passes_epoch
         self._index_sampler = loader._index_sampler  # noqa: SLF001 - for `len`, as torch
         self._dataset_name = str(type(loader.dataset).__name__)
         self._length_called: int | None = loader._IterableDataset_len_called  # noqa: SLF001
@@ -119,16 +119,10 @@ class LoaderIterator:
 
     def _first(self, loader: Any) -> Any:
         """Return the first batch. `set_epoch` may have been called since `iter`, and counts."""
-        if loader is not None and self._epoch.is_stale:
-            self._continue_with(loader, self._epoch.position())
+        if loader is not None and (self._passes_epoch or self._epoch.is_stale):
+            self._continue_with(loader, None if self._passes_epoch else self._epoch.position())
         self._is_begun = True
-        try:
-            return self._epoch.next()
-        except StopIteration:
-            if loader is None or not self._passes_end:
-                raise
-            self._continue_with(loader, None)
-            return self._epoch.next()
+        return self._epoch.next()
 
     def _continue_with(self, loader: Any, *where: LoaderPosition | ForkHangs | None) -> None:
         self._epoch.close()

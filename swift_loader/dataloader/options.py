@@ -310,14 +310,15 @@ def _accelerator() -> str | None:
 
 # Frameworks -----------------------------------------------------------------------------------------------------------
 
-_LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.", "swift_loader.integrations.lightning")
 
+def lightning_begins_an_epoch(fit_loop: Any = None) -> bool:
+    """Return whether a Lightning Trainer takes the next batch for the first one of an epoch. False for other callers.
 
-def is_called_by_lightning() -> bool:
-    """Return whether the caller's caller is a Lightning Trainer.
-
-    Where a Trainer resumes from a checkpoint of an epoch's last batch, it takes the next batch for the first one of the
-    next epoch (`_FitLoop.reset`), and a loader that says that the epoch is over makes it skip a whole epoch. In a plain
-    loop, and with torchdata's `StatefulDataLoader`, the same state means that the rest of the epoch is empty.
+    So it does where it resumes from a checkpoint of an epoch's last batch (`_FitLoop.reset`), be that the loader's last
+    one or that of `limit_train_batches`. In a plain loop, and with torchdata's `StatefulDataLoader`, the same state
+    means that the rest of the loader's epoch follows. `fit_loop`: the Trainer's; None: that of the caller's caller.
     """
-    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith(_LIGHTNING)  # noqa: SLF001
+    if fit_loop is None:  # between it and the loader there is a CombinedLoader
+        fit_loop = getattr(sys._getframe(2).f_back, "f_locals", {}).get("self")  # noqa: SLF001
+    progress = getattr(getattr(fit_loop, "epoch_loop", None), "batch_progress", None)
+    return bool(getattr(progress, "is_last_batch", False))

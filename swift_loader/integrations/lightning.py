@@ -25,6 +25,8 @@ except ModuleNotFoundError:
             "swift_loader.integrations.lightning needs Lightning: pip install lightning", name="lightning"
         ) from error
 
+from swift_loader.dataloader.options import lightning_begins_an_epoch
+
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
@@ -73,8 +75,9 @@ class LoaderStateCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
         """Restore the Trainer's loader. Called on all ranks, when the Trainer has its iterator already."""
         if self._to_load is not None:
-            self._trainers_loader().load_state_dict(self._to_load)
-            self._to_load = None
+            loader, state, self._to_load = self._trainers_loader(), self._to_load, None
+            loader.load_state_dict(state)
+            loader.passes_epoch = lightning_begins_an_epoch(trainer.fit_loop)
             iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - replaces that iterator
 
     def _trainers_loader(self) -> Any:

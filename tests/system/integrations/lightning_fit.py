@@ -9,8 +9,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 
-from swift_loader.integrations.lightning import LoaderMetrics
-
 
 class Kept(Logger):
     """Keeps what is logged."""
@@ -18,6 +16,7 @@ class Kept(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.logged: list[tuple[int | None, dict[str, float]]] = []
+        self.seen: list[Any] = []
 
     @property
     def name(self) -> str:
@@ -35,18 +34,20 @@ class Kept(Logger):
 
 
 class Model(LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, seen: list[Any]) -> None:
         super().__init__()
+        self.seen = seen
         self.layer = torch.nn.Linear(4, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(batch.tolist())
         return self.layer(batch).sum()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(loader: Any, callback: LoaderMetrics, folder: Path) -> Kept:
+def fit(loader: Any, callback: Any, folder: Path, checkpoint: Path | None = None, **options: Any) -> Kept:
     kept = Kept()
     trainer = Trainer(
         accelerator="cpu",
@@ -55,9 +56,10 @@ def fit(loader: Any, callback: LoaderMetrics, folder: Path) -> Kept:
         callbacks=[callback],
         log_every_n_steps=5,
         enable_progress_bar=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(options),
         enable_model_summary=False,
         default_root_dir=folder,
+        **options,
     )
-    trainer.fit(Model(), loader)
+    trainer.fit(Model(kept.seen), loader, ckpt_path=checkpoint)
     return kept

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from swift_loader import DataLoader, SwiftLoader
 from tests.support.helpers import exhaustive
 from tests.system.integrations.checks import assert_complete
 from tests.system.integrations.ranks import run_ranks
@@ -44,3 +48,31 @@ def test_a_fit_resumes_exactly_from_every_checkpoint(num_ranks: int, tmp_path: P
             for run in resumed:
                 assert run["seen"] == whole["seen"][run["num_steps"] :], (case, run["place"])
                 assert run["weights"] == whole["weights"], (case, run["place"])
+
+
+ROWS: Any = list(torch.arange(80.0).view(20, 4))
+LIMITED: Any = {"limit_train_batches": 3}
+OVERFIT: Any = {"overfit_batches": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [
+        (partial(DataLoader, ROWS, 5, shuffle=True, seed=3), LIMITED),
+        (partial(DataLoader, ROWS, 5, shuffle=True, seed=3), OVERFIT),
+        (partial(SwiftLoader, dataset=ROWS, batch_size=5, worker_per_consumer=0, seed=3), LIMITED),
+        (partial(SwiftLoader, dataset=ROWS, batch_size=5, worker_per_consumer=0, shuffle=False), OVERFIT),
+    ],
+)
+def test_a_fit_goes_on_behind_a_limited_epoch(make: Any, limit: Any, tmp_path: Path) -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from tests.system.integrations.lightning_fit import fit
+
+    save = partial(callbacks.ModelCheckpoint, tmp_path, "{step}", save_top_k=-1, every_n_train_steps=3)
+    whole = fit(make(), save(), tmp_path, **limit).seen
+    assert fit(make(), save(), tmp_path, tmp_path / "step=3.ckpt", **limit).seen == whole[3:]
+    assert len(whole) == 6
+    with pytest.raises(ValueError, match=r"give SwiftLoader\(shuffle=False\)"):
+        fit(SwiftLoader(dataset=ROWS), save(), tmp_path, **OVERFIT)
