@@ -113,13 +113,11 @@ def make_executor(
 
     `note` gets warnings for the user that come while the loop runs, on any thread; None: the log gets them.
     """
-    from swift_loader.executors.portable.executor import PortableExecutor
-    from swift_loader.executors.portable.supervisor import PortableSupervisor
+    from swift_loader.executors.portable.supervisor import PortableExecutor, PortableSupervisor
 
     if isinstance(starter, PortableSupervisor):
         return PortableExecutor(starter, metrics, log, on_segment)
-    from swift_loader.executors.process.executor import ProcessExecutor
-    from swift_loader.executors.process.supervisor import Supervisor
+    from swift_loader.executors.process.supervisor import ProcessExecutor, Supervisor
 
     if isinstance(starter, Supervisor):
         return ProcessExecutor(starter, metrics, log, on_segment)

@@ -9,7 +9,7 @@ import numpy as np
 
 from swift_loader import SwiftLoader
 from swift_loader.delivery.dispatcher import Dispatcher
-from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.supervisor import ProcessExecutor
 from swift_loader.executors.process.workers import WorkerHandle
 from tests.support.datasets import Blocks
 from tests.support.helpers import wait_until

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.supervisor import ProcessExecutor
 from swift_loader.executors.process.workers import WorkerHandle
 from swift_loader.scheduler.failures import TEMPLATE
 from swift_loader.scheduler.work import key_of

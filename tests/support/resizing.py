@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.portable.executor import PortableExecutor
-from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.portable.supervisor import PortableExecutor
+from swift_loader.executors.process.supervisor import ProcessExecutor
 from swift_loader.executors.thread.executor import ThreadExecutor
 from swift_loader.scheduler.workers import WorkerState
 from tests.support.datasets import Counting

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_loader import SwiftLoader
-from swift_loader.executors.portable.executor import PortableExecutor
+from swift_loader.executors.portable.supervisor import PortableExecutor
 from swift_loader.executors.process import lease
-from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.supervisor import ProcessExecutor
 from tests.support import datasets
 from tests.support.helpers import make_loader, wait_until
 

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from swift_loader import DataLoader, RayExecutor, SwiftLoader, SwiftLoaderWarning, WorkerDied, WorkerStalled
-from swift_loader.executors.process.executor import ProcessExecutor
+from swift_loader.executors.process.supervisor import ProcessExecutor
 from swift_loader.executors.ray.mixed import MixedExecutor
 from tests.support.checked import Checked, Reference, collate_flat, digest
 from tests.support.datasets import Batched, Counting, CustomError, FailsToBuild, Misbehaving, Slow, Values

@@ -16,18 +16,22 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 
-from swift_loader.errors import LoaderClosed, WorkerDied
-from swift_loader.executors.process.deaths import ForkWatch
+from swift_loader.errors import LoaderClosed, WorkerDied, warn
+from swift_loader.executors.handle import AnyHandle
+from swift_loader.executors.inboxes import Inboxes
+from swift_loader.executors.process.deaths import ForkWatch, attached
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
-from swift_loader.executors.process.inbox import ProcessInboxes
+from swift_loader.executors.process.inbox import Inbox, Posted, ProcessInboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
 from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.workers import WorkerHandle, Workers
+from swift_loader.executors.running import LocalExecutor
 from swift_loader.executors.wording import LOADER_WORDING, Wording
 from swift_loader.options import DeliveryOptions
 from swift_loader.process_owner import ProcessOwner
+from swift_loader.sampling.plan import Plan
 from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed, TemplateEnded
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
@@ -258,3 +262,38 @@ class Supervisor:
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._thread!r}, {len(self.templates.all)} templates, {len(self.workers.all)} workers>"
+
+
+# Carries out what the scheduler decides, and reports what happens: on the loop's thread or a receiver thread, which
+# holds the dispatcher's dispatch lock.
+
+
+class ProcessExecutor(LocalExecutor[Supervisor, AnyHandle, Inbox, Posted]):
+    """The workers of one loader. It owns the supervisor, whose first process may be running already."""
+
+    def start(self) -> None:
+        """Start template and workers. Blocks until the dataset is built.
+
+        Raises `WorkerDied`, or what building the dataset raised.
+        """
+        supervisor, options = self._supervisor, self._supervisor.options
+        num_samples, build_s = supervisor.wait_built(self._warn_of_template, options.stall_warning_s)
+        templates = supervisor.templates
+        if templates.first is not None and templates.first.reason:
+            self._log(f"each worker builds its own dataset: {templates.first.reason}")
+        plan = Plan.of(num_samples, supervisor.spec.plan)
+        reader = self._begin_to_run(
+            lambda: supervisor.workers.all, plan, build_s, templates.definitions, templates.datasets, self._on_segment
+        )
+        inboxes = self._inboxes = Inboxes(options, Posted(), partial(Inbox, reader))
+        try:
+            supervisor.start_workers(inboxes)
+        except LoaderClosed:  # another thread may have closed the executor before it had these
+            inboxes.close()
+            raise
+        supervisor.workers.start_others()
+
+    def _warn_of_template(self) -> None:
+        stacks = self._supervisor.templates.ask_for_stacks()
+        what = "importing what the dataset needs" if "<frozen importlib" in stacks else "building the dataset"
+        warn(f"{what} has taken {self._supervisor.options.stall_warning_s:g} s so far{attached(traces=stacks)}")

@@ -26,8 +26,8 @@ from swift_loader.scheduler.queues import Limits
 from swift_loader.worker.spec import WorkerSpec
 
 if TYPE_CHECKING:
-    from swift_loader.executors.portable.executor import PortableExecutor
-    from swift_loader.executors.process.executor import ProcessExecutor
+    from swift_loader.executors.portable.supervisor import PortableExecutor
+    from swift_loader.executors.process.supervisor import ProcessExecutor
     from swift_loader.executors.processes import Starter
 
 
