@@ -16,10 +16,11 @@ import errno
 import mmap
 import os
 import secrets
+import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,8 @@ class PipeChannel:
         with self._sending:
             if self.end.closed:
                 raise BrokenPipeError(errno.EPIPE, "the pipe is closed")
-            self.end.send_bytes(message)
+            with _without_sigpipe():
+                self.end.send_bytes(message)
 
     def send_long(self, message: NDArray[Any]) -> None:
         """Send `(nbytes,) uint8` in parts, which the peer reads with `receive_long`."""
@@ -124,6 +126,21 @@ class PipeChannel:
         """Close this end; the peer sees the end of the stream. Idempotent."""
         with suppress(OSError):
             self.end.close()
+
+
+@contextmanager
+def _without_sigpipe() -> Iterator[None]:
+    """Have a write raise if the peer is gone, also in a program that SIGPIPE would end."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:  # ignored, as Python starts
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE in signal.sigpending():
+            signal.sigwait({signal.SIGPIPE})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 if sys.platform == "win32":

@@ -18,12 +18,14 @@ import pytest
 
 from swift_loader import SwiftLoader, SwiftLoaderWarning, WorkerDied
 from swift_loader.testing import portable_workers
+from swift_loader.transport.portable import PipeChannel, new_pipe
 from tests.support import datasets, elsewhere
 from tests.support.helpers import (
     HANG_S,
     ROOT,
     exhaustive,
     ids_of,
+    is_true_in_a_fork,
     loader_children,
     loader_processes,
     make_loader,
@@ -334,6 +336,45 @@ for name in ("memfd_create", "pidfd_open"):
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
+
+
+UNREAD = """
+import os, sys, threading, warnings
+from tests.support import datasets
+from tests.support.helpers import make_loader
+
+warnings.simplefilter("ignore")
+os.dup2(os.pipe()[1], 2)  # nobody reads it
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(2, True)
+for _ in range(2):
+    kwargs = {"folder": sys.argv[1], "deed": "SIGSEGV"}
+    with make_loader(datasets.FailsOnce, kwargs=kwargs, batch_size=2, shuffle=False, start_method="portable") as loader:
+        assert len(list(loader)) == 40
+    os.remove(sys.argv[1] + "/done")
+    assert threading.active_count() == 1, threading.enumerate()
+print("right")
+"""
+
+
+def test_nobody_reads_stderr(tmp_path: Path) -> None:
+    assert run_script(UNREAD, str(tmp_path), via="-c", folder=tmp_path) == "right\n"
+
+
+def test_a_message_to_a_worker_that_is_gone_is_an_error_where_sigpipe_would_end_the_trainer() -> None:
+    def raises() -> bool:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        ours, theirs = new_pipe()
+        theirs.close()
+        with pytest.raises(BrokenPipeError):
+            PipeChannel(ours).send(b"task")
+        return not signal.sigpending() and not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    assert is_true_in_a_fork(raises)
 
 
 @pytest.mark.timeout(900)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from swift_loader.errors import NoProcessesLeft
 from swift_loader.executors.portable.launch import Launch
+from swift_loader.executors.process.deaths import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.threads import LoaderThread, explaining_starts
 from swift_loader.transport.messages import Identity
@@ -44,7 +45,7 @@ _MAX_KEPT_NBYTES = 16 * 1024
 _MAX_LINES = 20
 """How much of stderr an error shows."""
 
-_CRASH = "Fatal Python error"
+_CRASH = b"Fatal Python error"
 """How the fault handler begins. What it writes is shown from there on."""
 
 
@@ -141,9 +142,7 @@ class Interpreter:
         with self._process.stderr as stderr:
             while data := os.read(stderr.fileno(), _READ_NBYTES):
                 self._tail = (self._tail + data)[-_MAX_KEPT_NBYTES:]
-                if sys.__stderr__ is not None:  # else descriptor 2 may be something else
-                    with suppress(OSError):
-                        os.write(2, data)
+                write_stderr(data)
 
     # What it is -------------------------------------------------------------------------------------------------------
 
@@ -165,10 +164,9 @@ class Interpreter:
         """Return the last lines that the process wrote to stderr, as printable text."""
         if self.has_ended:
             self._threads[1].join(_JOIN_LIMIT_S)
-        text = self._tail.decode("utf-8", "backslashreplace").splitlines()
-        crash = next((number for number, line in enumerate(text) if line.startswith(_CRASH)), len(text))
-        lines = text[min(crash, max(0, len(text) - _MAX_LINES)) :]
-        return "\n".join("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line) for line in lines)
+        lines = self._tail.splitlines()
+        crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASH)), len(lines))
+        return readable(lines[min(crash, max(0, len(lines) - _MAX_LINES)) :])
 
     # What it does -----------------------------------------------------------------------------------------------------
 

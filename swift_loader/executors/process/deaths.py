@@ -1,12 +1,16 @@
-"""Puts into words how a process ended, and finds forks that hang."""
+"""Puts into words how a process ended, passes on what it wrote to stderr, and finds forks that hang."""
 
 from __future__ import annotations
 
 import os
 import platform
+import select
 import signal
+import sys
 import textwrap
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 
 from swift_loader.errors import NoProcessesLeft, WorkerDied
 from swift_loader.executors.wording import LOADER_TERMS, Terms
@@ -15,6 +19,11 @@ from swift_loader.worker.process_exit import NO_PROCESSES_LEFT
 
 _SIGKILL = 9
 """Windows has no `signal.SIGKILL`."""
+
+_UNREAD_S = 0.2
+"""How long to wait for a trainer's stderr that is full."""
+_PIPE_BUF = getattr(select, "PIPE_BUF", 512)
+"""A pipe that can be written takes so many bytes at once; Windows doesn't say."""
 
 
 def how_it_ended(exit_code: int | None) -> str:
@@ -54,6 +63,26 @@ def attached(*, traces: str = "", stderr: str = "") -> str:
     """Return a process's stack and stderr as the end of a message; empty if there are none."""
     parts = [("Its Python stack", traces), ("The last lines of its stderr", stderr)]
     return "".join(f"\n{title}:\n{textwrap.indent(text, '    ')}" for title, text in parts if text)
+
+
+def readable(lines: Iterable[bytes]) -> str:
+    """Return lines of a process's output as printable text."""
+    texts = (line.decode("utf-8", "backslashreplace") for line in lines)
+    return "\n".join("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text) for text in texts)
+
+
+def write_stderr(data: bytes) -> None:
+    """Write to this process's inherited stderr, as its workers would, even if `sys.stderr` is something else.
+
+    If nobody reads it for `_UNREAD_S`, the rest is dropped, so that the thread can continue. If this process started
+    without a stderr, all of it is dropped: descriptor 2 may be closed, or be something else.
+    """
+    if sys.__stderr__ is None:
+        return
+    view = memoryview(data)
+    with suppress(OSError):  # closed, or nobody reads it
+        while view and (sys.platform == "win32" or select.select([], [2], [], _UNREAD_S)[1]):
+            view = view[os.write(2, view[:_PIPE_BUF]) :]
 
 
 def _signal_name(number: int) -> str:

@@ -13,10 +13,10 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections import deque
 from pathlib import Path
 
+from swift_loader.executors.process.deaths import readable, write_stderr
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.transport.descriptors import new_pipe, new_socketpair
 from swift_loader.worker.stack_dumps import DUMP_SIGNAL
@@ -31,9 +31,6 @@ _READ_BYTES = 65536
 
 _ANSWER_S = 0.5
 """A process that isn't blocked in the kernel begins to answer within this time."""
-
-_UNREAD_MS = 200
-"""How long to wait for a trainer's stderr that is full."""
 
 _QUIET_MS = 50
 """A process that writes its stacks doesn't pause this long."""
@@ -95,7 +92,7 @@ class Diagnostics:
             data = _read(self._stderr, _READ_BYTES)
             if not data:
                 return data is None
-            _write_all(data)
+            write_stderr(data)
             self._tail.append(data[-MAX_KEPT_BYTES:])
             self._num_kept += len(self._tail[-1])
             while self._num_kept - len(self._tail[0]) >= MAX_KEPT_BYTES:
@@ -105,12 +102,12 @@ class Diagnostics:
     def last_lines(self) -> str:
         """Return the last lines that the process wrote to stderr, as printable text."""
         self.forward()
-        return _readable(b"".join(self._tail)[-MAX_KEPT_BYTES:].splitlines()[-MAX_LINES:])
+        return readable(b"".join(self._tail)[-MAX_KEPT_BYTES:].splitlines()[-MAX_LINES:])
 
     def last_traces(self) -> str:
         """Return the stacks that were written since the last call. After a crash, these are the stacks of the crash."""
         data = _read(self._traces, _READ_BYTES) if self._traces >= 0 else None
-        return _readable(_of_the_user((data or b"")[:MAX_TRACE_BYTES].splitlines()))
+        return readable(_of_the_user((data or b"")[:MAX_TRACE_BYTES].splitlines()))
 
     def ask_for_stacks(
         self, pid: int, pidfd: int, *, by_force: bool = False, silent: str = "C code holds the GIL"
@@ -132,7 +129,7 @@ class Diagnostics:
         if not collected:
             state = _state(pid)
             return f"(none: {_STATES.get(state, silent if state in ('R', 'S') else 'the process is gone')})"
-        return _readable(_of_the_user(collected.splitlines()))
+        return readable(_of_the_user(collected.splitlines()))
 
     def _collect(self) -> bytes:
         """Return all output up to the first pause of `_QUIET_MS`."""
@@ -176,28 +173,6 @@ def _read(descriptor: int, at_most: int) -> bytes | None:
         return None
     except ConnectionResetError:  # the process ended without reading our request
         return b""
-
-
-def _write_all(data: bytes) -> None:
-    """Write to this process's inherited stderr, as its workers would, even if `sys.stderr` is something else.
-
-    If nobody reads it for `_UNREAD_MS`, the rest is dropped, so that the thread can continue. If this process started
-    without a stderr, all of it is dropped: descriptor 2 may be closed, or be something else.
-    """
-    if sys.__stderr__ is None:
-        return
-    view, poll = memoryview(data), select.poll()
-    poll.register(2, select.POLLOUT)
-    while view and poll.poll(_UNREAD_MS):
-        try:
-            view = view[os.write(2, view[: select.PIPE_BUF]) :]
-        except OSError:  # closed, or nobody reads it
-            return
-
-
-def _readable(lines: list[bytes]) -> str:
-    texts = (line.decode("utf-8", "backslashreplace") for line in lines)
-    return "\n".join("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text) for text in texts)
 
 
 def _of_the_user(lines: list[bytes]) -> list[bytes]:
