@@ -1,4 +1,4 @@
-"""Prevents a loader's process from starting a loader while it imports the dataset's modules.
+"""Prevents a loader's process from starting a loader while it imports the dataset's modules, and a start in gevent.
 
 The module that defines a dataset may start a loader when it is imported. In the trainer, the user wants that. The
 template imports the same module to get the dataset; there it would start another template, which imports it again.
@@ -7,6 +7,7 @@ template imports the same module to get the dataset; there it would start anothe
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ _is_importing: ContextVar[bool] = ContextVar("swift_loader_is_importing", defaul
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Make `refuse_nesting` raise within this context, and show no warning: the trainer shows those of its imports.
+    """Make `refuse_start` raise within this context, and show no warning: the trainer shows those of its imports.
 
     The garbage collector pauses. It would take a tenth of the time of torch's import, and find next to nothing.
     """
@@ -43,8 +44,19 @@ def is_importing() -> bool:
     return _is_importing.get()
 
 
-def refuse_nesting() -> None:
-    """Raise `RuntimeError` if this process is a loader's, and is importing the dataset's modules."""
+def has_greenlets() -> bool:
+    """Return whether gevent has put greenlets in the place of threads, or its own wait in the place of the system's."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and any(map(monkey.is_module_patched, ("select", "threading")))
+
+
+def refuse_start() -> None:
+    """Raise `RuntimeError` if this process is a loader's, and is importing the dataset's modules; or in gevent."""
+    if has_greenlets():
+        raise RuntimeError(
+            "gevent has patched this process (gevent.monkey), so the threads that look after worker processes would "
+            "hang. Load in a process without the patch, or without worker processes: 0 workers, or worker_type='thread'"
+        )
     if _is_importing.get():
         raise RuntimeError(
             "a module starts a loader when it is imported, and this loader's own process imports that module to get "

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from swift_loader import DataLoader
 from tests.support.helpers import exhaustive, run_script
 
 FEW_DESCRIPTORS = """
@@ -131,3 +135,13 @@ def test_a_loader_needs_no_more_of_these_than_it_says(mount: str, code: str, tmp
         pytest.skip(reason)
     wrapper = [*namespace_command(), "sh", "-c", f'mount -t tmpfs {mount} && exec "$@"', "sh"]
     assert run_script(code, via="-c", folder=tmp_path, wrapper=wrapper) == "right\n"
+
+
+def test_worker_processes_are_refused_where_gevent_has_put_greenlets_in_the_place_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data: Any = range(8)
+    monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: True))
+    with pytest.raises(RuntimeError, match=r"gevent has patched this process .* 0 workers"):
+        next(iter(DataLoader(data, num_workers=1)))
+    assert len(list(DataLoader(data, num_workers=0))) == 8

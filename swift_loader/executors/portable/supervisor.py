@@ -38,7 +38,7 @@ from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Failure, FailureStage, Identity, Ready
 from swift_loader.transport.payload import Environment, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.import_guard import refuse_nesting
+from swift_loader.worker.import_guard import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 EXIT_LIMIT_S = 0.5
@@ -102,7 +102,7 @@ class PortableSupervisor:
         """
         self._check_open()
         if self._payload is None:
-            refuse_nesting()
+            refuse_start()
             self._payload, self.definitions = self._make_payload()
             self._launch = Launch.of_this_process()
             self._began_s = time.monotonic()

@@ -18,7 +18,7 @@ from swift_loader.errors import SwiftLoaderError
 from swift_loader.executors.process.blank_template import BlankTemplate
 from swift_loader.executors.process.launch import Launch
 from swift_loader.executors.process.root import Root
-from swift_loader.worker.import_guard import is_importing
+from swift_loader.worker.import_guard import has_greenlets, is_importing
 
 SWITCH = "SWIFT_LOADER_ROOT"
 
@@ -35,7 +35,7 @@ class Roots:
 
     def warm(self, modules: tuple[str, ...]) -> None:
         """Have the root import modules, and start it if there is none. Returns at once, and raises no error."""
-        if is_importing() or not _are_on():
+        if is_importing() or has_greenlets() or not _are_on():
             return
         with suppress(SwiftLoaderError, OSError):  # a loader that starts will say it
             launch = Launch.of_this_process()

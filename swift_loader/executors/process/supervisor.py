@@ -36,7 +36,7 @@ from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed, Templa
 from swift_loader.scheduler.queues import Limits
 from swift_loader.transport.segments import Segment
 from swift_loader.transport.template_messages import Built
-from swift_loader.worker.import_guard import refuse_nesting
+from swift_loader.worker.import_guard import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 EXIT_LIMIT_S = 0.5
@@ -75,7 +75,7 @@ class Supervisor:
         dataset or a function can't be sent.
         """
         if self._building is None:
-            refuse_nesting()
+            refuse_start()
             self.templates.prepare()
             self._building = self._thread.call(partial(self.templates.build_first, self.options.num_workers))
 

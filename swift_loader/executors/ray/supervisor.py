@@ -38,7 +38,7 @@ from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Answer
-from swift_loader.worker.import_guard import refuse_nesting
+from swift_loader.worker.import_guard import refuse_start
 from swift_loader.worker.spec import WorkerSpec
 
 FIRST_SERIAL = 1 << 20
@@ -108,7 +108,7 @@ class RaySupervisor:
             self._check_open()
             if self._launch.is_ready:
                 return
-            refuse_nesting()
+            refuse_start()
             self._launch.prepare()
             self._began_s = time.monotonic()
             for worker_id in range(self.options.num_local, self.options.num_workers):
