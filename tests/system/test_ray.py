@@ -283,14 +283,11 @@ def test_an_error_of_the_dataset_arrives_as_it_is() -> None:
     assert "batch 1 of epoch 0" in str(caught.value.__cause__)
 
 
-def test_an_error_while_building_the_dataset_arrives_as_it_is() -> None:
-    with make(FailsToBuild, actors=2) as loader, pytest.raises(CustomError, match="no luck"):
-        loader.start()
-
-
-def test_actors_that_end_while_building_the_dataset_are_an_error_with_the_reason() -> None:
-    loader = make(FailsToBuild, kwargs={"deed": "exit-3"}, actors=2)
-    with loader, pytest.raises(WorkerDied, match="Ray says"):
+@pytest.mark.parametrize(
+    ("kwargs", "error", "text"), [({}, CustomError, "no luck"), ({"deed": "exit-3"}, WorkerDied, "Ray says")]
+)
+def test_a_dataset_that_can_not_be_built_is_an_error(kwargs: Any, error: type[Exception], text: str) -> None:
+    with make(FailsToBuild, kwargs=kwargs, actors=2) as loader, pytest.raises(error, match=text):
         loader.start()
 
 
@@ -425,18 +422,23 @@ print(ray.is_initialized())
 """
 
 SHUTDOWN = """
-import ray
-from swift_loader import RayExecutor, SwiftLoader, WorkerDied
+import ray, sys
+from swift_loader import DataLoader, RayExecutor, SwiftLoader, WorkerDied
 
 ray.init(configure_logging=False, log_to_driver=False)
-with SwiftLoader(dataset=list(range(4000)), executor=RayExecutor(1)) as loader:
-    iterator = iter(loader)
+data, executor = list(range(40000)), RayExecutor(2, num_cpus=0.5)
+is_swift = "swift" in sys.argv
+loader = SwiftLoader(dataset=data, executor=executor) if is_swift else DataLoader(data, 4, executor=executor)
+iterator = iter(loader)
+for _ in range(25):
     next(iterator)
-    ray.shutdown()
+ray.shutdown()
+for _ in range(2):
     try:
         list(iterator)
     except WorkerDied as error:
-        print(str(error)[:42], ray.is_initialized())
+        print("this process isn't connected to Ray any more" in str(error), ray.is_initialized())
+getattr(loader, "close", int)()
 """
 
 
@@ -473,9 +475,10 @@ def test_the_actors_of_a_killed_trainer_end(cluster: SmallCluster, tmp_path: Pat
     wait_until(lambda: all(map(is_gone, pids)), "the end of the actors", 60)
 
 
-def test_a_shutdown_of_ray_ends_the_loop_and_connects_nothing(cluster: SmallCluster, tmp_path: Path) -> None:
-    out, errors = start_script(cluster, tmp_path, code=SHUTDOWN).communicate(timeout=60)
-    assert out == "this process isn't connected to Ray any mo False\n", errors
+@pytest.mark.parametrize("kind", ["swift", "torch"])
+def test_a_shutdown_of_ray_ends_the_loop_and_connects_nothing(kind: str, cluster: SmallCluster, tmp_path: Path) -> None:
+    out, errors = start_script(cluster, tmp_path, kind, code=SHUTDOWN).communicate(timeout=60)
+    assert out == 2 * "True False\n", errors
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(cluster: SmallCluster, tmp_path: Path) -> None:

@@ -49,13 +49,9 @@ def test_it_says_what_an_actor_asks_for() -> None:
     assert wanted.describe_need() == "0.5 CPU, 1 data, 1000000000 bytes of memory"
 
 
-def test_its_text_has_what_was_chosen_and_no_secrets() -> None:
+def test_its_text_has_what_was_chosen_and_no_secrets_and_it_can_be_pickled() -> None:
     given = RayExecutor(4, num_cpus=2, runtime_env={"env_vars": {"TOKEN": "secret"}})
     assert repr(given) == "RayExecutor(num_workers=4, num_cpus=2.0)"
-
-
-def test_it_can_be_pickled_and_compared() -> None:
-    given = RayExecutor(4, resources={"data": 1})
     assert pickle.loads(pickle.dumps(given)) == given
 
 
@@ -73,24 +69,18 @@ def test_another_object_is_no_executor(make: Any) -> None:
         make(4)
 
 
-@pytest.mark.parametrize("options", [{"worker_per_consumer": "auto"}, {"worker_type": "thread"}])
-def test_a_loader_refuses_other_workers_beside_an_executor(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="executor="):
-        SwiftLoader(Counting, executor=RayExecutor(2), **options)
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("make", "options", "text"),
     [
-        {"num_workers": 4},
-        {"num_workers": "auto"},
-        {"worker_type": "thread"},
-        {"multiprocessing_context": "fork"},
+        *[(SwiftLoader, one, "executor=") for one in ({"worker_per_consumer": "auto"}, {"worker_type": "thread"})],
+        *[(DataLoader, {"num_workers": number}, "leave .* out") for number in (4, "auto")],
+        (DataLoader, {"worker_type": "thread"}, "leave .* out"),
+        (DataLoader, {"multiprocessing_context": "fork"}, "leave .* out"),
     ],
 )
-def test_a_dataloader_refuses_other_workers_beside_an_executor(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"leave .* out"):
-        DataLoader(COUNTING, executor=RayExecutor(2), **options)
+def test_a_loader_refuses_other_workers_beside_an_executor(make: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make(Counting if make is SwiftLoader else COUNTING, executor=RayExecutor(2), **options)
 
 
 def starting(**options: Any) -> None:

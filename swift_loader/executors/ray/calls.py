@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +57,17 @@ class ActorCalls:
         actor: Any,
         is_of_call: Callable[[BaseException], bool],
         announce: Callable[[], None],
-        is_connected: Callable[[], bool] = lambda: True,
+        held: Callable[[], AbstractContextManager[bool]],
     ) -> None:
         """Call nothing yet. `actor`: Ray's handle.
 
         `is_of_call` returns whether the error of a call is the call's own, so that the actor lives. `announce` is
-        called when there may be something to take, on any thread. `is_connected` returns whether Ray can be called.
+        called when there may be something to take, on any thread. `held`: see `Connection`.
         """
         self._actor = actor
         self._is_of_call = is_of_call
         self._announce = announce
-        self._is_connected = is_connected
+        self._held = held
         self._kept: list[bytes] = []
         """Messages that go with the next task."""
         self._calls: deque[Future[Any]] = deque()
@@ -79,8 +79,7 @@ class ActorCalls:
 
     def begin(self, started: Any) -> None:
         """Listen to the actor. `started` is the object of its first answer."""
-        end = self._actor.await_end.options(concurrency_group="end").remote()
-        self._end = future_of(end, self._announce)
+        self._end = future_of(self._actor.await_end.options(concurrency_group="end").remote(), self._announce)
         self._calls.append(future_of(started, self._announce))
 
     def send(self, message: bytes) -> None:
@@ -92,13 +91,13 @@ class ActorCalls:
         if unpack_frame(memoryview(message)).kind is Kind.PLAN:
             return
         kept, self._kept = self._kept, []
-        if not self._is_connected():
-            raise BrokenPipeError(errno.EPIPE, "this process isn't connected to Ray any more")
-        try:
-            result = self._actor.build.remote(kept)
-        except Exception as error:  # the actor was forgotten
-            raise BrokenPipeError(errno.EPIPE, f"calling an actor failed: {error}") from error
-        self._calls.append(future_of(result, self._announce))
+        with self._held() as is_open:
+            if not is_open:
+                raise BrokenPipeError(errno.EPIPE, "this process isn't connected to Ray any more")
+            try:
+                self._calls.append(future_of(self._actor.build.remote(kept), self._announce))
+            except Exception as error:  # the actor was forgotten
+                raise BrokenPipeError(errno.EPIPE, f"calling an actor failed: {error}") from error
 
     def peek(self) -> Answer | Lost | Broken | None:
         """Return what `take` would return, and leave it there."""
@@ -119,7 +118,8 @@ class ActorCalls:
         if isinstance(answer, Lost):
             self.close()
         elif answer is not None:
-            self._calls.popleft()
+            with self._held():
+                self._calls.popleft()
         return answer
 
     def drop_results(self) -> None:
@@ -143,5 +143,6 @@ class ActorCalls:
 
     def close(self) -> None:
         """Forget the actor and all calls. Idempotent."""
-        self._calls.clear()
-        self._actor = self._end = None
+        with self._held():
+            self._calls.clear()
+            self._actor = self._end = None

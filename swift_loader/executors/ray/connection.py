@@ -2,6 +2,9 @@
 
 A process has one connection. If the user has made it, it is left alone. If there is none, the first loader makes it,
 and the last one ends it.
+
+Ray ends the process, with status 1, at a call during or after `ray.shutdown()`, also where a reference to an object is
+dropped. So all of that is done in `Connection.held`, with the lock that `ray.shutdown()` holds.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,16 +36,27 @@ KNOCK_LIMIT_S = 5.0
 """How long a cluster's head may take to accept a connection."""
 
 
+HOLD_LIMIT_S = 5.0
+"""How long a thread waits for another one's call, or for the end of `ray.shutdown()`. There, the garbage collector may
+close a loader, which waits for the thread that waits here."""
+
+
 class _Shared:
     """Counts the loaders that use a connection which this package made."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        """Where Ray has no lock of its own."""
         self.num_users = 0
         """0: the package has made no connection."""
 
 
 _SHARED = _Shared()
+
+
+def _lock() -> Any:
+    """Return the lock that Ray holds while it connects and shuts down. Private, but nothing public tells of that."""
+    return getattr(sys.modules.get("ray._private.worker"), "_connect_or_shutdown_lock", _SHARED.lock)
 
 
 class Connection:
@@ -64,7 +79,7 @@ class Connection:
         process uses Ray Client, which has no object store.
         """
         ray = imported_ray()
-        with _SHARED.lock:
+        with _lock():
             if not ray.is_initialized():
                 self._connect(ray)
                 _SHARED.num_users = 0
@@ -74,12 +89,12 @@ class Connection:
                 if not self._is_ours:
                     self._compare_address(ray)
             _SHARED.num_users += self._is_ours
-        if getattr(ray.util, "client", None) is not None and ray.util.client.ray.is_connected():
-            raise RuntimeError(
-                "this process is connected by Ray Client (ray://), which brings batches through a proxy; run the "
-                "trainer on a node of the cluster, and call ray.init() or ray.init(address='auto')"
-            )
-        self.ray, self._job = ray, ray.get_runtime_context().get_job_id()
+            if getattr(ray.util, "client", None) is not None and ray.util.client.ray.is_connected():
+                raise RuntimeError(
+                    "this process is connected by Ray Client (ray://), which brings batches through a proxy; run the "
+                    "trainer on a node of the cluster, and call ray.init() or ray.init(address='auto')"
+                )
+            self.ray, self._job = ray, ray.get_runtime_context().get_job_id()
 
     def _compare_address(self, ray: Any) -> None:
         """Warn if this process is connected to another cluster than the one asked for."""
@@ -104,14 +119,28 @@ class Connection:
                 f"start one with `ray start --head`, or give RayExecutor(address=...)"
             ) from error
 
-    @property
-    def is_open(self) -> bool:
-        """Whether calls to Ray work. False once the user has called `ray.shutdown()`.
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Keep `ray.shutdown()` from running meanwhile. Yields whether calls to Ray work: False once it has run.
 
         Ask before each call: without a connection, some of Ray's functions would start a cluster.
         """
         ray = self.ray
-        return ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_job_id() == self._job)
+        if ray is None:
+            yield False
+            return
+        has_lock = (lock := _lock()).acquire(timeout=HOLD_LIMIT_S)
+        try:
+            yield has_lock and ray.is_initialized() and bool(ray.get_runtime_context().get_job_id() == self._job)
+        finally:
+            if has_lock:
+                lock.release()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls to Ray work now."""
+        with self.held() as is_open:
+            return is_open
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that are alive, as Ray describes them."""
@@ -119,27 +148,32 @@ class Connection:
 
     def describe(self, wanted: Iterable[str] = ()) -> str:
         """Return what the cluster has and what of it is free, in words. `wanted`: also say so if it has none of it."""
-        if not self.is_open:
-            return "no connection to this process any more"
-        total, free = self.ray.cluster_resources(), self.ray.available_resources()
-        total = {**dict.fromkeys(wanted, 0.0), **total}
-        return describe_room(len(self.nodes()), total, free)
+        with self.held() as is_open:
+            if not is_open:
+                return "no connection to this process any more"
+            total, free = self.ray.cluster_resources(), self.ray.available_resources()
+            return describe_room(len(self.nodes()), {**dict.fromkeys(wanted, 0.0), **total}, free)
 
     def store_nbytes(self) -> int:
         """Return the size of this node's object store."""
-        here = self.ray.get_runtime_context().get_node_id()
-        found = (node["Resources"].get("object_store_memory", 0) for node in self.nodes() if node["NodeID"] == here)
-        return int(next(found, 0))
+        with self.held() as is_open:
+            if not is_open:
+                return 0
+            here = self.ray.get_runtime_context().get_node_id()
+            found = (node["Resources"].get("object_store_memory", 0) for node in self.nodes() if node["NodeID"] == here)
+            return int(next(found, 0))
 
     def close(self) -> None:
         """Stop using the connection. The last loader ends it, if this package made it. Idempotent."""
-        with _SHARED.lock:
-            ray, self.ray = self.ray, None
+        ray, self.ray = self.ray, None
+        if ray is None:
+            return
+        with _lock():
             if not self._is_ours:
                 return
             self._is_ours = False
             _SHARED.num_users -= 1
-            if not _SHARED.num_users and ray is not None and ray.is_initialized():
+            if not _SHARED.num_users and ray.is_initialized():
                 with _kept_signal_handlers():
                     ray.shutdown()
 

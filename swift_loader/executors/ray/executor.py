@@ -16,7 +16,7 @@ from swift_loader.errors import warn
 from swift_loader.executors.base import Inbox, ToDo
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.ray.calls import told_by_ray
-from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker, inboxes_of
+from swift_loader.executors.ray.inbox import ActorInbox, Posted, RayWorker
 from swift_loader.executors.ray.supervisor import RaySupervisor
 from swift_loader.executors.running import OnSegment, WorkersExecutor
 from swift_loader.metrics.metrics import Metrics
@@ -67,7 +67,11 @@ class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
         were lost, `WorkerStalled` if none has found room, or what building the dataset raised.
         """
         supervisor, options = self._supervisor, self._supervisor.options
-        built = supervisor.wait_first_build(self._warn_of_build, options.stall_warning_s, warn)
+        built = supervisor.wait_first_build(
+            lambda: warn(f"building the dataset has taken {options.stall_warning_s:g} s so far"),
+            options.stall_warning_s,
+            warn,
+        )
         self._begin(Plan.of(built.num_samples, supervisor.spec.plan), built.build_s)
         # What has come up to now wasn't taken, the first build first.
         others = (worker for worker in supervisor.workers.values() if worker is not built.worker)
@@ -107,15 +111,13 @@ class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
         reader = self._begin_to_run(
             lambda: supervisor.workers, plan, build_s, supervisor.definitions, supervisor.datasets, None
         )
-        self._inboxes = inboxes_of(supervisor.mailbox, reader, supervisor.look_at_connection)
+        look, mailbox = supervisor.look_at_connection, supervisor.mailbox
+        self._inboxes = [ActorInbox(waiting, reader, look) for waiting in (mailbox.of_loop, mailbox.of_receiver)]
         self._watch_placement()
-
-    def _warn_of_build(self) -> None:
-        warn(f"building the dataset has taken {self._supervisor.options.stall_warning_s:g} s so far")
 
     def _watch_placement(self) -> None:
         """Warn if an actor has no place after a while. Any thread."""
-        limit_s = self._supervisor.placement_warning_s
+        limit_s = self._supervisor.wanted.placement_warning
         if limit_s is None or self._placement is not None or not self._supervisor.num_unplaced():
             return
         self._placement = threading.Timer(limit_s, self._look_at_placement, [limit_s])

@@ -19,7 +19,7 @@ from swift_loader.executors.process.reader import MessageReader
 from swift_loader.executors.ray.calls import ActorCalls, Broken, Lost
 from swift_loader.executors.ray.memory import ActorMemory
 from swift_loader.executors.ray.process import ActorProcess
-from swift_loader.executors.thread.inbox import Mailbox, ThreadInbox
+from swift_loader.executors.thread.inbox import ThreadInbox
 from swift_loader.scheduler.messages import Answered, Disconnected, Event, ExecutorFailed
 from swift_loader.transport.frames import Kind, Received, unpack_frame
 from swift_loader.transport.messages import Batch
@@ -99,11 +99,6 @@ def _read_messages(
     except SwiftLoaderError as error:  # other errors propagate to the loop: a signal handler may have raised them
         worker.channel.close()
         events.append(ExecutorFailed(error))
-
-
-def inboxes_of(mailbox: Mailbox[Posted], reader: MessageReader, look: Callable[[], Event | None]) -> list[ActorInbox]:
-    """Return the loop's inbox, and that of the thread that leads while the loop is busy. See `ActorInbox`."""
-    return [ActorInbox(waiting, reader, look) for waiting in (mailbox.of_loop, mailbox.of_receiver)]
 
 
 def _in_our_time(worker: RayWorker, message: bytes) -> memoryview:

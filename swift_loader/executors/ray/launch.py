@@ -45,14 +45,12 @@ class ActorLaunch:
         Raises `ImportError` if Ray isn't installed, `ConnectionError` if there is no cluster, `EncodeError` if the
         dataset or a function can't be sent.
         """
-        layout, memory, self.definitions = self._packed()
+        layout, memory, self.definitions = pack_payload(self._spec, Environment.of_this_process(self._spec.modules))
         self._connection.open()
-        self._content = layout, memory
-        self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
-        self._actor_class = self._make_class()
-
-    def _packed(self) -> tuple[PayloadLayout, Any, Definitions]:
-        return pack_payload(self._spec, Environment.of_this_process(self._spec.modules))
+        with self._connection.held():
+            self._content = layout, memory
+            self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
+            self._actor_class = self._make_class()
 
     def _make_class(self) -> Any:
         wanted = self._wanted
@@ -79,22 +77,21 @@ class ActorLaunch:
         """Return whether another start would build the same."""
         if self._content is None or not self._connection.is_open:
             return False
-        layout, memory, _ = self._packed()
+        layout, memory, _ = pack_payload(self._spec, Environment.of_this_process(self._spec.modules))
         return layout == self._content[0] and bool((memory == self._content[1]).all())
 
     def start(
         self, serial: int, identity: Identity | None, announce: Callable[[], None]
     ) -> tuple[ActorCalls, ActorProcess]:
-        """Have Ray start an actor, which builds the dataset. Returns at once.
+        """Have Ray start an actor, which builds the dataset. Returns at once. The caller holds the connection.
 
         `identity`: see `BatchActor.start`. `announce` is called when the actor may have answered, on any thread.
         """
         has_own_folder = "working_dir" in (self._wanted.runtime_env or {})
         around = Surroundings(import_path(), None if has_own_folder else working_directory())
-        connection = self._connection
         actor = self._actor_class.remote()
-        calls = ActorCalls(actor, self._is_of_call, announce, lambda: connection.is_open)
-        process = ActorProcess(connection, actor, calls, announce)
+        calls = ActorCalls(actor, self._is_of_call, announce, self._connection.held)
+        process = ActorProcess(self._connection, actor, calls, announce)
         calls.begin(actor.start.remote(self._payload, serial, identity, around))
         return calls, process
 
@@ -103,7 +100,8 @@ class ActorLaunch:
 
     def drop(self) -> None:
         """Drop all references to what is in the cluster. Idempotent."""
-        self._payload = self._actor_class = self._content = None
+        with self._connection.held():
+            self._payload = self._actor_class = self._content = None
 
     def __repr__(self) -> str:
         return f"<ActorLaunch {'ready' if self.is_ready else 'new'}>"

@@ -31,7 +31,7 @@ class ActorProcess:
         self._is_killed = False
         self.loss: BaseException | None = None
         """Why nothing more comes from it, as Ray says."""
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self._where: Location | None = None
         self._introduction: Future[Any] | None = future_of(actor.introduce.remote(), note_placed)
         """None: closed."""
@@ -47,12 +47,7 @@ class ActorProcess:
     @property
     def is_elsewhere(self) -> bool:
         """Whether it runs on another machine than this process."""
-        where = self.where
-        return where is not None and where.machine != _HERE
-
-    def has_waited(self, for_s: float) -> bool:
-        """Return whether it has had no place for so many seconds."""
-        return not self.is_placed and time.monotonic() - self._began_s >= for_s
+        return (where := self.where) is not None and where.machine != _HERE
 
     @property
     def is_placed(self) -> bool:
@@ -81,8 +76,8 @@ class ActorProcess:
 
     def use_generation(self, generation: int) -> None:
         """Have it skip tasks of earlier generations. Returns at once."""
-        with suppress(Exception):  # it is gone
-            if self._connection.is_open:
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone
+            if is_open:
                 self._actor.use_generation.options(concurrency_group="requests").remote(generation)
 
     def ask_for_stacks(self, *, by_force: bool = False) -> str:  # noqa: ARG002 - no signal reaches other nodes
@@ -91,11 +86,12 @@ class ActorProcess:
         return str(stacks) if stacks is not None else "(none: the actor doesn't answer)"
 
     def _ask(self, method: str) -> Any:
-        if self.where is None or self.has_ended or not self._connection.is_open:
+        if self.where is None or self.has_ended:
             return None
-        with suppress(Exception):  # it is gone, or is too slow
-            request = getattr(self._actor, method).options(concurrency_group="requests").remote()
-            return self._connection.ray.get(request, timeout=_REQUEST_S)
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone, or is too slow
+            if is_open:
+                call = getattr(self._actor, method).options(concurrency_group="requests")
+                return self._connection.ray.get(call.remote(), timeout=_REQUEST_S)
         return None
 
     def note_loss(self, reason: BaseException) -> None:
@@ -124,23 +120,22 @@ class ActorProcess:
         self._calls.await_end(1e6 if limit_s is None else limit_s)
         return self.has_ended
 
-    def terminate(self) -> None:
-        """Have Ray end it."""
-        self.kill()
-
     def kill(self) -> None:
         """Have Ray end it, whatever it does. Idempotent."""
         self._is_killed = True
-        with suppress(Exception):  # it is gone, or this process isn't connected any more
-            if self._connection.is_open and self._actor is not None:
+        with suppress(Exception), self._connection.held() as is_open:  # it is gone
+            if is_open and self._actor is not None:
                 self._connection.ray.kill(self._actor, no_restart=True)
+
+    terminate = kill
 
     def close(self) -> None:
         """End it, if it hasn't ended, and drop all that refers to it in Ray. Idempotent."""
         if self._actor is not None:
             self.kill()
             self._where = self.where
-            self._actor = self._introduction = None
+            with self._connection.held():
+                self._actor = self._introduction = None
 
     def __repr__(self) -> str:
         return f"<ActorProcess {self.describe()}>"

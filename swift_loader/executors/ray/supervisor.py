@@ -77,7 +77,7 @@ class RaySupervisor:
         """Posts there, or where another executor listens."""
         self.workers: dict[int, RayWorker] = {}
         """By serial number. Replaced as a whole, under the lock, so that any thread may read it."""
-        self._wanted = executor
+        self.wanted = executor
         self._connection = Connection(executor.address)
         self._launch = ActorLaunch(spec, executor, self._connection)
         self._lock = threading.RLock()
@@ -117,13 +117,9 @@ class RaySupervisor:
     def make_store(self, on_segment: Callable[[Segment], None] | None) -> None:
         """Make the memory in which batches arrive. `on_segment`: see `ArrivalStore`."""
         limit = self._connection.store_nbytes() // STORE_SHARE
-        self._store = ArrivalStore(limit, self._max_free, on_segment)
+        self._store = ArrivalStore(limit, self.options.limits.max_in_flight + 1, on_segment)
         for worker in self.workers.values():
             worker.memory = ActorMemory(self._store)
-
-    @property
-    def _max_free(self) -> int:
-        return self.options.limits.max_in_flight + 1
 
     def is_current(self) -> bool:
         """Return whether another start would build the same."""
@@ -146,7 +142,7 @@ class RaySupervisor:
         `placement_timeout`, or what `start_first` or building the dataset raised.
         """
         self.start_first()
-        wanted = self._wanted
+        wanted = self.wanted
         waiting = Patience(
             self._began_s,
             lambda: any(worker.process.is_placed for worker in self.workers.values()),
@@ -195,7 +191,7 @@ class RaySupervisor:
 
     def _give_up(self) -> None:
         raise WorkerStalled(
-            f"{self.unplaced_text()}, for longer than placement_timeout={self._wanted.placement_timeout:g} s. Ask for "
+            f"{self.unplaced_text()}, for longer than placement_timeout={self.wanted.placement_timeout:g} s. Ask for "
             f"less, add nodes, or end what uses the cluster: a loader keeps its actors until it is closed or deleted"
         )
 
@@ -203,18 +199,14 @@ class RaySupervisor:
         """Return how many actors have no place, what they ask for, and what the cluster has."""
         return (
             f"{self.num_unplaced()} of {len(self.workers)} Ray actors wait for room. Each asks for "
-            f"{self._wanted.describe_need()}. The cluster has "
-            f"{self._connection.describe(self._wanted.resources or ())}"
+            f"{self.wanted.describe_need()}. The cluster has "
+            f"{self._connection.describe(self.wanted.resources or ())}"
         )
 
     def num_unplaced(self, for_s: float = 0.0) -> int:
         """Return how many actors have had no place for so many seconds."""
-        return sum(worker.process.has_waited(for_s) for worker in self.workers.values())
-
-    @property
-    def placement_warning_s(self) -> float | None:
-        """How long an actor may be without a place before a warning."""
-        return self._wanted.placement_warning
+        unplaced = (worker.process for worker in self.workers.values() if not worker.process.is_placed)
+        return sum(time.monotonic() - process.began_s >= for_s for process in unplaced)
 
     def _check_open(self) -> None:
         if self._state is _State.CLOSED:
@@ -222,9 +214,9 @@ class RaySupervisor:
 
     def _start(self, worker_id: int) -> None:
         """Start an actor with this id."""
-        with self._lock:
+        with self._lock, self._connection.held() as is_open:
             self._check_open()
-            if not self._connection.is_open:
+            if not is_open:
                 raise LoaderClosed(_DISCONNECTED)
             serial, self._num_started = self._num_started, self._num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
@@ -265,7 +257,7 @@ class RaySupervisor:
         """Be ready for so many actors. Starts and ends none."""
         self.options = replace(self.options, num_workers=num_workers)
         if self._store is not None:
-            self._store.max_free = self._max_free
+            self._store.max_free = self.options.limits.max_in_flight + 1
 
     def start_worker(self, worker_id: int) -> None:
         """Start another actor. Returns while Ray places it."""
