@@ -313,39 +313,30 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             if hangs is not None and resume is not None:
                 self._leave_forks(hangs)
                 check_resumes(self, resume)  # somebody may have called `resize`
-            return self._begin_number(resume)
+            number = 0
+            if self._latest is not None:
+                number = self._latest.number + 1
+                if self.persistent_workers and self._iterator is None:
+                    self._latest.shut_down()
+                elif self.persistent_workers:
+                    self._latest.close()  # also if somebody still has its iterator: there is one set of workers
+            if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
+                self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
+            shard = shard_of(self)
+            if not self.num_workers:
+                epoch: Any = InlineEpoch(self, number, resume, self._observer.metrics, shard)
+            else:
+                if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
+                    self.check_worker_number_rationality()
+                epoch = self._begin_with_workers(number, resume, shard)
+            if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
+                self._votes = self._votes or Votes()
+                epoch = EvenEpoch(epoch, self._votes)
+            self._latest = epoch
+            return epoch  # type: ignore[no-any-return]
 
-    def _begin_number(self, resume: LoaderPosition | None) -> Epoch:
-        number = 0
-        if self._latest is not None:
-            number = self._latest.number + 1
-            if self.persistent_workers and self._iterator is None:
-                self._latest.shut_down()
-            elif self.persistent_workers:
-                self._latest.close()  # also if somebody still has its iterator: there is one set of workers
-        if resume is not None and not resume.draws.is_over and resume.draws.dataset_epoch != epoch_of(self.dataset):
-            self.dataset.set_epoch(resume.draws.dataset_epoch)  # type: ignore[attr-defined]
-        if not self.num_workers:
-            epoch: Any = InlineEpoch(self, number, resume, self._observer.metrics, shard_of(self))
-        else:
-            if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
-                self.check_worker_number_rationality()
-            epoch = self._begin_with_workers(number, resume)
-        self._latest = self._wrapped(epoch)
-        assert self._latest is not None
-        return self._latest
-
-    def _wrapped(self, epoch: Any) -> Any:
-        """Return an epoch as the loop gets it: with `equal_batches`, it ends on all ranks at once."""
-        shard = shard_of(self)
-        if not self.equal_batches or (shard is not None and shard.world_size > 1):  # each rank knows where all end
-            return epoch
-        if self._votes is None:
-            self._votes = Votes()
-        return EvenEpoch(epoch, self._votes)
-
-    def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None) -> Epoch:
-        shard, base_seed, carried = shard_of(self), None, None
+    def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None) -> Epoch:
+        base_seed, carried = None, None
         workers, self._workers = self._workers, None
         if workers is not None and workers.may_stay and workers.shard == shard and resume is None:
             base_seed = workers.base_seed

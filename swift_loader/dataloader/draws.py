@@ -69,7 +69,7 @@ class Draws:
         """The global generators when the epoch began and before the first draw, until that tells which ones matter."""
         self._epochs_now: list[int] | None = None
         """The epochs of the samplers after the last draw. None: nothing drawn."""
-        self._replayed: States | None = None
+        self._replayed: States = {}
         """The global generators where drawing again has left them. The rest of the epoch is drawn from there."""
         self._iterator: Iterator[Any] = iter(())
         self.num_drawn = 0
@@ -81,8 +81,9 @@ class Draws:
         self._draws_seed = base_seed is None
         self.base_seed = 0 if base_seed is None else base_seed
         self._begins_twice = bool(loader.num_workers) and self._draws_seed and not is_stateful(self._source.sampler)
-        if state is not None:
-            self._load_own(state)
+        if state is not None and len(state.generators) == len(self._own):
+            for generator, packed in zip(self._own, state.generators, strict=True):
+                generator.set_state(as_torch(packed))
         if state is not None and not state.is_over:
             self._continue(state)
             return
@@ -163,35 +164,25 @@ class Draws:
     def _pack_own(self) -> list[str]:
         return [pack_bytes(generator.get_state().numpy().tobytes()) for generator in self._own]
 
-    def _load_own(self, state: DrawsState) -> None:
-        if len(state.generators) == len(self._own):
-            for generator, packed in zip(self._own, state.generators, strict=True):
-                generator.set_state(as_torch(packed))
-
     def next(self) -> Drawn | None:
         """Return the next draw; None at the end. What the sampler raises, this raises."""
         if self._replayed and not _changed_since(self._replayed):  # the program has restored its generators
-            self._replayed = None
-        if not self._replayed:  # nearly always
-            return self._next()
-        with _applied(self._replayed):
-            drawn = self._next()
-            self._replayed = states_of(self._replayed)
-        return drawn
-
-    def _next(self) -> Drawn | None:
-        if self._sampler_epochs is None:
-            self._sampler_epochs = self._source.epochs
-        if self._state_at_first is not None:
-            self._generator.set_state(self._state_at_first)
-            self._state_at_first = None
-        indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
-        self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
+            self._replayed = {}
+        with _applied(replayed := self._replayed):
+            if self._sampler_epochs is None:
+                self._sampler_epochs = self._source.epochs
+            if self._state_at_first is not None:
+                self._generator.set_state(self._state_at_first)
+                self._state_at_first = None
+            indices = next(self._iterator, _NOTHING)  # not by `for`, which would call `__iter__` again
+            self._epochs_now = self._source.epochs  # Accelerate's sampler counts its epochs itself
+            if self._untold is not None and indices is not _NOTHING:
+                (began, seeded), self._untold = self._untold, None
+                self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
+            if replayed:  # else drawing again, with this draw, may have begun
+                self._replayed = states_of(replayed)
         if indices is _NOTHING:
             return None
-        if self._untold is not None:
-            (began, seeded), self._untold = self._untold, None
-            self._used = {name: began[name] for name in _changed_since(seeded)} | self._used
         drawn = Drawn(self.num_drawn, indices, self._source.state())
         self.num_drawn += 1
         return drawn

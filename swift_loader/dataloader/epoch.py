@@ -144,20 +144,18 @@ class IndexEpoch(_WorkerEpoch):
         """Begin to build ahead of the loop. `carried`: see `Shards`."""
         super().__init__(loader, draws, workers, resume)
         self._queue = IndexQueue(draws.epoch, loader.num_workers, in_order=loader.in_order)
-        self._max_ahead = workers.max_in_flight
-        torch_ahead = loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH)
-        self._max_noticed = min(workers.max_in_flight, torch_ahead)
+        self._max_ahead = workers.limits.max_in_flight
+        self._max_noticed = min(self._max_ahead, loader.num_workers * (loader.prefetch_factor or DEFAULT_PREFETCH))
         """The same for draws that a program notices, see `num_early_draws`. The same in the whole epoch."""
         self._num_early = num_early_draws(loader)
         self._num_in_flight = 0
         self._sampler_error: Exception | None = None
         self._has_drawn_all = False
-        resumed = self._resumed
         self._num_done = draws.num_drawn
         """All steps before this one are behind the loop."""
-        self._done_ahead: set[int] = set() if resumed is None else set(resumed.ahead)
+        self._done_ahead: set[int] = set() if self._resumed is None else set(self._resumed.ahead)
         """Later steps that are behind the loop, too, because they came out of order."""
-        self._state_at_done = None if resumed is None else resumed.draws.sampler_state
+        self._state_at_done = None if self._resumed is None else self._resumed.draws.sampler_state
         self._states: dict[int, tuple[Any, Any] | None] = {}
         """The sampler's state after each step that was drawn and isn't counted in `_num_done`."""
         self._shards = Shards(loader, resume, carried)
@@ -202,7 +200,7 @@ class IndexEpoch(_WorkerEpoch):
         if workers is not None:
             with suppress(LoaderClosed):
                 workers.resize(num_workers)
-            self._max_ahead = workers.max_in_flight
+            self._max_ahead = workers.limits.max_in_flight
 
     def next(self) -> Any:
         """Return the next batch. See `Epoch`."""
@@ -396,8 +394,7 @@ class EvenEpoch(WrappedEpoch):
             raise StopIteration
         if self._mismatch is not None:
             raise self._mismatch
-        batch, error = None, None
-        has_batch = True
+        batch, error, has_batch = None, None, True
         try:
             batch = self._epoch.next()
         except StopIteration:

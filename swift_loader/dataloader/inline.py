@@ -55,13 +55,11 @@ class InlineEpoch(Epoch):
         metrics.end_pass()
         self._sampler_state: tuple[Any, Any] | None = None
         saved = WorkerSnapshot()
-        if resume is not None and resume.num_sharing and not resume.draws.is_over:
-            saved = resume.latest(resume.next_batch)
-        elif resume is not None and resume.workers:
-            saved = resume.workers[0]
         given: Any = loader.dataset
         self._dataset = given
         begins_epoch = resume is None or resume.draws.is_over
+        if resume is not None:
+            saved = resume.latest(None if begins_epoch or not resume.num_sharing else resume.next_batch)
         if begins_epoch and is_huggingface(given):
             forget_state(given)
         elif saved.dataset_state is not None and is_stateful(given) and (begins_epoch or shard is None):
@@ -69,7 +67,6 @@ class InlineEpoch(Epoch):
         super().__init__(loader, Draws(loader, epoch, None if resume is None else resume.draws), resume)
         if loader.timeout:  # torch's type, and as late as torch
             raise AssertionError(f"timeout={loader.timeout} needs num_workers > 0: nobody waits without workers")
-        kind = loader._dataset_kind  # noqa: SLF001
         self._batches: bool = loader._auto_collation  # noqa: SLF001
         """False: each sample is a batch of its own."""
         seed_pipe(given, self._draws.pipe_seed)
@@ -80,14 +77,19 @@ class InlineEpoch(Epoch):
         if shard is not None:
             shards, seed = SharedShards(1, resume, is_persistent=False), self._draws.base_seed
             (self._num_fetched,) = shards.next_batches
-            cut: Any = {"auto_collation": self._batches, "batch_size": loader.batch_size or 1}
-            cut |= {"drop_last": loader.drop_last, "snapshot_every": 0}
-            mode = TorchMode(num_workers=1, worker_init_fn=None, is_stream=True, shard=shard, **cut)
+            cut: Any = {
+                "auto_collation": self._batches,
+                "batch_size": loader.batch_size or 1,
+                "drop_last": loader.drop_last,
+            }
+            mode = TorchMode(num_workers=1, worker_init_fn=None, is_stream=True, snapshot_every=0, shard=shard, **cut)
             self._shared = StreamSamples(given, mode, seed, None)
             self._shared.use_plan(PlanSettings.of_seed(seed), (shards.resume() or {}).get(0), 0)
         else:
-            fetch: Any = _DatasetKind.create_fetcher
-            self._fetcher = fetch(kind, given, self._batches, loader.collate_fn, loader.drop_last)
+            kind = loader._dataset_kind  # noqa: SLF001
+            self._fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+                kind, given, self._batches, loader.collate_fn, loader.drop_last
+            )
         if self._resumed is not None:
             self._continue(self._resumed, saved)
 
@@ -133,11 +135,9 @@ class InlineEpoch(Epoch):
         """Return the next batch. See `Epoch`. An interrupt comes out of the user's code, as with torch."""
         asked_ns = time.perf_counter_ns()
         self._metrics.note_asked(asked_ns)
-        drawn = self._draws.next()
-        while drawn is not None and drawn.step in self._skipped:
+        while (drawn := self._draws.next()) is not None and drawn.step in self._skipped:
             self._num_skipped += 1
             self._sampler_state = drawn.sampler_state
-            drawn = self._draws.next()
         if drawn is None:
             self.end()
             raise StopIteration

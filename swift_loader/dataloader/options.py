@@ -302,9 +302,7 @@ def _accelerator() -> str | None:
     """Return the kind of the current accelerator; None if there is none."""
     if not hasattr(torch, "accelerator"):  # before torch 2.6
         return "cuda" if torch.cuda.is_available() else None
-    if not torch.accelerator.is_available():
-        return None
-    current = torch.accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return None if current is None else current.type
 
 

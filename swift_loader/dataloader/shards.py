@@ -129,10 +129,9 @@ class SharedShards:
             return dict.fromkeys(range(len(self.next_batches)), packed)
         if self._resumed is None:
             return None
-        chosen = [self._resumed.latest(batch) for batch in self.next_batches]
         return {
             number: Resume(_state_of(one, has_ended=one.has_ended).pack()).pack()
-            for number, one in enumerate(chosen)
+            for number, one in enumerate(map(self._resumed.latest, self.next_batches))
             if one.num_batches or one.has_state
         }
 

@@ -270,7 +270,7 @@ class LoaderPosition:
         return first if max(batches, default=0) - first < max(1, len(batches)) else None
 
     def latest(self, max_batches: int | None) -> WorkerSnapshot:
-        """Return the latest state of a shared stream that isn't after so many batches. None: any."""
+        """Return the latest state of a dataset that isn't after so many batches of a shared stream. None: any."""
         usable = [one for one in self.workers if max_batches is None or one.num_batches <= max_batches]
         return max(usable, key=lambda one: one.num_batches, default=WorkerSnapshot())
 

@@ -191,7 +191,7 @@ def start_workers(
             reason = str(error)
     if why_no_fork:
         raise ForkHangs(f"{why_no_fork}\nNo fresh interpreter can take its place: {reason}")
-    _tell_of_fork(reason)
+    _log_once(f"workers are forked from this process, because the dataset can't be sent to another: {reason}", "INFO")
     _warn_of_file(shared_file_of(options.dataset))
     return LoaderWorkers(replace(options, start_method=StartMethod.FORK), delivery, base_seed, metrics)
 
@@ -205,12 +205,6 @@ def _warn_of_file(name: str) -> None:
             f"of other indices, as with torch. Open it in __getitem__, or give multiprocessing_context='forkserver' "
             f"and leave the file out in __getstate__"
         )
-
-
-@cache
-def _tell_of_fork(reason: str) -> None:
-    """Log why workers are forked from this process. Once for the same reason."""
-    logger.info(f"workers are forked from this process, because the dataset can't be sent to another one: {reason}")
 
 
 def warm_root(loader: DataLoader[Any]) -> None:
@@ -248,7 +242,7 @@ class LoaderWorkers:
         """This rank's part of a stream that the loader shares out."""
         self._delivery = delivery
         """`resize` replaces it and the limits."""
-        self._limits = replace(delivery.limits, num_expected=delivery.num_workers)
+        self.limits = replace(delivery.limits, num_expected=delivery.num_workers)
         self.base_seed = base_seed
         """What the workers' generators were seeded with when they started."""
         self.failure: Delivery | None = None
@@ -270,7 +264,7 @@ class LoaderWorkers:
             dataset = _copied(given) if worker_options.dataset_per_worker else given
             executor = ThreadExecutor(spec, delivery, metrics, dataset, notices.append)
         settings = SchedulerSettings(
-            self._limits,
+            self.limits,
             delivery.max_restarts,
             delivery.stall_warning_s,
             delivery.timeout_s,
@@ -285,14 +279,11 @@ class LoaderWorkers:
         self._dispatcher = Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=note_restart)
         self.processes = partial(processes_of, starter)
         """Returns the worker processes, by id, also after they have ended. None if the workers are threads."""
+        self.end_pass = self._dispatcher.end_pass
+        """Records that the loop met the end of its epoch. Loop's thread."""
         self.close = weakref.finalize(self, self._dispatcher.close)
         """Ends all processes and threads. Idempotent and thread-safe."""
         self._dispatcher.start()
-
-    @property
-    def max_in_flight(self) -> int:
-        """How many batches may be built ahead of the loop."""
-        return self._limits.max_in_flight
 
     @property
     def may_stay(self) -> bool:
@@ -320,9 +311,9 @@ class LoaderWorkers:
         chosen = None if given is None else given // before.num_workers * num_workers
         delivery = replace(before, num_workers=num_workers, max_in_flight=chosen)
         # Datasets that wait for each other when they begin have done so. Those of later workers can't.
-        limits = replace(delivery.limits, num_expected=min(num_workers, self._limits.num_expected))
+        limits = replace(delivery.limits, num_expected=min(num_workers, self.limits.num_expected))
         self._dispatcher.resize(num_workers, limits)
-        self._delivery, self._limits = delivery, limits
+        self._delivery, self.limits = delivery, limits
 
     def begin(self, source: WorkSource, base_seed: int, resume: Mapping[int, bytes] | None) -> None:
         """Begin an epoch. What is left of an earlier one is dropped."""
@@ -349,10 +340,6 @@ class LoaderWorkers:
         delivery.keep()
         return delivery
 
-    def end_pass(self) -> None:
-        """Record that the loop met the end of its epoch. Loop's thread."""
-        self._dispatcher.end_pass()
-
     def __repr__(self) -> str:
         return f"<LoaderWorkers {self._dispatcher!r}>"
 
@@ -369,9 +356,9 @@ def _copied(dataset: Any) -> Any:
 
 
 @cache
-def _log_once(text: str) -> None:
-    """Log what workers say when they start: for a stream they start in each epoch."""
-    logger.debug(text)
+def _log_once(text: str, level: str = "DEBUG") -> None:
+    """Log what is said when workers start, once: they start in each epoch."""
+    logger.log(level, text)
 
 
 # A failure's text begins as torch's: programs and log filters look for that -------------------------------------------

@@ -61,18 +61,8 @@ MODEL_DIMS = frozenset(
 """Names of dimensions whose ranks get the same data."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeshPlace:
-    """Where a rank is in a device mesh, as far as data is concerned."""
-
-    rank: int
-    """The data-parallel coordinate: the data dimensions in the mesh's order, as one number."""
-    world_size: int
-    """How many such coordinates there are."""
-
-
-def place_in(mesh: Any, data_dims: Sequence[str] | None = None) -> MeshPlace:
-    """Return the data-parallel coordinate of this rank.
+def place_in(mesh: Any, data_dims: Sequence[str] | None = None) -> Ranks:
+    """Return the data-parallel coordinate of this rank: the data dimensions in the mesh's order, as one number.
 
     `mesh`: a `torch.distributed.device_mesh.DeviceMesh`, or what has its `mesh_dim_names`, `shape` and
     `get_coordinate()`. `data_dims`: names of the dimensions whose ranks get different data; None: known by their names.
@@ -94,7 +84,7 @@ def place_in(mesh: Any, data_dims: Sequence[str] | None = None) -> MeshPlace:
     rank = 0
     for axis in chosen:
         rank = rank * int(shape[axis]) + int(coordinate[axis])
-    return MeshPlace(rank, math.prod(int(shape[axis]) for axis in chosen))
+    return Ranks(rank, math.prod(int(shape[axis]) for axis in chosen), "the mesh")
 
 
 def _data_axes(names: tuple[str, ...] | None, num_axes: int, data_dims: Sequence[str] | None) -> list[int]:
@@ -169,7 +159,9 @@ def ranks_of_mesh(mesh: Any, data_dims: Sequence[str] | None, world_size: int | 
         raise ValueError(
             f"nb_consumer={world_size}, but the mesh has {place.world_size} data-parallel ranks; leave nb_consumer out"
         )
-    return _with_processes(Ranks(place.rank, place.world_size, "the mesh"), _ranks_in(mesh))
+    get_whole = getattr(mesh, "_get_root_mesh", None)  # private: before torch 2.8 it is elsewhere
+    job = None if get_whole is None else tuple(sorted(get_whole().mesh.flatten().tolist()))
+    return _with_processes(place, job)  # of the mesh that this one is a part of, if torch tells
 
 
 def ranks_of_job(rank: int, world_size: int) -> Ranks:
@@ -190,12 +182,6 @@ def _with_processes(ranks: Ranks, processes: tuple[int, ...] | None) -> Ranks:
     if processes == everyone and len(everyone) <= ranks.world_size:
         return ranks
     return replace(ranks, processes=processes)
-
-
-def _ranks_in(mesh: Any) -> tuple[int, ...] | None:
-    """Return the ranks of a mesh; of the one that it is a part of, if torch tells. None if nothing tells."""
-    get_whole = getattr(mesh, "_get_root_mesh", None)  # private: before torch 2.8 it is elsewhere
-    return None if get_whole is None else tuple(sorted(get_whole().mesh.flatten().tolist()))
 
 
 def find_ranks(rank: int | None, world_size: int | None, environment: Mapping[str, str] = os.environ) -> Ranks:

@@ -18,7 +18,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, TimeoutError  # noqa: A004 - the builtin one from Python 3.11 on
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -94,10 +94,10 @@ class Rendezvous:
         patience_s = min(_PATIENCE_S, limit_s / 2)
         hint = f"all ranks must start theirs, in the same order. {ONLY_SOME}"
         with self._watch(limit_s) as woken:
-            if _is_done(woken, patience_s):
+            if wait([woken], patience_s).done:
                 return
             warn(f"{self._problem()}: {hint}. It keeps waiting, up to {limit_s:g} s in all")
-            if not _is_done(woken, limit_s - patience_s):
+            if not wait([woken], limit_s - patience_s).done:
                 raise RuntimeError(f"{self._problem()} within {limit_s:g} s: {hint}{_kept_store()}")
 
     @contextmanager
@@ -167,12 +167,3 @@ def _kept_store() -> str:
         ". If torchrun has restarted the ranks, the store may still hold what the earlier ranks left. Start torchrun "
         "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     )
-
-
-def _is_done(future: Future[None], timeout_s: float) -> bool:
-    """Wait at most this long. Return whether the future is done. Ctrl-C interrupts it."""
-    try:
-        future.exception(timeout_s)
-    except TimeoutError:
-        return False
-    return True

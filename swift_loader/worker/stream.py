@@ -38,10 +38,6 @@ class StreamDraws:
     def __init__(self) -> None:
         self._states: GeneratorStates | None = None
 
-    def forget(self) -> None:
-        """Let the stream begin with the generators as they are."""
-        self._states = None
-
     def enter(self) -> None:
         """Continue with the stream's states. Takes 30 us."""
         if self._states is not None:
@@ -99,7 +95,7 @@ class StreamSamples:
         self._iterator = None
         self._seed = plan.order.seed
         if self._draws is not None:
-            self._draws.forget()
+            self._draws = StreamDraws()
         if self._worker is not None:
             self._worker.use_seed(self._seed)
 

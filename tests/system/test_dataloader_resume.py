@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import Sampler
 
 from swift_loader import DataLoader, StateMismatch
-from tests.support.chains import Chain, plain, run_whole, seed_all
+from tests.support.chains import Chain, Make, plain, run_whole, seed_all
 from tests.support.helpers import every, exhaustive, exhaustive_unless
 from tests.support.resumable import DRAWING, SAMPLED, SHARED, SHARED_DRAWING, STREAMS, Numbers, Shards, streaming
 
@@ -267,16 +267,6 @@ def test_each_field_of_a_state_is_checked(name: str, num_workers: int) -> None:
     del iterator
 
 
-def test_a_stream_in_the_middle_refuses_another_number_of_workers() -> None:
-    make = STREAMS["iterator"]
-    loader = make(0)
-    next(iter(loader))
-    other = make(2)
-    with pytest.raises(StateMismatch, match="num_workers=0 in the middle of an epoch, but this loader has num_workers"):
-        other.load_state_dict(loader.state_dict())
-    assert isinstance(other.state_dict(), dict)
-
-
 def test_a_stream_at_the_end_of_its_epoch_takes_another_number_of_workers() -> None:
     make = STREAMS["iterator"]
     loader = make(0)
@@ -286,11 +276,22 @@ def test_a_stream_at_the_end_of_its_epoch_takes_another_number_of_workers() -> N
     assert [plain(batch) for batch in other] == [plain(batch) for batch in make(0)]
 
 
-def test_a_state_of_a_stream_is_refused_by_a_loader_of_samples() -> None:
-    loader = STREAMS["iterator"](0)
+@pytest.mark.parametrize(
+    ("saved", "loaded", "told"),
+    [
+        (STREAMS["iterator"], lambda _: STREAMS["iterator"](2), "num_workers=0 in the middle .* has num_workers=2"),
+        (STREAMS["iterator"], SAMPLED["in order"], "of an IterableDataset, but this loader has a map-style dataset"),
+        (STREAMS["no state"], SHARED["no state"], "the dataset shares out itself, but here the loader shares out to 1"),
+        (SHARED["no state"], STREAMS["no state"], "the loader shares out to 1 ranks, but here the dataset shares out"),
+        (SHARED["no state"], SHARED["no state, single samples"], "this loader has batch_size=None"),
+    ],
+)
+def test_a_state_in_the_middle_of_a_stream_is_refused_elsewhere(saved: Make, loaded: Make, told: str) -> None:
+    loader, other = saved(0), loaded(0)
     next(iter(loader))
-    with pytest.raises(StateMismatch, match="of an IterableDataset, but this loader has a map-style dataset"):
-        SAMPLED["in order"](0).load_state_dict(loader.state_dict())
+    with pytest.raises(StateMismatch, match=told):
+        other.load_state_dict(loader.state_dict())
+    assert isinstance(other.state_dict(), dict)
 
 
 @pytest.mark.parametrize("num_stops", [1, exhaustive(15)])
@@ -334,19 +335,6 @@ def test_a_state_in_the_middle_that_counts_other_batches_is_refused(
         DataLoader(**{**options, **change}).load_state_dict(state)
     list(iterator)
     DataLoader(**{**options, **change}).load_state_dict(loader.state_dict())
-
-
-def test_a_shared_stream_in_the_middle_refuses_another_batch_size() -> None:
-    class Everything(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(40))
-
-    loader = DataLoader(Everything(), 4, shard_stream=True)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(StateMismatch, match="this loader has batch_size=2"):
-        DataLoader(Everything(), 2, shard_stream=True).load_state_dict(loader.state_dict())
-    del iterator
 
 
 class _Fragile:

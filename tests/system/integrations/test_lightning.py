@@ -72,7 +72,7 @@ def test_a_fit_goes_on_behind_a_limited_epoch(make: Any, limit: Any, tmp_path: P
 
     save = partial(callbacks.ModelCheckpoint, tmp_path, "{step}", save_top_k=-1, every_n_train_steps=3)
     whole = fit(make(), save(), tmp_path, **limit).seen
-    assert fit(make(), save(), tmp_path, tmp_path / "step=3.ckpt", **limit).seen == whole[3:]
-    assert len(whole) == 6
+    resumed = fit(make(), save(), tmp_path, tmp_path / "step=3.ckpt", **limit).seen
+    assert (len(whole), resumed) == (6, whole[3:])
     with pytest.raises(ValueError, match=r"give SwiftLoader\(shuffle=False\)"):
         fit(SwiftLoader(dataset=ROWS), save(), tmp_path, **OVERFIT)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from swift_loader import DataLoader, SwiftLoader
 from swift_loader.report.stages import NAMES
@@ -21,12 +20,7 @@ pytestmark = [
 KEYS = {f"swift_loader/{name}" for name in NAMES}
 
 
-class Rows(Dataset[Any]):
-    def __len__(self) -> int:
-        return 48
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((4,), float(index))
+ROWS: Any = [torch.full((4,), float(index)) for index in range(48)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -34,7 +28,7 @@ def test_a_trainers_loader_is_logged_as_often_as_the_trainer_logs(tmp_path: Path
     from swift_loader.integrations.lightning import LoaderMetrics
     from tests.system.integrations.lightning_fit import fit
 
-    kept = fit(DataLoader(Rows(), batch_size=4), LoaderMetrics(), tmp_path)
+    kept = fit(DataLoader(ROWS, batch_size=4), LoaderMetrics(), tmp_path)
     counts = {step: logged["swift_loader/batches_total"] for step, logged in kept.logged if logged.keys() == KEYS}
     assert counts == {4: 5, 9: 10, 14: 15, 19: 20}
     shares = [logged["swift_loader/epoch_wait_share"] for _, logged in kept.logged if logged.keys() != KEYS]
@@ -47,7 +41,7 @@ def test_a_swift_loader_is_logged_every_n_steps(tmp_path: Path) -> None:
     from swift_loader.integrations.lightning import LoaderMetrics
     from tests.system.integrations.lightning_fit import fit
 
-    with SwiftLoader(dataset=Rows(), batch_size=4, worker_per_consumer=2) as loader:
+    with SwiftLoader(dataset=ROWS, batch_size=4, worker_per_consumer=2) as loader:
         kept = fit(loader, LoaderMetrics(loader, every_n_steps=3), tmp_path)
     metrics = [logged for _, logged in kept.logged if logged.keys() == KEYS]
     assert len(metrics) == 8
@@ -78,7 +72,7 @@ def test_the_verdict_of_the_epoch_is_printed(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_loader_without_metrics_is_refused() -> None:
     from swift_loader.integrations.lightning import LoaderMetrics
 
-    trainer: Any = SimpleNamespace(train_dataloader=torch.utils.data.DataLoader(Rows()))
+    trainer: Any = SimpleNamespace(train_dataloader=torch.utils.data.DataLoader(ROWS))
     model: Any = None
     with pytest.raises(TypeError, match=r"train loader is a DataLoader, which has no metrics; make it a swift_loader"):
         LoaderMetrics().on_train_epoch_start(trainer, model)

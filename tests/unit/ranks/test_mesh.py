@@ -59,35 +59,24 @@ def test_each_coordinate_stands_for_equally_many_ranks() -> None:
     assert sorted(found) == sorted(2 * list(range(6)))
 
 
-def test_a_name_that_nobody_knows_is_refused_with_all_names() -> None:
-    with pytest.raises(ValueError, match=r"dimensions 'dp', 'rows', and nothing says .* 'rows' get .* data_dims="):
-        place(("dp", "rows"), (2, 2), (0, 0))
-
-
-def test_a_dimension_that_is_both_is_not_guessed() -> None:
-    with pytest.raises(ValueError, match="'dp_cp'"):
-        place(("dp_cp", "tp"), (2, 2), (0, 0))
-
-
-def test_dimensions_without_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 dimensions without names.*mesh_dim_names"):
-        place(None, (2, 2), (0, 0))
-    with pytest.raises(ValueError, match="the mesh has no names"):
-        place(None, (2, 2), (0, 0), data_dims=("dp",))
-
-
-def test_data_dims_name_dimensions_of_the_mesh() -> None:
-    with pytest.raises(ValueError, match=r"data_dims names 'ddp', but the mesh has the dimensions 'dp', 'tp'"):
-        place(("dp", "tp"), (2, 2), (0, 0), data_dims=("ddp",))
-    with pytest.raises(TypeError, match="tuple of names"):
-        place(("dp", "tp"), (2, 2), (0, 0), data_dims="dp")
-
-
-def test_a_rank_outside_the_mesh_is_refused() -> None:
-    with pytest.raises(ValueError, match="isn't in the mesh"):
-        place_in(Mesh(("dp",), (2,), None))
-
-
-def test_what_is_no_mesh_is_refused() -> None:
-    with pytest.raises(TypeError, match="mesh is a int; it must be"):
-        place_in(3)
+@pytest.mark.parametrize(
+    ("mesh", "data_dims", "error", "text"),
+    [
+        (Mesh(("dp", "rows"), (2, 2), (0, 0)), None, ValueError, r"'dp', 'rows', and nothing .* 'rows' .* data_dims="),
+        (Mesh(("dp_cp", "tp"), (2, 2), (0, 0)), None, ValueError, "'dp_cp'"),
+        (Mesh(None, (2, 2), (0, 0)), None, ValueError, r"2 dimensions without names.*mesh_dim_names"),
+        (Mesh(None, (2, 2), (0, 0)), ("dp",), ValueError, "the mesh has no names"),
+        (
+            Mesh(("dp",), (2,), (0,)),
+            ("ddp",),
+            ValueError,
+            "data_dims names 'ddp', but the mesh has .*'dp'",
+        ),
+        (Mesh(("dp",), (2,), (0,)), "dp", TypeError, "tuple of names"),
+        (Mesh(("dp",), (2,), None), None, ValueError, "isn't in the mesh"),
+        (3, None, TypeError, "mesh is a int; it must be"),
+    ],
+)
+def test_a_mesh_that_does_not_tell_is_refused(mesh: Any, data_dims: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        place_in(mesh, data_dims)

@@ -47,25 +47,21 @@ def test_before_start_rank_0_stands_for_a_rank_that_nobody_knows(monkeypatch: py
     assert expected_ranks(2).rank == 0  # several processes for each of two consumers
 
 
-def test_several_consumers_and_nobody_to_say_which() -> None:
-    with pytest.raises(RuntimeError, match=r"nb_consumer=2 consumers, .* call loader\.start"):
-        place(None, 2, {})
-
-
-def test_consumers_that_the_launcher_counts_otherwise_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"nb_consumer=3, but the launcher's WORLD_SIZE counts 4 processes"):
-        place(None, 3, TORCHRUN)
-
-
-@pytest.mark.parametrize(("rank", "world_size", "environment"), [(3, 3, TORCHRUN), (1, None, {})])
-def test_a_rank_beyond_the_ranks_is_refused(rank: int, world_size: int | None, environment: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=f"consumer_index={rank} with nb_consumer"):
+@pytest.mark.parametrize(
+    ("rank", "world_size", "environment", "error", "text"),
+    [
+        (None, 2, {}, RuntimeError, r"nb_consumer=2 consumers, .* call loader\.start"),
+        (None, 3, TORCHRUN, ValueError, "nb_consumer=3, but the launcher's WORLD_SIZE counts 4 processes"),
+        (3, 3, TORCHRUN, ValueError, "consumer_index=3 with nb_consumer"),
+        (1, None, {}, ValueError, "consumer_index=1 with nb_consumer"),
+        (0, None, TORCHRUN, ValueError, "consumer_index=0, but the launcher's WORLD_SIZE says .* process 2 of 4"),
+    ],
+)
+def test_what_contradicts_the_launcher_is_refused(
+    rank: int | None, world_size: int | None, environment: dict[str, str], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
         place(rank, world_size, environment)
-
-
-def test_a_rank_that_contradicts_the_launcher_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"consumer_index=0, but the launcher's WORLD_SIZE says .* process 2 of 4"):
-        place(0, None, TORCHRUN)
 
 
 @pytest.mark.parametrize(
