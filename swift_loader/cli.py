@@ -48,8 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
             one = names.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
             if name == chosen:
                 subcommand.add_arguments(one)
-        exit_code: int = subcommand.run(parser.parse_args(words))  # without a subcommand, argparse has ended us
-        return exit_code
+        arguments = parser.parse_args(words)  # without a subcommand, argparse ends us here
+        return int(subcommand.run(arguments))
     except CommandError as error:
         sys.stderr.write(f"swift-loader: error: {error}\n")
         return _BAD_USAGE

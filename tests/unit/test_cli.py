@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_loader.cli import CommandError, find_target, made_by
+from swift_loader.cli import CommandError, find_target, made_by, main
 
 SOURCE = """
 class Data:
@@ -64,3 +64,10 @@ def test_what_is_wrong_is_said_in_one_line(module: str, target: str, message: st
     with pytest.raises(CommandError, match=message) as caught:
         made_by(target)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["--version"], 0), ([], 2), (["doctr"], 2)])
+def test_without_a_subcommand_the_help_or_what_is_wrong_is_shown(words: list[str], code: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == code
