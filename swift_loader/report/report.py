@@ -143,7 +143,8 @@ def headline(verdict: Verdict) -> str:
 
 def _speed(observations: Observations) -> str:
     setup, elapsed = observations.setup, observations.elapsed_s
-    rate = f", {observations.num_delivered / elapsed:.4g} batches/s" if elapsed > 0 else ""
+    delivered = observations.num_delivered
+    rate = f", {delivered / elapsed:.4g} batches/s" if elapsed > 0 and delivered > 1 else ""  # one was there already
     noun, plural = ("thread", "threads") if setup.worker_type == "thread" else ("process", "processes")
     num_here = setup.num_workers - setup.num_remote
     workers = f"{num_here} worker {noun if num_here == 1 else plural}"
@@ -152,7 +153,7 @@ def _speed(observations: Observations) -> str:
         workers = f"{actors} and {workers}" if num_here else actors
     cores = f"{setup.num_cores:g} core{'' if setup.num_cores == 1 else 's'}"
     return (
-        f"{observations.num_delivered} batches in {shown(elapsed)}{rate}; {workers} on {cores}, "
+        f"{delivered} batch{'' if delivered == 1 else 'es'} in {shown(elapsed)}{rate}; {workers} on {cores}, "
         f"at most {setup.max_in_flight} batches in flight"
     )
 

@@ -57,9 +57,11 @@ def write_trace(
 ) -> None:
     """Write the batches of the observations as a trace. Runs in the trainer, on the machine that measured them.
 
-    The events and properties of a profile of the same machine since it booted go into the file, too. `path` may be the
-    same file. Without `indices_of`, the trace has no dataset indices.
+    The events and properties of a profile of the same machine since it booted go into the file, too. Without
+    `indices_of`, the trace has no dataset indices. Raises `ValueError` if `path` and `profile` are one file.
     """
+    if profile is not None and Path(path).resolve() == Path(profile).resolve():
+        raise ValueError("path and profile are one file, and a failed write would destroy it; give path another name")
     readings = [(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()) for _ in range(5)]
     before, unix_ns, after = min(readings, key=lambda reading: reading[2] - reading[0])
     properties: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}

@@ -106,6 +106,12 @@ def test_the_repr_of_a_start_says_so(num_batches: int, start: str) -> None:
     assert repr(Report(observe(SLOW, SETUP, num_batches), COUNTS)).startswith(start)
 
 
+def test_one_batch_has_no_speed() -> None:
+    described = repr(Report(observe(SLOW, SETUP, 1), COUNTS))
+    assert "1 batch in" in described
+    assert "batches/s" not in described
+
+
 @pytest.mark.parametrize(("num_remote", "who"), [(4, "4 Ray actors on"), (3, "3 Ray actors and 1 worker process on")])
 def test_with_workers_elsewhere_it_names_them_and_advises_nothing(num_remote: int, who: str) -> None:
     report = Report(observe(SLOW, replace(with_workers(4), num_remote=num_remote)), COUNTS)

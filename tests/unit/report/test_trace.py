@@ -94,6 +94,13 @@ def test_a_trace_that_is_only_a_list_counts_from_1970(tmp_path: Path) -> None:
     assert trace["baseTimeNanoseconds"] == 0
 
 
+def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("[]")
+    with pytest.raises(ValueError, match="path and profile are one file"):
+        write_trace(observed(num_batches=1), tmp_path / "model.json", profile=tmp_path / "." / "model.json")
+    assert (tmp_path / "model.json").read_text() == "[]"
+
+
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json' has no traceEvents; give a file of export_chrome_trace"):
