@@ -25,11 +25,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from swift_loader.dataloader.dataloader import DataLoader
 from swift_loader.integrations import converted
 
+_OURS = "_keeps_swift_loader"
+"""An attribute of our function, and of what others wrap around it."""
+
 
 def keep_class() -> None:
     """Let Accelerate load with `swift_loader.DataLoader` where it prepares one, and leave other loaders alone."""
     prepare = accelerate.accelerator.prepare_data_loader
-    if hasattr(prepare, "__wrapped__"):
+    if hasattr(prepare, _OURS):
         return
 
     @functools.wraps(prepare)
@@ -45,6 +48,7 @@ def keep_class() -> None:
             prepared.use_stateful_dataloader = True  # `save_state` saves its position
         return prepared
 
+    vars(prepare_and_keep)[_OURS] = True
     accelerate.accelerator.prepare_data_loader = prepare_and_keep
 
 
