@@ -60,7 +60,12 @@ def check_num_workers(name: str, value: Any, at_least: int, at_most: int) -> int
     """Return a number of workers within bounds. `"auto"` gives the first number of one that changes, 1."""
     if isinstance(value, AutoWorkers):
         return value
-    return AutoWorkers(1) if isinstance(value, str) and value == AUTO else check_integer(name, value, at_least, at_most)
+    if isinstance(value, str) and value == AUTO:
+        return AutoWorkers(1)
+    try:
+        return check_integer(name, value, at_least, at_most)
+    except TypeError as error:
+        raise TypeError(f"{error}, or {AUTO!r}") from None
 
 
 # Error messages for options that SwiftLoader doesn't have: misspelt ones and those of other loaders.

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -164,11 +164,13 @@ def shows_its_worker(loader: DataLoader[Any]) -> bool:
     return any(True for _ in search([loader.dataset, loader.collate_fn], lambda thing: isinstance(thing, kinds)))
 
 
-def first_number(num_workers: int | str) -> int:
+def first_number(num_workers: Any) -> int:
     """Return the number of workers to begin with. Raises `TypeError` if it is no number, and not `"auto"`."""
-    if isinstance(num_workers, str) and num_workers != AUTO:
-        raise TypeError(f"num_workers={num_workers!r} is a str; give an integer, or {AUTO!r}")
-    return AutoWorkers(1) if isinstance(num_workers, str) else num_workers
+    if isinstance(num_workers, str) and num_workers == AUTO:
+        return AutoWorkers(1)
+    if not isinstance(num_workers, SupportsIndex):
+        raise TypeError(f"num_workers={num_workers!r} is a {type(num_workers).__name__}; give an integer, or {AUTO!r}")
+    return num_workers  # type: ignore[return-value] # torch takes whatever counts as an integer
 
 
 def check_auto(loader: DataLoader[Any]) -> None:

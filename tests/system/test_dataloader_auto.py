@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from swift_loader import DataLoader
+from swift_loader import DataLoader, SwiftLoader
 from swift_loader.options import AutoWorkers
 from swift_loader.tuning import autotuner
 
@@ -118,6 +118,9 @@ def test_refuses_to_choose_where_batches_show_their_worker(
         DataLoader(dataset, num_workers="auto", **options)
 
 
-def test_another_word_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"num_workers='many'.*'auto'"):
-        DataLoader(Slow(), num_workers="many")
+@pytest.mark.parametrize("value", ["many", 1.5])
+def test_what_is_neither_a_number_nor_auto_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"num_workers={value!r}.* or 'auto'"):
+        DataLoader(Slow(), num_workers=value)
+    with pytest.raises(TypeError, match=rf"worker_per_consumer={value!r}.* or 'auto'"):
+        SwiftLoader(Slow, worker_per_consumer=value)
