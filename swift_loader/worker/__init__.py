@@ -1,4 +1,5 @@
-"""The worker's side: the code of the template process and of the workers forked from it.
+"""The worker's side: the code of the root, of templates, and of workers, forked, portable or Ray's.
 
-Nothing here imports the trainer's side. Nothing imports torch at start: a worker has torch only if its dataset does.
+Nothing here imports the trainer's side. Nothing imports torch at start: a worker has it if its dataset does, or if it
+works for a `DataLoader`.
 """

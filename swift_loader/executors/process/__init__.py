@@ -6,9 +6,12 @@ executor.py ──calls───► supervisor.py      one thread: starts the te
 │                ▲
 └──tasks──► ../handle.py ◄──messages── worker process
 
-The handles on processes: template.py, and ../handle.py with memory (memory.py) and leases (lease.py) of its slots.
-What comes from a worker: inbox.py waits for it, reader.py reads it, and dataset_check.py compares the datasets.
+The handles on processes: template.py and worker.py, with child.py below both, and ../handle.py with memory (memory.py)
+and leases (lease.py) of its slots.
+What comes from a worker: inbox.py waits for it, reader.py reads it, dataset_check.py compares the datasets, and
+resume.py keeps where each dataset continues.
 What a person reads: explain.py, with deaths.py for exits, and diagnostics.py for stderr and stacks.
-How processes start and end: launch.py for interpreters, roots.py, root.py and blank_template.py for the process whose
-forks are templates, trainer_fork.py for forks of the trainer, forks.py for forks of the user's, and termination.py.
+How processes start: template_starts.py chooses between launch.py for interpreters, roots.py, root.py and
+blank_template.py for the process whose forks are templates, and trainer_fork.py for forks of the trainer, which
+fork_need.py finds to be needed. How they end: termination.py. What the user forks: forks.py.
 """

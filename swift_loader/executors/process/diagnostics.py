@@ -148,7 +148,7 @@ class Diagnostics:
         self.forward()
         self.close_their_ends()
         descriptors = self._stderr, self._traces, self._asking
-        self._stderr = self._traces = self._asking = -1  # first, see `Holder`
+        self._stderr = self._traces = self._asking = -1  # before it is closed, see `Holder`
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)

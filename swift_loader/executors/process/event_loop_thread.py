@@ -85,7 +85,7 @@ class EventLoop:
         """Close the event descriptor. The thread must have ended. Idempotent."""
         if not self.is_closed:
             self.unwatch(self._wake)
-            wake, self._wake = self._wake, -1  # first, see `Holder`
+            wake, self._wake = self._wake, -1  # before it is closed, see `Holder`
             os.close(wake)
 
     def _read_wake(self) -> None:

@@ -20,7 +20,11 @@ from weakref import WeakSet
 
 
 class Holder(Protocol):
-    """Owns descriptors of a loader, and is in `FORKS.holders` as long as it lives."""
+    """Owns descriptors of a loader, and is in `FORKS.holders` as long as it lives.
+
+    It forgets a descriptor before it closes it. A fork of the trainer closes those that it finds here: one that was
+    closed already may be another file by then.
+    """
 
     def descriptors(self) -> list[int]:
         """Return the descriptors; -1 stands for one that is closed."""

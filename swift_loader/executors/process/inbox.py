@@ -61,7 +61,7 @@ class Posted:
     def close(self) -> None:
         """Close the descriptor. Later events are ignored. Idempotent."""
         if self._signal >= 0:
-            signal, self._signal = self._signal, -1  # first, see `Holder`
+            signal, self._signal = self._signal, -1  # before it is closed, see `Holder`
             os.close(signal)
 
 
@@ -146,7 +146,7 @@ class Inbox:
         """Close the descriptors of its own. Idempotent."""
         self._epoll.close()
         if self._wake >= 0:
-            wake, self._wake = self._wake, -1  # first, see `Holder`
+            wake, self._wake = self._wake, -1  # before it is closed, see `Holder`
             os.close(wake)
 
     def _read(self, worker: AnyHandle, descriptor: int, events: list[Event]) -> None:

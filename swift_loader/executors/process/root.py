@@ -118,7 +118,7 @@ class Root:
         self._theirs.close()
         self._launch.close()
         if self._pidfd >= 0:
-            pidfd, self._pidfd = self._pidfd, -1  # first, see `Holder`
+            pidfd, self._pidfd = self._pidfd, -1  # before it is closed, see `Holder`
             os.close(pidfd)
 
     # Its thread -------------------------------------------------------------------------------------------------------

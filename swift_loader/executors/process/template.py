@@ -97,7 +97,7 @@ class WorkerProcess:
         """Forward the rest of its stderr, then close the descriptors. Idempotent."""
         self.diagnostics.close()
         if self.pidfd >= 0:
-            pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
+            pidfd, self.pidfd = self.pidfd, -1  # before it is closed, see `Holder`
             os.close(pidfd)
         if self.exit_code is None:
             self.exit_code = 0
@@ -258,7 +258,7 @@ class TemplateProcess:
         for process in self._unclaimed.values():
             process.close()
         if self.pidfd >= 0:
-            pidfd, self.pidfd = self.pidfd, -1  # first, see `Holder`
+            pidfd, self.pidfd = self.pidfd, -1  # before it is closed, see `Holder`
             os.close(pidfd)
 
     def send(self, message: bytes, *descriptors: int) -> None:

@@ -240,7 +240,7 @@ class Templates:
         """Close all handles. The processes must have ended. Idempotent."""
         for template in self.all:
             template.close()
-        payload, self._payload = self._payload, None  # first, see `Holder`
+        payload, self._payload = self._payload, None  # before it is closed, see `Holder`
         starts, self._starts = self._starts, None
         if payload is not None:
             os.close(payload[1])
