@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from loguru import logger as logger  # noqa: PLC0414 - for the modules that write to it
 
@@ -56,7 +58,25 @@ class Log:
 
     def __init__(self, settings: LogSettings | None, file_number: int) -> None:
         """Open the log. A file gets the number in its name."""
-        self._logger = None if settings is None else _open_logger(settings, file_number)
+        self._file: TextIO | None = None
+        self._logger: Any = None
+        if settings is None:
+            return
+        # loguru has one public logger per process. Lines sent to it would reach the user's sinks, which aren't ours to
+        # remove. Only its private module gives a logger with its own core.
+        from loguru import _logger
+
+        options: dict[str, Any] = dict.fromkeys(("record", "lazy", "colors", "raw"), False)
+        private: Any = _logger
+        options |= {"core": private.Core(), "exception": None, "depth": 1, "capture": True, "patchers": [], "extra": {}}
+        self._logger = private.Logger(**options)
+        if settings.path is not None:
+            path = Path(f"{settings.path}_rank{file_number}.log")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+            self._logger.add(self._file, format=_FORMAT, level=settings.level)
+        if settings.stdout:
+            self._logger.add(sys.stdout, format=_FORMAT, level=settings.level)
 
     def write(self, line: str) -> None:
         """Write one line. Escape what can't be printed."""
@@ -67,18 +87,6 @@ class Log:
         """Close the file. Idempotent."""
         if self._logger is not None:
             self._logger.remove()
-
-
-def _open_logger(settings: LogSettings, file_number: int) -> Any:
-    # loguru has one public logger per process. Lines sent to it would reach the user's sinks, which aren't ours to
-    # remove. Only its private module gives a logger with its own core.
-    from loguru import _logger
-
-    options: dict[str, Any] = dict.fromkeys(("record", "lazy", "colors", "raw"), False)
-    private: Any = _logger
-    own = private.Logger(core=private.Core(), exception=None, depth=1, capture=True, patchers=[], extra={}, **options)
-    if settings.path is not None:
-        own.add(f"{settings.path}_rank{file_number}.log", format=_FORMAT, level=settings.level)
-    if settings.stdout:
-        own.add(sys.stdout, format=_FORMAT, level=settings.level)
-    return own
+        if self._file is not None:
+            with suppress(OSError):  # the disk is full: loguru has said so at each line
+                self._file.close()

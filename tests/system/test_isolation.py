@@ -71,6 +71,13 @@ def test_logging_to_stdout_and_figures_to_a_file(tmp_path: Path, capsys: pytest.
         loader.close()
 
 
+def test_a_full_disk_for_the_log_doesnt_replace_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "log_rank0.log").symlink_to("/dev/full")
+    loader = make_loader(datasets.Counting, logger=tmp_path / "log")
+    with pytest.raises(KeyError), loader:
+        next(iter(loader))["no such leaf"]
+
+
 def test_waiting_for_a_slow_worker_is_no_polling() -> None:
     def num_sleeps() -> int:
         """Return how often the threads of this process have fallen asleep."""
