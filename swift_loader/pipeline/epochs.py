@@ -191,9 +191,6 @@ class Epochs:
             iterator.close()
         _free(self._idle, self._event_loop)
 
-    def __repr__(self) -> str:
-        return f"<Epochs, {self._next_epoch} is next, {self.position}>"
-
 
 def _listed(parameters: tuple[str, ...]) -> str:
     return ", ".join(repr(text) for text in parameters) or "no stage that mixes items"

@@ -55,10 +55,7 @@ def as_function(given: Any) -> Callable[[Any], Any]:
 def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
     """Yield what a decorated generator gives: its results, or the one that the decorator has made of them."""
     result = function(item)
-    if isinstance(result, GeneratorType):
-        yield from result
-    else:
-        yield result
+    yield from result if isinstance(result, GeneratorType) else (result,)
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:

@@ -92,7 +92,7 @@ def test_a_process_that_hangs_twice_at_an_item_names_stage_and_item() -> None:
 def test_an_item_that_takes_too_long_is_left_out(where: str, released: threading.Event) -> None:
     threads, loop = functions.hanging_at(3, released), functions.async_hangs_at_three
     function: Any = {"thread": threads, "process": hangs_at_three, "loop": loop}[where]
-    pipeline = Pipeline(range(9)).map(function, on=where, concurrency=2, timeout=1, on_error="skip")
+    pipeline = Pipeline(range(9)).map(function, on=where, concurrency=2, timeout=2, on_error="skip")
     with pytest.warns(SwiftLoaderWarning, match="1 of 9 items failed in stage .*item 3: WorkerStalled"):
         assert list(pipeline) == [0, 1, 2, 4, 5, 6, 7, 8]
 

@@ -110,8 +110,9 @@ class CallExecutor:
 
     def _let_go(self, worker: int) -> None:
         with self._lock:
-            self._gone.add(worker)
-            self._mailbox.post([Disconnected(worker, self._ids[worker])])
+            if worker not in self._gone:
+                self._gone.add(worker)
+                self._mailbox.post([Disconnected(worker, self._ids[worker])])
 
     def use_plan(self, generation: int, plan: Plan, resume: Mapping[int, bytes] | None = None) -> None:
         """Do nothing: a function depends on no plan."""

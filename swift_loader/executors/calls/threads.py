@@ -26,6 +26,7 @@ class ThreadCrew:
         self._post: Post = print  # until `start`
         self._threads: dict[int, TaskThread[Send]] = {}
         """By the worker's serial number."""
+        self._is_stopped = False
 
     def start(self, post: Post) -> None:
         """Remember where events go."""
@@ -35,10 +36,13 @@ class ThreadCrew:
         """Start another thread."""
         thread = self._threads[worker] = TaskThread(self._serve, f"{self._name}-{worker}")
         thread.start()
+        if self._is_stopped:  # `stop` may not have seen it
+            thread.stop()
 
     def give_up(self, worker: int, then: Callable[[], None]) -> None:
         """Let a thread end after its current call, and wait for it no more. Calls `then`."""
-        self._threads.pop(worker).stop()
+        if (thread := self._threads.pop(worker, None)) is not None:  # an interrupt may repeat this
+            thread.stop()
         then()
 
     def send(self, task: Send) -> None:
@@ -47,10 +51,11 @@ class ThreadCrew:
 
     def stack(self, worker: int) -> str:
         """Return the thread's Python stack."""
-        return self._threads[worker].stack()
+        return self._threads[worker].stack() if worker in self._threads else ""
 
     def stop(self) -> None:
         """Let the threads end after their current tasks."""
+        self._is_stopped = True
         for thread in list(self._threads.values()):
             thread.stop()
 

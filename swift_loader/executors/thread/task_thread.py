@@ -80,6 +80,3 @@ class TaskThread(Generic[Task]):
     def _waiting(self) -> Iterator[Task]:
         while (task := self._tasks.get()) is not None:
             yield task
-
-    def __repr__(self) -> str:
-        return f"<TaskThread {self._thread.name!r}{'' if self._thread.is_alive() else ' ended'}>"
