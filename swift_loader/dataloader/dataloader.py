@@ -329,11 +329,16 @@ class DataLoader(TorchDataLoader[_Batch_co]):
                 if not isinstance(self.num_workers, AutoWorkers):  # else the machine is asked each time
                     self.check_worker_number_rationality()
                 epoch = self._begin_with_workers(number, resume, shard)
-            if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
-                self._votes = self._votes or Votes()
-                epoch = EvenEpoch(epoch, self._votes)
-            self._latest = epoch
+            self._latest = epoch = self._wrapped(epoch)
             return epoch  # type: ignore[no-any-return]
+
+    def _wrapped(self, epoch: Any) -> Any:
+        """Return an epoch as the loop gets it: with `equal_batches`, it ends on all ranks at once."""
+        shard = shard_of(self)
+        if self.equal_batches and (shard is None or shard.world_size == 1):  # else each rank knows where all end
+            self._votes = self._votes or Votes()
+            return EvenEpoch(epoch, self._votes)
+        return epoch
 
     def _begin_with_workers(self, epoch: int, resume: LoaderPosition | None, shard: StreamShard | None) -> Epoch:
         base_seed, carried = None, None

@@ -109,7 +109,7 @@ class ActorExecutor(WorkersExecutor[RaySupervisor, RayWorker]):
         supervisor.make_store(self._on_segment)
         # The store tells of its segments: what the reader sees are no segments.
         reader = self._begin_to_run(
-            lambda: supervisor.workers, plan, build_s, supervisor.definitions, supervisor.datasets, None
+            lambda: supervisor.workers, plan, build_s, supervisor.launch.definitions, supervisor.datasets, None
         )
         look, mailbox = supervisor.look_at_connection, supervisor.mailbox
         self._inboxes = [ActorInbox(waiting, reader, look) for waiting in (mailbox.of_loop, mailbox.of_receiver)]

@@ -34,7 +34,6 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
-from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Identity
 from swift_loader.transport.segments import Segment
 from swift_loader.worker.actor import Answer
@@ -79,7 +78,7 @@ class RaySupervisor:
         """By serial number. Replaced as a whole, under the lock, so that any thread may read it."""
         self.wanted = executor
         self._connection = Connection(executor.address)
-        self._launch = ActorLaunch(spec, executor, self._connection)
+        self.launch = ActorLaunch(spec, executor, self._connection)
         self._lock = threading.RLock()
         """Held while an actor starts, so that none is started after `stop`."""
         self._state = _State.OPEN
@@ -92,11 +91,6 @@ class RaySupervisor:
         self._first_build: FirstBuild | None = None
         self._began_s = 0.0
 
-    @property
-    def definitions(self) -> Definitions:
-        """The definitions that travel by value, under the numbers that the actors use. Known after `start_first`."""
-        return self._launch.definitions
-
     # Starting ---------------------------------------------------------------------------------------------------------
 
     def start_first(self) -> None:
@@ -106,10 +100,10 @@ class RaySupervisor:
         """
         with self._lock:
             self._check_open()
-            if self._launch.is_ready:
+            if self.launch.is_ready:
                 return
             refuse_start()
-            self._launch.prepare()
+            self.launch.prepare()
             self._began_s = time.monotonic()
             for worker_id in range(self.options.num_local, self.options.num_workers):
                 self._start(worker_id)
@@ -123,7 +117,7 @@ class RaySupervisor:
 
     def is_current(self) -> bool:
         """Return whether another start would build the same."""
-        return self._launch.is_current()
+        return self.launch.is_current()
 
     def wait_built(
         self, on_wait: Callable[[], None] | None = None, patience_s: float | None = None
@@ -167,7 +161,7 @@ class RaySupervisor:
                 lost.append((worker, answer))
             elif isinstance(answer, Answer):
                 build_s = time.monotonic() - self._began_s
-                return first_build_of(worker, answer, build_s, self.wording, self.definitions)
+                return first_build_of(worker, answer, build_s, self.wording, self.launch.definitions)
             elif answer is not None:
                 raise answer.error
         if len(lost) == len(self.workers):
@@ -221,7 +215,7 @@ class RaySupervisor:
             serial, self._num_started = self._num_started, self._num_started + 1
             identity = None if self.spec.options.torch is None else Identity(worker_id, self.options.num_workers)
             announce = partial(self._announce, serial)
-            calls, process = self._launch.start(serial, identity, announce)
+            calls, process = self.launch.start(serial, identity, announce)
             memory = ActorMemory(self._store or ArrivalStore(0, 0, None))
             worker = Handle(worker_id, serial, calls, process, memory, process.describe)
             self.workers = {**self.workers, serial: worker}
@@ -231,9 +225,9 @@ class RaySupervisor:
 
     def look_at_connection(self) -> ExecutorFailed | None:
         """Return an event if this process isn't connected any more. Then Ray tells of no actor's end."""
-        if self._connection.is_open or self._state is _State.CLOSED or not self._launch.is_ready:
+        if self._connection.is_open or self._state is _State.CLOSED or not self.launch.is_ready:
             return None
-        self._launch.drop()  # it is told once
+        self.launch.drop()  # it is told once
         return ExecutorFailed(WorkerDied(_DISCONNECTED))
 
     def _announce(self, serial: int) -> None:
@@ -300,7 +294,7 @@ class RaySupervisor:
             given_up += worker.close()
         self.workers, self._first_build = {}, None
         self.mailbox.clear()
-        self._launch.drop()
+        self.launch.drop()
         if self._store is not None:
             given_up += self._store.take_segments()
         self._connection.close()
