@@ -12,20 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from typing import Any, NamedTuple
 
 from swift_loader.errors import LoaderClosed, WorkerDied, WorkerStalled
+from swift_loader.executors.environment import environ_for_workers, import_path, working_directory
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import died
-from swift_loader.executors.ray.calls import Lost, told_by_ray
+from swift_loader.executors.ray.calls import ActorCalls, Lost, told_by_ray
 from swift_loader.executors.ray.connection import Connection
-from swift_loader.executors.ray.first_build import FirstBuild, Patience, Step, first_build_of, who
 from swift_loader.executors.ray.inbox import Posted, RayWorker
-from swift_loader.executors.ray.launch import ActorLaunch
-from swift_loader.executors.ray.memory import STORE_SHARE, ActorMemory, ArrivalStore
+from swift_loader.executors.ray.memory import MAX_INLINE_BYTES, STORE_SHARE, ActorMemory, ArrivalStore
 from swift_loader.executors.ray.process import ActorProcess
 from swift_loader.executors.thread.inbox import Mailbox
 from swift_loader.executors.wording import LOADER_WORDING, Wording
@@ -34,11 +34,172 @@ from swift_loader.process_owner import ProcessOwner
 from swift_loader.ray_executor import RayExecutor
 from swift_loader.scheduler.messages import Death, Ended, ExecutorFailed
 from swift_loader.scheduler.queues import Limits
-from swift_loader.transport.messages import Identity
+from swift_loader.transport.by_value import Definitions
+from swift_loader.transport.frames import Kind, unpack_frame
+from swift_loader.transport.messages import Failure, FailureStage, Identity, Ready
+from swift_loader.transport.payload import Environment, PayloadLayout, pack_payload
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.actor import Answer
+from swift_loader.worker.actor import Answer, BatchActor, Payload, Surroundings
 from swift_loader.worker.import_guard import refuse_start
 from swift_loader.worker.spec import WorkerSpec
+
+# Has Ray start actors: what they are made of, and what each of them asks for.
+
+
+class ActorLaunch:
+    """Makes the actors of one loader: NEW ─prepare─► READY ─drop─► NEW. The caller holds its lock."""
+
+    def __init__(self, spec: WorkerSpec, wanted: RayExecutor, connection: Connection) -> None:
+        """Prepare nothing: `prepare` opens the connection. `wanted`: what the user wants of the actors."""
+        self.definitions = Definitions()
+        """The definitions that travel by value, under the numbers that the actors use. Known once it is prepared."""
+        self._spec = spec
+        self._wanted = wanted
+        self._connection = connection
+        self._content: tuple[PayloadLayout, Any] | None = None
+        """The payload, to compare it with what another start would send."""
+        self._payload: Any = None
+        """Ray's reference to the payload in the object store. None: not prepared."""
+        self._actor_class: Any = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is prepared."""
+        return self._payload is not None
+
+    def prepare(self) -> None:
+        """Connect to the cluster, and put there what the actors build the dataset from.
+
+        Raises `ImportError` if Ray isn't installed, `ConnectionError` if there is no cluster, `EncodeError` if the
+        dataset or a function can't be sent.
+        """
+        layout, memory, self.definitions = pack_payload(self._spec, Environment.of_this_process(self._spec.modules))
+        self._connection.open()
+        with self._connection.held():
+            self._content = layout, memory
+            self._payload = self._connection.ray.put(Payload(layout.pack(), memory))
+            self._actor_class = self._make_class()
+
+    def _make_class(self) -> Any:
+        wanted = self._wanted
+        given = dict(wanted.runtime_env or {})
+        variables = {
+            # Sets of strings must have one order in all actors.
+            "PYTHONHASHSEED": environ_for_workers()["PYTHONHASHSEED"],
+            # An object in the store takes two raylets several ms, whatever its size. Ray's own limit is 100 KiB.
+            "RAY_max_direct_call_object_size": str(MAX_INLINE_BYTES),
+        }
+        resources = dict(wanted.resources or {})
+        amounts = {"num_gpus": resources.pop("GPU", None), "resources": resources or None, "memory": wanted.memory}
+        remote: Any = self._connection.ray.remote(concurrency_groups={"requests": 1, "end": 1})(BatchActor)
+        return remote.options(
+            num_cpus=wanted.num_cpus,
+            scheduling_strategy=wanted.scheduling_strategy,
+            runtime_env={**given, "env_vars": {**variables, **given.get("env_vars", {})}},
+            max_restarts=0,  # the scheduler decides who is replaced
+            max_task_retries=0,
+            **{name: value for name, value in amounts.items() if value is not None},
+        )
+
+    def is_current(self) -> bool:
+        """Return whether another start would build the same."""
+        if self._content is None or not self._connection.is_open:
+            return False
+        layout, memory, _ = pack_payload(self._spec, Environment.of_this_process(self._spec.modules))
+        return layout == self._content[0] and bool((memory == self._content[1]).all())
+
+    def start(
+        self, serial: int, identity: Identity | None, announce: Callable[[], None]
+    ) -> tuple[ActorCalls, ActorProcess]:
+        """Have Ray start an actor, which builds the dataset. Returns at once. The caller holds the connection.
+
+        `identity`: see `BatchActor.start`. `announce` is called when the actor may have answered, on any thread.
+        """
+        has_own_folder = "working_dir" in (self._wanted.runtime_env or {})
+        around = Surroundings(import_path(), None if has_own_folder else working_directory())
+        actor = self._actor_class.remote()
+        calls = ActorCalls(actor, self._is_of_call, announce, self._connection.held)
+        process = ActorProcess(self._connection, actor, calls, announce)
+        calls.begin(actor.start.remote(self._payload, serial, identity, around))
+        return calls, process
+
+    def _is_of_call(self, error: BaseException) -> bool:
+        return isinstance(error, self._connection.ray.exceptions.RayTaskError)
+
+    def drop(self) -> None:
+        """Drop all references to what is in the cluster. Idempotent."""
+        with self._connection.held():
+            self._payload = self._actor_class = self._content = None
+
+    def __repr__(self) -> str:
+        return f"<ActorLaunch {'ready' if self.is_ready else 'new'}>"
+
+
+# The wait for the first actor that has built the dataset.
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBuild:
+    """The first actor that has built the dataset, or whose set-up as a worker failed then."""
+
+    worker: RayWorker
+    num_samples: int
+    build_s: float
+    """How long that took, with the actor's start."""
+
+
+def first_build_of(
+    worker: RayWorker, answer: Answer, build_s: float, wording: Wording, definitions: Definitions
+) -> FirstBuild:
+    """Return what an actor's first answer says. It has come after `build_s`.
+
+    Raises what building the dataset raised.
+    """
+    frame = unpack_frame(memoryview(answer.messages[-1]))
+    if frame.kind is not Kind.FAILURE:
+        return FirstBuild(worker, Ready.unpack(frame).report.num_samples, build_s)
+    failure = Failure.unpack(frame)
+    if failure.stage is FailureStage.BUILD:
+        raise wording.failure(failure, who(worker), definitions, "")
+    return FirstBuild(worker, 0, build_s)  # only in torch mode, where the length has no meaning
+
+
+def who(worker: RayWorker) -> str:
+    """Return which actor it is, for messages before the loader has started."""
+    return f"the first worker ({worker.process.describe()})"
+
+
+class Step(NamedTuple):
+    """What is done if the first build takes long."""
+
+    after_s: float | None
+    """None: never."""
+    is_of_building: bool
+    """Whether it is about actors that build the dataset, or about actors that have no place."""
+    act: Callable[[], None]
+
+
+class Patience:
+    """Takes the steps that are due, each once."""
+
+    def __init__(self, began_s: float, is_building: Callable[[], bool], steps: Sequence[Step]) -> None:
+        """Wait since `began_s`, by `time.monotonic`. `is_building` returns whether an actor has a place."""
+        self._is_building = is_building
+        due = [(began_s + step.after_s, step) for step in steps if step.after_s is not None]
+        self._due = sorted(due, key=lambda one: one[0])
+
+    def left_s(self, clock: Callable[[], float] = time.monotonic) -> float | None:
+        """Take the steps that are due. Return the seconds until the next one; None if there is none."""
+        while self._due:
+            at_s, step = self._due[0]
+            left_s = at_s - clock()
+            if left_s > 0:
+                return left_s
+            self._due.pop(0)
+            if step.is_of_building == self._is_building():
+                step.act()
+        return None
+
 
 FIRST_SERIAL = 1 << 20
 """Serial numbers of actors begin here, so that workers on this machine have others."""
