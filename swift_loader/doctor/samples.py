@@ -10,7 +10,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -252,9 +252,10 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
     differing: dict[int, str] = {}
     sources: dict[str, list[int]] = defaultdict(list)
     reseeded: set[str] | None = None
+    failed = ""
     deadline_s, num_samples = time.perf_counter() + seconds, 0
     for index in indices:
-        with suppress(Exception, SystemExit):
+        try:
             drawn, states, digests = _watched(subject, index, 0, held)
             _, _, again = _watched(subject, index, 0, held)
             _, later, _ = _watched(subject, index, 1, held)
@@ -265,8 +266,17 @@ def judge_randomness(subject: Subject, indices: Sequence[int], seconds: float, d
                 sources[name].append(index)
             same = {name for name in states if name not in held and states[name] == later.get(name)}
             reseeded = same if reseeded is None else reseeded & same  # the seeds differ, so the states should
+        except (Exception, SystemExit) as error:
+            failed = type_name(error)
         if time.perf_counter() > deadline_s:
             break
+    if failed and not num_samples:
+        diagnosis.warning(
+            "randomness",
+            "Nothing shows whether samples can be repeated.",
+            f"all of {len(indices)} that were fetched again failed; the last one with {failed}",
+            "Mend what fails, and examine it again.",
+        )
     if not num_samples:
         return
     if differing:

@@ -7,7 +7,7 @@ from typing import Any
 
 from swift_loader.checks import check_choice, check_integer
 from swift_loader.pipeline.functions import Kind, kind_of
-from swift_loader.pipeline.maps import OutputOrder
+from swift_loader.pipeline.maps import MAX_CONCURRENCY, OutputOrder
 from swift_loader.pipeline.pipeline import Pipeline
 
 
@@ -62,7 +62,7 @@ class StageLoader(Pipeline):
             TypeError: An argument has the wrong type.
             ValueError: A value is out of its range.
         """
-        threads = check_integer("num_threads", num_threads, 1)
+        threads = check_integer("num_threads", num_threads, 1, MAX_CONCURRENCY)
         order = check_choice("output_order", output_order, OutputOrder)
         errors: dict[str, Any] = {"on_error": on_error, "max_errors": max_errors}
         pipeline = Pipeline(src, seed=seed)

@@ -55,7 +55,7 @@ def refuse_start() -> None:
     if has_greenlets():
         raise RuntimeError(
             "gevent has patched this process (gevent.monkey), so the threads that look after worker processes would "
-            "hang. Load in a process without the patch, or without worker processes: 0 workers, or worker_type='thread'"
+            "hang. Load in a process without the patch, or with 0 workers"
         )
     if _is_importing.get():
         raise RuntimeError(
