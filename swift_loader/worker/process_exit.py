@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -17,6 +18,9 @@ from swift_loader.errors import NoProcessesLeft
 
 NO_PROCESSES_LEFT = 71
 """The exit code of a process that could start no thread or process: EX_OSERR, which Windows doesn't name."""
+
+NO_DESCRIPTORS_LEFT = 72
+"""The exit code of a process that ran out of file descriptors: EX_OSFILE."""
 
 # The state of the standard library's `multiprocessing` in a process that was forked and ends without it.
 
@@ -100,6 +104,14 @@ def end_process(exit_code: int) -> NoReturn:
     os._exit(exit_code & 0xFF)
 
 
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a process that this error ends."""
+    if isinstance(error, NoProcessesLeft):
+        return NO_PROCESSES_LEFT
+    is_out_of_descriptors = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return NO_DESCRIPTORS_LEFT if is_out_of_descriptors else 1
+
+
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
     """Run, and end this process with the exit code that is returned, or that Python gives for what is raised."""
     exit_code = 1
@@ -108,7 +120,7 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
     except SystemExit as request:
         exit_code = request.code if isinstance(request.code, int) else int(request.code is not None)
     except BaseException as error:
-        exit_code = NO_PROCESSES_LEFT if isinstance(error, NoProcessesLeft) else 1
+        exit_code = exit_code_of(error)
         sys.excepthook(*sys.exc_info())
     finally:
         end_process(exit_code)

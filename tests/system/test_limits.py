@@ -96,6 +96,29 @@ for limit in range(1, 14):
 """
 
 
+TOO_FEW_DESCRIPTORS = """
+import os, resource
+import torch, psutil
+from swift_loader import DataLoader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(64 - 22 - len(os.listdir("/proc/self/fd")))]
+for num_free in range(21, 4, -1):
+    held.append(os.open(os.devnull, os.O_RDONLY))
+    try:
+        list(DataLoader(range(8), 2, num_workers=2))
+    except Exception as error:
+        assert "file descriptors: it may have 64" in str(error), (num_free, error)
+for descriptor in held:
+    os.close(descriptor)
+print(psutil.Process().children())
+"""
+
+
+def test_too_few_descriptors_are_told_and_leave_no_process(tmp_path: Path) -> None:
+    assert run_script(TOO_FEW_DESCRIPTORS, via="-c", folder=tmp_path) == "[]\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the limit doesn't count for root alone, who can become other users")
 def test_too_few_processes_are_a_typed_error_and_leave_nothing_half_made(tmp_path: Path) -> None:
     results = run_script(FEW_PROCESSES, via="-c", folder=tmp_path).split()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 
@@ -43,6 +45,12 @@ class ForkedChild:
         if self.returncode is None:
             self.returncode = self._reap(timeout)
         return self.returncode
+
+    def end(self) -> None:
+        """Kill and reap it. Needs no descriptor."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
     def _reap(self, timeout: float | None) -> int:
         try:

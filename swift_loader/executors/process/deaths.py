@@ -15,7 +15,8 @@ from contextlib import suppress
 from swift_loader.errors import NoProcessesLeft, WorkerDied
 from swift_loader.executors.wording import LOADER_TERMS, Terms
 from swift_loader.threads import limits_of_processes
-from swift_loader.worker.process_exit import NO_PROCESSES_LEFT
+from swift_loader.transport.descriptors import out_of_descriptors_error
+from swift_loader.worker.process_exit import NO_DESCRIPTORS_LEFT, NO_PROCESSES_LEFT
 
 _SIGKILL = 9
 """Windows has no `signal.SIGKILL`."""
@@ -50,7 +51,9 @@ def died(
     hint = ""
     if exit_code == NO_PROCESSES_LEFT:
         return NoProcessesLeft(f"{who} could start no thread or process; {consequence}. {limits_of_processes()}")
-    if exit_code == -_SIGKILL:
+    if exit_code == NO_DESCRIPTORS_LEFT:
+        hint = f". It ran out of file descriptors: {str(out_of_descriptors_error()).partition('file descriptors: ')[2]}"
+    elif exit_code == -_SIGKILL:
         hint = f". The kernel sends SIGKILL when memory runs out: see dmesg, and use {terms.saving}"
     elif exit_code is not None and exit_code < 0:
         hint = f". The {terms.code}, or a library that it uses, crashed"

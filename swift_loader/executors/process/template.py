@@ -15,7 +15,7 @@ import subprocess
 
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.handle import COUNTERS
-from swift_loader.executors.process.child import Start
+from swift_loader.executors.process.child import ForkedChild, Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.threads import explaining_starts
@@ -163,6 +163,10 @@ class TemplateProcess:
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
                 self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
+            except OSError:
+                if isinstance(self._process, ForkedChild):
+                    self._process.end()
+                raise
         except BaseException:
             self._channel.close()
             self.diagnostics.close()

@@ -31,6 +31,7 @@ from swift_loader.transport.payload import Environment
 from swift_loader.worker.dataset_builder import DatasetBuilder
 from swift_loader.worker.process_exit import (
     die_with_parent,
+    exit_code_of,
     flush_streams,
     lead_group,
     reset_multiprocessing,
@@ -139,10 +140,13 @@ class TrainerFork:
                 warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the user asked for a fork
                 pid = os.fork()
             if pid == 0:
+                exit_code = 1
                 try:
                     be_forked_template(trainer, (channel, traces, stderr), _descriptors(), builder)
+                except OSError as error:
+                    exit_code = exit_code_of(error)
                 finally:
-                    os._exit(1)  # whatever happens, the trainer's code isn't run twice
+                    os._exit(exit_code)  # whatever happens, the trainer's code isn't run twice
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             if trainer.pidfd >= 0:
