@@ -115,7 +115,7 @@ class Session:
 
     def _make_dispatcher(self, supervisor: Starter | None, dataset: Any) -> Dispatcher:
         """Return the dispatcher of worker processes if there is a supervisor, else one that builds batches here."""
-        delivery = self._options.delivery
+        delivery, metrics = self._options.delivery, self.metrics
         spec = WorkerSpec(self._options.workers, self._settings)
         settings = SchedulerSettings(
             delivery.limits,
@@ -137,18 +137,19 @@ class Session:
         else:
             executor = InlineExecutor(spec, self.metrics, delivery.batch_decoder, dataset)
             settings = SchedulerSettings(Limits(1, 1, 1, in_order=delivery.in_order))
-        return Dispatcher(executor, Scheduler(settings), metrics=self.metrics, on_restart=self._note_restart)
+        told = self._notices.append, self._log.write
+
+        def note_restart(notice: str) -> None:  # on any thread; no method, which would refer back to the session
+            for tell in told:
+                tell(notice)
+            metrics.note_restart()
+
+        return Dispatcher(executor, Scheduler(settings), metrics=metrics, on_restart=note_restart)
 
     @property
     def _loads(self) -> bool:
         """Whether this rank loads its batches itself."""
         return self._broadcast is None or self._broadcast.is_leader
-
-    def _note_restart(self, notice: str) -> None:
-        """Record that a process is replaced. Any thread."""
-        self._notices.append(notice)
-        self.metrics.note_restart()
-        self._log.write(notice)
 
     def start(self, run: Run) -> None:
         """Start the dispatcher, and block until it runs where the run's next pass begins.

@@ -17,7 +17,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 
 from swift_loader.executors.base import Inbox
-from swift_loader.threads import LoaderThread
+from swift_loader.threads import LoaderThread, nothing
 
 SHORT_ABSENCE_NS = 1_000_000
 """A loop that comes back sooner keeps receiving itself. A hand-over and back takes about 0.1 ms."""
@@ -126,6 +126,8 @@ class Receivers:
             thread.stop()
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._threads = []
+        self._receive = self._on_failure = self._on_absence = nothing
 
     def __repr__(self) -> str:
         return f"<Receivers: {self._leader.value} lead, {len(self._threads)} threads>"

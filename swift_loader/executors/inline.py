@@ -44,8 +44,6 @@ class InlineExecutor:
     def __init__(
         self, spec: WorkerSpec, metrics: Metrics, batch_decoder: Callable[[bytes], Any] | None, dataset: Any
     ) -> None:
-        self.inboxes: Sequence[Inbox] = [self]
-        """No thread takes over while the loop is busy."""
         self._spec = spec
         self._metrics = metrics
         self._batch_decoder = batch_decoder
@@ -59,6 +57,11 @@ class InlineExecutor:
         self._tasks: deque[Send] = deque()
         self.interrupt: Exception | None = None
         self.is_taking_in = False
+
+    @property
+    def inboxes(self) -> Sequence[Inbox]:
+        """No thread takes over while the loop is busy."""
+        return [self]
 
     @property
     def plan(self) -> Plan:

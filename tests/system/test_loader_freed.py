@@ -1,16 +1,17 @@
-"""A loader whose workers have failed leaves nothing, although the error's traceback refers to its loop."""
+"""What is left of a loader that is gone: nothing, also if its workers failed, and without the garbage collector."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from swift_loader.dataloader.dataloader import DataLoader
+from swift_loader import DataLoader, SwiftLoader
 from tests.support.datasets import Counting
-from tests.support.helpers import loader_processes
+from tests.support.helpers import loader_processes, wait_until
 
 
 def fail(worker_id: int) -> None:
@@ -36,3 +37,29 @@ def test_an_error_of_all_workers_comes_again_and_ends_them() -> None:
     assert not loader_processes()
     gc.collect()
     assert iterator() is None
+
+
+FORK: dict[str, Any] = {"multiprocessing_context": "fork"}
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "fork": lambda dataset: DataLoader(dataset, num_workers=1, **FORK),
+    "persistent": lambda dataset: DataLoader(dataset, num_workers=1, persistent_workers=True, **FORK),
+    "forkserver": lambda dataset: DataLoader(dataset, num_workers=1, multiprocessing_context="forkserver"),
+    "threads": lambda dataset: DataLoader(dataset, num_workers=1, worker_type="thread"),
+    "SwiftLoader": lambda dataset: SwiftLoader(dataset=dataset, worker_per_consumer=1),
+    "SwiftLoader, no workers": lambda dataset: SwiftLoader(dataset=dataset, worker_per_consumer=0),
+    "SwiftLoader, portable": lambda dataset: SwiftLoader(dataset=dataset, start_method="portable"),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_dataset_is_freed_with_its_loader_without_the_garbage_collector(name: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        loader = LOADERS[name](Counting(3))
+        dataset = weakref.ref(loader.dataset)
+        list(loader)
+        del loader
+        wait_until(lambda: dataset() is None, "the dataset is freed")
+    finally:
+        gc.enable()

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from swift_loader.errors import LoaderClosed, NoProcessesLeft
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.threads import LoaderThread
+from swift_loader.threads import LoaderThread, nothing
 from swift_loader.transport.descriptors import new_eventfd
 
 # An event loop for one thread: waits for descriptors and calls a function when one is readable.
@@ -85,6 +85,7 @@ class EventLoop:
         """Close the event descriptor. The thread must have ended. Idempotent."""
         if not self.is_closed:
             self.unwatch(self._wake)
+            self._sources = {}
             wake, self._wake = self._wake, -1  # before it is closed, see `Holder`
             os.close(wake)
 
@@ -197,6 +198,7 @@ class EventLoopThread:
         if self._thread is not None:
             # With a limit: if a signal handler closes the loader, its thread may hold a lock that this one waits for.
             self._thread.join(JOIN_LIMIT_S)
+        self._look_after = self._on_failure = nothing
 
     # The thread -------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
 from swift_loader.executors.process.trainer_fork import TrainerFork
 from swift_loader.executors.wording import Wording
+from swift_loader.threads import nothing
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.descriptors import explaining_limits
 from swift_loader.transport.messages import Failure
@@ -240,6 +241,7 @@ class Templates:
         """Close all handles. The processes must have ended. Idempotent."""
         for template in self.all:
             template.close()
+        self._await_replacement = nothing
         payload, self._payload = self._payload, None  # before it is closed, see `Holder`
         starts, self._starts = self._starts, None
         if payload is not None:

@@ -464,7 +464,7 @@ class ThreadExecutor:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.join(max(0.0, deadline_s - time.monotonic()))
-        self._dataset = None
+        self._dataset = self._surroundings = None
         return []
 
     def __repr__(self) -> str:

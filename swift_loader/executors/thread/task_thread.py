@@ -39,10 +39,9 @@ class TaskThread(Generic[Task]):
 
         `serve` runs in it, with the tasks as they come. They end once it is stopped.
         """
-        self._serve = serve
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         """None: stop."""
-        self._thread = LoaderThread(self._run, name)
+        self._thread = LoaderThread(self._run, name, serve)
 
     def start(self) -> None:
         """Start the thread."""
@@ -74,8 +73,8 @@ class TaskThread(Generic[Task]):
         """Return its Python stack, from the user's code on; empty if it has ended."""
         return stack_of(self._thread)
 
-    def _run(self) -> None:
-        self._serve(self._waiting())
+    def _run(self, serve: Callable[[Iterator[Task]], None]) -> None:
+        serve(self._waiting())
 
     def _waiting(self) -> Iterator[Task]:
         while (task := self._tasks.get()) is not None:
