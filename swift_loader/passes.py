@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from swift_loader.checks import check_integer
 from swift_loader.errors import warn
 from swift_loader.lifecycle import Lifecycle
-from swift_loader.next_lock import NextLock
 from swift_loader.options import Options
 from swift_loader.sampling.integers import as_integer, shown
 from swift_loader.sampling.plan import MAX_EPOCH, BatchPlan, Plan, PlanReader, SkippedRange
 from swift_loader.sampling.run import Run
 from swift_loader.scheduler.sample_errors import SampleErrors, SampleFailure, delivered_batch
 from swift_loader.session import OpenEpoch, Session
+from swift_loader.threads import NextLock
 from swift_loader.tuning.autotuner import Autotuner, first_number, room_for
 
 if TYPE_CHECKING:

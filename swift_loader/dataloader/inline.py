@@ -26,8 +26,7 @@ from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.seeding import preserved_generators
 from swift_loader.worker.stream import StreamEnd, StreamSamples
-from swift_loader.worker.stream_shard import StreamShard
-from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface, is_stateful
+from swift_loader.worker.stream_shard import StreamShard, forget_state, has_exact_state, is_huggingface, is_stateful
 from swift_loader.worker.torch_mode import TorchMode
 
 

@@ -13,8 +13,8 @@ from swift_loader.dataloader.epoch import Epoch, lost_batch
 from swift_loader.dataloader.state import LoaderPosition
 from swift_loader.errors import ForkHangs
 from swift_loader.executors.processes import ProcessView
-from swift_loader.next_lock import NextLock
 from swift_loader.options import AutoWorkers
+from swift_loader.threads import NextLock
 
 
 class LoaderIterator:

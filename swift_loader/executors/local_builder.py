@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_loader.errors import RemoteTraceback
-from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.failures import rebuild, rebuild_sample, task_of
+from swift_loader.executors.process.reader import BatchReader
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.messages import Answered, Event, SampleFailed, Send

@@ -11,14 +11,13 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.base import ToDo
-from swift_loader.executors.batch_reader import BatchReader
 from swift_loader.executors.failures import keys_of
 from swift_loader.executors.handle import AnyHandle, Hang, ResumePoints
 from swift_loader.executors.inboxes import AnInbox, APosted, Inboxes
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import attached
 from swift_loader.executors.process.explain import GRACE_BUILDS, Explainer
-from swift_loader.executors.process.reader import MessageReader
+from swift_loader.executors.process.reader import BatchReader, MessageReader
 from swift_loader.executors.wording import Wording
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.options import DeliveryOptions

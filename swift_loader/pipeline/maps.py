@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.executors.calls.event_loop import CoroutineCrew
-from swift_loader.executors.calls.executor import CallExecutor
-from swift_loader.executors.calls.threads import ThreadCrew
+from swift_loader.executors.calls.executor import CallExecutor, ThreadCrew
 from swift_loader.pipeline import flows
 from swift_loader.pipeline.functions import Kind, kind_of
 from swift_loader.pipeline.items import Item

@@ -21,8 +21,7 @@ from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
 from swift_loader.worker.fetch import Fetched, SampleTimer, harmless
 from swift_loader.worker.seeding import Fetching, GeneratorStates, Rng, Seeding, seed_generators
-from swift_loader.worker.stream_shard import RankSamples
-from swift_loader.worker.stream_state import forget_state, has_exact_state, is_huggingface
+from swift_loader.worker.stream_shard import RankSamples, forget_state, has_exact_state, is_huggingface
 from swift_loader.worker.torch_mode import Resume, Snapshot, TorchMode
 from swift_loader.worker.torch_worker import TorchIdentity, TorchThread, TorchWorker
 

@@ -4,8 +4,8 @@ Each worker is a fresh interpreter with its own dataset. Frames are the same as 
 reads them, too. Other means carry them: connections of `multiprocessing`, and shared memory with names. Nothing is
 forked, no descriptor is sent, and each wait is `multiprocessing.connection.wait`.
 
-executor.py ──calls──► supervisor.py    starts the interpreters, and stops them
-│ ▲                    │ launch.py, interpreter.py: a process, its pipes, and a thread that waits for its end
+supervisor.py    starts the interpreters, and stops them; the executor orders that
+│ ▲                │ launch.py, interpreter.py: a process, its pipes, and a thread that waits for its end
 │ └──events── inbox.py ◄──ended──┘
 │                ▲
 └──tasks──► handle ◄──messages── worker process (worker/portable.py)

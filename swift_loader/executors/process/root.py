@@ -8,14 +8,15 @@ kernel kills the root when the thread that started it ends. `swift_loader.worker
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
-from swift_loader.executors.process.blank_template import BlankTemplate
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.forks import FORKS
@@ -24,7 +25,57 @@ from swift_loader.executors.process.termination import stop_processes
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
-from swift_loader.transport.template_messages import Blank, Exited, Forked, Refused, Warmed
+from swift_loader.transport.template_messages import Blank, Exited, Fork, Forked, Refused, Warmed
+
+# A template that was forked from the root, before it knows which loader it serves.
+
+
+class BlankTemplate:
+    """A fork of the root. It waits for its descriptors; see `ChildProcess` for the process that it is then."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.pid = -1
+        """Known once the root has forked."""
+        self.exited: Future[int] = Future()
+        """The exit code. It stays pending if the root ends first."""
+        self._channel = channel
+        FORKS.holders.add(self)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor that it owns; -1 once closed."""
+        return [self._channel.fileno()]
+
+    def start(self, channel: int, traces: int, stderr: int) -> BlankTemplate:
+        """Make it a template, which gets copies of the descriptors. If it is gone, the trainer notices that later."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(Fork(0, in_place=True).pack(), (channel, traces, stderr))
+        self.close()
+        return self
+
+    def close(self) -> None:
+        """Let it exit, unless it was started. Idempotent."""
+        self._channel.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, if it has ended and the root has said so."""
+        return self.exited.result() if self.exited.done() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `ChildProcess`."""
+        try:
+            return self.exited.result(timeout)
+        except FutureTimeoutError:
+            raise subprocess.TimeoutExpired("a fork of the root", timeout or 0.0) from None
+
+    def __repr__(self) -> str:
+        return f"<BlankTemplate pid {self.pid}>"
+
+
+def discard(answer: Future[BlankTemplate]) -> None:
+    """Let a fork exit that nobody waits for any more."""
+    if answer.exception() is None:
+        answer.result().close()
 
 
 class RootRefused(Exception):

@@ -15,9 +15,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from swift_loader.errors import SwiftLoaderError
-from swift_loader.executors.process.blank_template import BlankTemplate
 from swift_loader.executors.process.launch import Launch
-from swift_loader.executors.process.root import Root
+from swift_loader.executors.process.root import BlankTemplate, Root
 from swift_loader.worker.import_guard import has_greenlets, is_importing
 
 SWITCH = "SWIFT_LOADER_ROOT"

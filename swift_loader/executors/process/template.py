@@ -15,9 +15,9 @@ import subprocess
 
 from swift_loader.errors import ProtocolError
 from swift_loader.executors.handle import COUNTERS
-from swift_loader.executors.process.child import ForkedChild, Start
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
+from swift_loader.executors.process.trainer_fork import ForkedChild, Start
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import read_word

@@ -13,17 +13,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from swift_loader.errors import DatasetMismatch, ForkHangs, LoaderClosed, WorkerDied
-from swift_loader.executors.process.blank_template import BlankTemplate, discard
-from swift_loader.executors.process.child import Start
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import ForkWatch, attached, died
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.event_loop_thread import EventLoopThread, Stopped
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Launch
+from swift_loader.executors.process.root import BlankTemplate, discard
 from swift_loader.executors.process.roots import ROOTS
 from swift_loader.executors.process.template import TemplateProcess, WorkerProcess
-from swift_loader.executors.process.trainer_fork import TrainerFork
+from swift_loader.executors.process.trainer_fork import Start, TrainerFork
 from swift_loader.executors.wording import Wording
 from swift_loader.threads import nothing
 from swift_loader.transport.by_value import Definitions
