@@ -266,7 +266,7 @@ def keeps_scalars(kind: Any) -> bool:
 @functools.cache
 def _keeps_scalars(kind: Any, _default: torch.dtype) -> bool:
     own = _torchs().collate_numpy_scalar_fn
-    largest = np.iinfo(kind).max if issubclass(kind, np.integer) else 1  # torch refuses some of 64 bits
+    largest = np.iinfo(kind).max if np.dtype(kind).kind in "iu" else 1  # torch refuses some of 64 bits
     like = _probe(own, [kind(largest)]) if issubclass(kind, (np.bool_, np.number)) else None
     return like is not None and like.numpy().dtype == np.dtype(kind)
 

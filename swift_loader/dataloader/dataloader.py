@@ -187,6 +187,8 @@ class DataLoader(TorchDataLoader[_Batch_co]):
             generator,
             **{name: value for name, value in options.items() if name in _TORCH_OPTIONS},
         )
+        if prefetch_factor is not None:
+            check_integer("prefetch_factor", prefetch_factor, 1)
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.rng = rng

@@ -208,15 +208,17 @@ def _consecutive(sampler: SequentialSampler) -> Iterator[NDArray[np.int64]]:
 
 
 def _permuted(sampler: RandomSampler) -> Iterator[NDArray[np.int64]]:
-    """Yield permutations, each drawn when its first index is asked for; the last one even if it is cut to nothing."""
+    """Yield permutations, each drawn when its first index is asked for; the last one even if it is cut to nothing.
+
+    Its length is known when it is drawn, as torch's: a dataset may have grown by then.
+    """
     length, generator = len(sampler.data_source), sampler.generator
     if generator is None:
         generator = torch.Generator()
         generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    num_whole, num_left = divmod(sampler.num_samples, length)
-    for number in range(num_whole + 1):
-        permutation = torch.randperm(length, generator=generator).numpy(force=True)
-        yield permutation if number < num_whole else permutation[:num_left]
+    for _ in range(sampler.num_samples // length):
+        yield torch.randperm(length, generator=generator).numpy(force=True)
+    yield torch.randperm(length, generator=generator).numpy(force=True)[: sampler.num_samples % length]
 
 
 def _cut(runs: Iterator[NDArray[np.int64]], batches: BatchSampler) -> Iterator[IndexArray]:

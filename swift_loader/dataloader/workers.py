@@ -164,6 +164,9 @@ def start_workers(
         shard=shard,
         pool=pool if method is StartMethod.FORK and can_fork() and not loader.persistent_workers else None,
     )
+    if loader.dataset is None or isinstance(loader.dataset, type):
+        what = "None" if loader.dataset is None else f"the class {loader.dataset.__name__}"
+        raise TypeError(f"dataset is {what}; give an instance of a dataset")
     options = WorkerOptions(
         dataset_class=None,
         dataset_kwargs=None,

@@ -232,6 +232,8 @@ class Pipeline:
         Raises:
             ValueError: Items were shuffled or mixed before, without a seed: each rank has another order then.
         """
+        if rank is not None and world_size is not None:
+            check_integer("rank", rank, 0, check_integer("world_size", world_size, 1) - 1)
         ranks = find_ranks(rank, world_size)
         is_mixed = any(line.startswith(("shuffle,", "mix,")) for line in self._chain.parameters)
         if ranks.world_size > 1 and is_mixed and self._seed is None:

@@ -118,9 +118,13 @@ def test_a_wrong_value_gets_the_error_of_the_swift_loader(options: dict[str, Any
     assert str(caught.value) == str(expected.value)
 
 
-def test_an_option_that_was_removed_says_what_to_do_instead() -> None:
+def test_an_argument_that_is_wrong_or_was_removed_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"rng='samples' is unknown; it must be one of 'sample'"):
         DataLoader([1, 2], rng="samples")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prefetch_factor=0 is too small"):
+        DataLoader(NUMBERS, num_workers=1, prefetch_factor=0)
+    with pytest.raises(TypeError, match="dataset is the class list; give an instance"):
+        list(DataLoader(list, num_workers=1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="'workers' any more; give each loader its own num_workers"):
         DataLoader(NUMBERS, workers=2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="'start_method' any more; give multiprocessing_context='forkserver'"):

@@ -539,6 +539,8 @@ def test_wrong_sources_and_sizes_are_refused_at_once() -> None:
         Pipeline(5)
     with pytest.raises(ValueError, match="batch_size=0"):
         Pipeline([]).batch(0)
+    with pytest.raises(ValueError, match="rank=2 is too large; it must be at most 1"):
+        Pipeline([]).shard(2, 2)
     with pytest.raises(ValueError, match="can't run a coroutine"):
         Pipeline([]).map(functions.async_plus_one, on="process")
     with pytest.raises(ValueError, match="continuous pipeline can't be merged"):
