@@ -34,7 +34,7 @@ def _got_signal(frame: FrameType) -> bool:
     """Return whether a function was called with a number and the frame that it interrupted, which seems to call it."""
     names, rest, _, values = inspect.getargvalues(frame)
     given = [*map(values.get, names), *(values.get(rest or "") or ())]
-    return any(isinstance(one, int) and other is frame.f_back is not None for one, other in pairwise(given))
+    return any(type(one) is int and other is frame.f_back is not None for one, other in pairwise(given))
 
 
 def run_finalizer(finalizer: weakref.finalize[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import sys
@@ -477,8 +478,7 @@ class SwiftLoader:
         """The sampler that frameworks expect, with `set_epoch`. A new object each time; it keeps the loader alive."""
         caller, torch_data = sys._getframe(1).f_back, sys.modules.get("torch.utils.data")  # noqa: SLF001
         if not self._options.sampling.shuffle and torch_data is not None:  # Lightning asks whether it is one of torch's
-            kind: Any = type("SequentialEpochSampler", (EpochSampler, torch_data.SequentialSampler), {})
-            return kind(self._passes)  # type: ignore[no-any-return]
+            return _sequential(torch_data.SequentialSampler)(self._passes)  # type: ignore[no-any-return]
         if caller is not None and caller.f_code.co_name == "_resolve_overfit_batches":  # Lightning would replace it
             raise ValueError("overfit_batches needs the same batches in each epoch; give SwiftLoader(shuffle=False)")
         return EpochSampler(self._passes)
@@ -548,3 +548,9 @@ class SwiftLoader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(pickle.loads(state["options"]), state["run"])
+
+
+@functools.cache
+def _sequential(base: type) -> Any:
+    """Return the class of the sampler of a loader that doesn't shuffle: one of torch's, too."""
+    return type("SequentialEpochSampler", (EpochSampler, base), {})

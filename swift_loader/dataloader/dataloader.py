@@ -202,7 +202,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         check_auto(self)
         self._loaded: LoaderPosition | None = None
         """Where the next iterator continues."""
-        self.passes_epoch = False
+        self._passes_epoch = False
         """Whether the next batch is the first one of the epoch after the loaded one. A Trainer takes it so."""
         self._begin_unused()
 
@@ -269,7 +269,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
 
     def _begin(self) -> LoaderIterator:
         resume, self._loaded = self._loaded, None
-        passes_epoch = resume is not None and not resume.draws.is_over and self.passes_epoch
+        passes_epoch = resume is not None and not resume.draws.is_over and self._passes_epoch
         pin_device = pin_device_of(self)  # first, as with torch: it warns also if the epoch can't begin
         epoch = self._begin_epoch(resume)
         if self._iterator is None:
@@ -444,7 +444,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         if state:
             loaded = LoaderPosition.from_dict(state)
             check_resumes(self, loaded, state.get("batching"))
-        self.passes_epoch = lightning_begins_an_epoch()
+        self._passes_epoch = lightning_begins_an_epoch()
         self._loaded = loaded
         if self._latest is not None and self._latest.workers is not None:
             self._workers = None  # they are its iterator's, which may go on

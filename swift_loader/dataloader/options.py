@@ -318,6 +318,10 @@ def lightning_begins_an_epoch(fit_loop: Any = None) -> bool:
     means that the rest of the loader's epoch follows. `fit_loop`: the Trainer's; None: that of the caller's caller.
     """
     if fit_loop is None:  # between it and the loader there is a CombinedLoader
-        fit_loop = getattr(sys._getframe(2).f_back, "f_locals", {}).get("self")  # noqa: SLF001
+        caller = sys._getframe(2).f_back  # noqa: SLF001
+        module = "" if caller is None else str(caller.f_globals.get("__name__"))
+        if caller is None or module.partition(".")[0] not in ("lightning", "pytorch_lightning"):
+            return False
+        fit_loop = caller.f_locals.get("self")
     progress = getattr(getattr(fit_loop, "epoch_loop", None), "batch_progress", None)
     return bool(getattr(progress, "is_last_batch", False))

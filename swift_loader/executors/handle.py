@@ -179,6 +179,8 @@ class Hang(NamedTuple):
     text: str
     """Where it hung, and for how long."""
     traces: str
+    is_at_sample: bool
+    """Whether `on_error` would leave out the sample at which it hung."""
 
 
 AChannel = TypeVar("AChannel", bound=SendingChannel)

@@ -41,7 +41,7 @@ from swift_loader.scheduler.work import key_of
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.messages import Hung
 from swift_loader.transport.segments import Segment
-from swift_loader.worker.fetch import OnError
+from swift_loader.worker.fetch import MAX_REPLACEMENTS, OnError
 from swift_loader.worker.spec import WorkerSpec
 
 AHandle = TypeVar("AHandle", bound=AnyHandle)
@@ -61,13 +61,13 @@ class RunningWorkers(Generic[AHandle]):
         resumes: ResumePoints,
         *,
         sends_each_plan: bool,
-        leaves_out: bool,
+        on_error: OnError,
     ) -> None:
         """`workers` returns those that there are now, by serial number. `plan`: what they start with.
 
         `resumes`: where their datasets continue. The reader keeps them up to date. `sends_each_plan`: workers get a
-        plan also if it is the one before, because a new iteration begins. `leaves_out`: samples that fail are left out
-        or replaced, also those at which a worker hung.
+        plan also if it is the one before, because a new iteration begins. `on_error`: what becomes of samples at
+        which workers hung.
         """
         self.plan = plan
         self.explainer = explainer
@@ -75,9 +75,9 @@ class RunningWorkers(Generic[AHandle]):
         self._workers = workers
         self._resumes = resumes
         self._sends_each_plan = sends_each_plan
-        self._leaves_out = leaves_out
-        self._hung: dict[Hashable, list[Hung]] = {}
-        """By `key_of` of their work, the samples at which workers hung."""
+        self._on_error = on_error
+        self._hung: dict[Hashable, dict[Any, Hung]] = {}
+        """By `key_of` of their work and by index, the samples at which workers hung."""
         self._sent: tuple[int, PlanSettings] = (0, plan.settings)
         """The plan of the tasks that are sent now, and the first generation that uses it. The thread that holds the
         dispatch lock uses it."""
@@ -103,19 +103,25 @@ class RunningWorkers(Generic[AHandle]):
     def send(self, task: Send) -> list[Segment]:
         """Send a task. Return memory of the worker, see `Handle.send`."""
         worker = self.get(task.worker)
-        hung = self._hung.get(key_of(task.work), ()) if self._hung else ()
+        hung = [*self._hung.get(key_of(task.work), {}).values()] if self._hung else ()
         return [] if worker is None else worker.send(task, *self._sent, self._resumes, hung)
 
     def note_hang(self, worker: AHandle, stall: Stall) -> None:
-        """Note why a worker is about to be killed, and what it is doing."""
-        position, work, plan = worker.look(), stall.work, self.explainer.current[1]
-        hang = worker.hang = Hang(self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True))
-        keys = keys_of(work, plan) if self._leaves_out and work is not None else ()
-        if work is not None and position is not None and position < len(keys):
-            known = self._hung.setdefault(key_of(work), [])
-            stall.is_of_sample = all(sample.index != keys[position] for sample in known)  # else its replacement hangs
-            known.append(Hung(work.epoch, keys[position], f"{self.explainer.who(worker)} {hang.text}"))
-        stall.error = WorkerStalled(f"{self.explainer.who(worker)} {hang.text}{attached(traces=hang.traces)}")
+        """Note why a worker is about to be killed, and what it is doing. Idempotent: an interrupt may repeat it."""
+        if worker.hang is not None:
+            return
+        position, work = worker.look(), stall.work
+        keys = [] if work is None else keys_of(work, self.explainer.current[1])
+        is_at_sample, raises = position is not None and position < len(keys), self._on_error is OnError.RAISE
+        text, traces = self.explainer.hang(stall, worker), worker.ask_for_stacks(by_force=True)
+        why = f"{self.explainer.who(worker)} {text}"
+        if work is not None and position is not None and is_at_sample and not raises:
+            samples, index = self._hung.setdefault(key_of(work), {}), keys[position]
+            num = samples[index].num_replacements + 1 if index in samples else 0
+            stall.is_of_sample = num == 0 or (self._on_error is OnError.REPLACE and num <= MAX_REPLACEMENTS)
+            samples[index] = Hung(work.epoch, index, why, num)
+        stall.error = WorkerStalled(f"{why}{attached(traces=traces)}")
+        worker.hang = Hang(text, traces, is_at_sample and raises)
 
     # Words ------------------------------------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class WorkersExecutor(Generic[ASupervisor, AHandle]):
             reader,
             resumes,
             sends_each_plan=given.torch is not None,
-            leaves_out=given.on_error is not OnError.RAISE,
+            on_error=given.on_error,
         )
         return reader
 

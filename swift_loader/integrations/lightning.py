@@ -77,7 +77,7 @@ class LoaderStateCallback(Callback):
         if self._to_load is not None:
             loader, state, self._to_load = self._trainers_loader(), self._to_load, None
             loader.load_state_dict(state)
-            loader.passes_epoch = lightning_begins_an_epoch(trainer.fit_loop)
+            loader._passes_epoch = lightning_begins_an_epoch(trainer.fit_loop)  # noqa: SLF001 - of this package
             iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - replaces that iterator
 
     def _trainers_loader(self) -> Any:

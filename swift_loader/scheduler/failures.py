@@ -108,7 +108,8 @@ class Watchdog:
         self.deadline_s = math.inf
         """When to judge the workers again."""
         self._warned: set[float] = set()
-        self._looked: set[float] = set()
+        self._looked: set[tuple[int, float]] = set()
+        """The tasks whose half time is over: the worker's serial number, and when it began."""
         self._left_s, self._expected_s = math.inf, math.inf
         """When the loop last blocked, and when it should run again."""
         self._num_stops = 0
@@ -135,11 +136,14 @@ class Watchdog:
             return Judgement.WARN
         return Judgement.NOTHING
 
-    def is_half_over(self, since_s: float, now_s: float) -> bool:
-        """Return whether half of a task's time is over, once per task. Who is at the same sample later hangs there."""
-        is_new = now_s >= max(since_s, self.began_s) + self._timeout_s / 2 and since_s not in self._looked
+    def is_half_over(self, worker: int, since_s: float, now_s: float) -> bool:
+        """Return whether half of a worker's time is over, once per task.
+
+        A worker that is still at the same sample when its time is over hangs there.
+        """
+        is_new = now_s >= max(since_s, self.began_s) + self._timeout_s / 2 and (worker, since_s) not in self._looked
         if is_new:
-            self._looked.add(since_s)
+            self._looked.add((worker, since_s))
         return is_new
 
     def judge_itself(self, now_s: float) -> Judgement:

@@ -4,8 +4,8 @@ An event is a fact. An executor reports what happens to one worker in the order 
 by its serial number, which is never used twice. Its first event is `Ready`, or `Disconnected` if it died before. After
 `Disconnected` comes only `Ended`, and then nothing. The executor carries out actions in the order of the decisions.
 
-The classes aren't frozen, because making a frozen object takes four times as long. Nobody changes them, but a stall's
-error.
+The classes aren't frozen, because making a frozen object takes four times as long. Nobody changes them, but the
+executor that kills a worker completes its stall.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Stall:
     busy_s: float
     """How long the worker has been at it, or how long the loop has waited."""
     is_of_sample: bool = False
-    """Whether one sample is to blame, which is left out when the work is done again. The executor says that, too."""
+    """Whether one sample is to blame, which is left out when the work is done again. The executor sets it."""
     error: BaseException | None = None
     """What the loop gets if the work is left out. The executor says it when it kills the worker."""
 

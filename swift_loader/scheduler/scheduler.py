@@ -337,7 +337,7 @@ class Scheduler:
             if judgement is Judgement.GIVE_UP:  # SIGKILL had no effect: continue without this worker
                 self._lose(worker, WorkerMove.ABANDON)
             return
-        if self._settings.replaces_stalled and self.watchdog.is_half_over(since_s, now_s):
+        if self._settings.replaces_stalled and self.watchdog.is_half_over(worker.serial, since_s, now_s):
             self._actions.append(Look(worker.serial))
         if judgement is not Judgement.NOTHING:
             stall = Stall(worker.serial, self.ledger.work_of(worker.serial), now_s - since_s)

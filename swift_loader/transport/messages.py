@@ -147,6 +147,8 @@ class Hung(PickledBody):
     """Its dataset index."""
     why: str
     """The text of its `TimeoutError`."""
+    num_replacements: int = 0
+    """How many samples in its place hung, too."""
 
 
 @dataclass(slots=True)

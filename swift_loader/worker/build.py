@@ -24,7 +24,7 @@ from swift_loader.transport.codec import encode, encode_bytes
 from swift_loader.transport.counters import CounterWriter
 from swift_loader.transport.encoder import Encoded
 from swift_loader.transport.failpoints import Failpoint, failpoint
-from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, SampleFailed
+from swift_loader.transport.messages import MAX_INLINE_BYTES, NO_SLOT, Batch, FailureStage, Hung, SampleFailed
 from swift_loader.transport.store import SlotStore
 from swift_loader.transport.task import Task
 from swift_loader.worker.failure import BuildError
@@ -74,8 +74,8 @@ class BatchBuilder:
         self._batch_encoder = options.batch_encoder
         self.definitions = definitions
         """Numbered as in the trainer."""
-        self.hung: dict[tuple[int, Any], str] = {}
-        """(epoch, dataset index) -> why. These samples fail."""
+        self.hung: dict[tuple[int, Any], Hung] = {}
+        """By epoch and dataset index: these samples fail."""
         self._samples: Samples
         if mode is None:
             self._collate = collate_into(options.collate_fn)

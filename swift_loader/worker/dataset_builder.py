@@ -17,6 +17,7 @@ from swift_loader.transport.messages import BuildReport, FailureStage, Identity
 from swift_loader.transport.payload import Environment
 from swift_loader.worker.build import BatchBuilder
 from swift_loader.worker.failure import describe_failure
+from swift_loader.worker.fetch import OnError
 from swift_loader.worker.fingerprint import check_samples, check_samples_in_fork, chosen_indices, report
 from swift_loader.worker.import_guard import importing
 from swift_loader.worker.loop import TaskChannel, run_worker
@@ -103,7 +104,9 @@ class DatasetBuilder:
         of this process would then share.
         """
         look = check_samples_in_fork if self.is_shared else check_samples
-        chosen = chosen_indices(self._num_samples) if self.spec.options.validate else []
+        may_hang = self.spec.options.on_error is not OnError.RAISE  # which nothing would end here
+        is_checked = self.spec.options.validate and (self.is_shared or not may_hang)
+        chosen = chosen_indices(self._num_samples) if is_checked else []
         if not chosen:
             return self.report_length()
         sample_check = look(self._dataset, chosen, self.definitions)

@@ -17,7 +17,7 @@ from swift_loader.errors import TooManyErrors
 from swift_loader.sampling.permutation import Purpose, derive_key
 from swift_loader.transport.by_value import Definitions
 from swift_loader.transport.counters import CounterWriter
-from swift_loader.transport.messages import FailureStage, SampleFailed
+from swift_loader.transport.messages import FailureStage, Hung, SampleFailed
 from swift_loader.worker.failure import BuildError, describe_failure
 from swift_loader.worker.seeding import Fetching, Seeding
 
@@ -108,12 +108,12 @@ class Fetcher:
         on_error: OnError,
         seeding: Seeding,
         definitions: Definitions,
-        hung: Mapping[tuple[int, Any], str] | None = None,
+        hung: Mapping[tuple[int, Any], Hung] | None = None,
         is_interrupt: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
         """Prepare to fetch. `is_interrupt` returns whether an error is an interrupt, and not the sample's.
 
-        `hung`: (epoch, dataset index) of samples that fail with a `TimeoutError` of this text. There may be more later.
+        `hung`: the samples that fail, by epoch and dataset index. There may be more later.
         """
         self.counters = CounterWriter()
         """Show how far it is."""
@@ -184,7 +184,7 @@ class Fetcher:
             for index in left:
                 samples.append(dataset[index])
         if hung is not None:
-            raise TimeoutError(self._hung[fetching.epoch, fetching.index])
+            raise TimeoutError(self._hung[fetching.epoch, fetching.index].why)
 
     def _first_hung(self, fetching: Fetching) -> int | None:
         """Return the position of the next sample at which a worker hung in this epoch; None if there is none left."""
@@ -213,9 +213,13 @@ class Fetcher:
     def _replace(self, error: Exception, fetching: Fetching) -> int:
         """Fetch another sample in place of the failed one; return its dataset index."""
         failed, others = fetching.index, list[str]()
-        for attempt in range(MAX_REPLACEMENTS if self._num_samples > 1 else 0):
+        known = self._hung.get((fetching.epoch, failed))
+        for attempt in range(known.num_replacements if known else 0, MAX_REPLACEMENTS if self._num_samples > 1 else 0):
             key = derive_key(fetching.seed, Purpose.REPLACEMENT.value, fetching.epoch, failed, attempt)
             index = (failed + 1 + key % (self._num_samples - 1)) % self._num_samples  # any index except `failed`
+            if (fetching.epoch, index) in self._hung:
+                others.append(f"{index} (hangs)")
+                continue
             number = len(fetching.samples)
             self._seeding.replace(fetching, index)
             if self._seeding.by_sample:

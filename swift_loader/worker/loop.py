@@ -149,7 +149,7 @@ class TaskLoop:
             return
         if frame.kind is Kind.HUNG:
             hung = Hung.unpack(frame)
-            self._builder.hung[hung.epoch, hung.index] = hung.why
+            self._builder.hung[hung.epoch, hung.index] = hung
             return
         if frame.kind is not Kind.TASK:
             raise ProtocolError(f"a worker was sent a message of kind {frame.kind.name}")

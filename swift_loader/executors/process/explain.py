@@ -147,7 +147,8 @@ class Explainer:
         lost = f"{case.num_lost} {lost_are} lost. {self._reason(case)}"
         if hang is not None:
             left = attached(traces=hang.traces, stderr=death.stderr)
-            return WorkerStalled(f"{self.who(worker)} {hang.text}; {lost}{terms.if_it_hangs}{left}")
+            hint = terms.if_it_hangs if hang.is_at_sample else ""
+            return WorkerStalled(f"{self.who(worker)} {hang.text}; {lost}{hint}{left}")
         at_work = self._at_work(case).removeprefix("; ")
         lost = f"{at_work}, and {lost}" if at_work else lost
         return died(self.who(worker), death.exit_code, lost, traces=death.traces, stderr=death.stderr, terms=terms)

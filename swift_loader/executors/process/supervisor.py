@@ -231,8 +231,8 @@ class Supervisor:
     def _await_replacement(self, error: WorkerDied) -> None:
         """Return when a template that died may be replaced. Raises the error if it is one too many at the start."""
         if self._inboxes is None:
-            if len(self._early) >= self.options.max_restarts:
-                raise error
+            if (num := len(self._early)) >= self.options.max_restarts:
+                raise type(error)(f"{error}\nAs many others ended before it: {num}") if num else error
             self._early.append(error)
             return
         self._inboxes.posted.post(TemplateEnded(error))
