@@ -12,6 +12,8 @@ import signal
 import threading
 import traceback
 import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
@@ -35,6 +37,17 @@ def _got_signal(frame: FrameType) -> bool:
     names, rest, _, values = inspect.getargvalues(frame)
     given = [*map(values.get, names), *(values.get(rest or "") or ())]
     return any(type(one) is int and other is frame.f_back is not None for one, other in pairwise(given))
+
+
+@contextmanager
+def blocked(signals: Collection[int]) -> Iterator[None]:
+    """Block signals on this thread meanwhile. A handler may raise as they are blocked, and as they are let through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_finalizer(finalizer: weakref.finalize[..., Any]) -> None:

@@ -21,6 +21,7 @@ from swift_loader.executors.environment import (
     working_directory,
 )
 from swift_loader.executors.process.forks import FORKS
+from swift_loader.interrupts import blocked
 from swift_loader.transport.portable import AnyConnection, inheriting
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[5:]; from swift_loader.worker.portable import main; main()"
@@ -82,11 +83,8 @@ class Launch:
             flags = subprocess.CREATE_NEW_PROCESS_GROUP
             yield {"creationflags": flags, "executable": sys._base_executable, "env": environ}  # noqa: SLF001
             return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with blocked({signal.SIGINT}):
             yield {}
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def is_current(self) -> bool:
         """Return whether this process still has the recorded environment, apart from variables that libraries set."""

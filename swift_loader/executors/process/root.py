@@ -22,6 +22,7 @@ from swift_loader.executors.process.event_loop_thread import EventLoopThread
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Conditions, Launch
 from swift_loader.executors.process.termination import stop_processes
+from swift_loader.interrupts import blocked
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits, open_pidfd
 from swift_loader.transport.frames import Kind, unpack_frame
@@ -202,9 +203,8 @@ class Root:
         self._asked[number] = modules, blank, answer
 
     def _start(self) -> None:
-        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with FORKS.starting, explaining_limits():
+            with blocked({signal.SIGINT}), FORKS.starting, explaining_limits():
                 stderr, _ = self._diagnostics.their_ends
                 self._process = self._launch.start_root(self._theirs.fileno(), stderr)
             self._pidfd = open_pidfd(self._process.pid)
@@ -213,7 +213,6 @@ class Root:
             self._thread.end()
             return
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             self._theirs.close()
             self._diagnostics.close_their_ends()
         self._thread.loop.watch(self._diagnostics.fileno(), self._forward)

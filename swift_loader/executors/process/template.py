@@ -17,7 +17,8 @@ from swift_loader.errors import ProtocolError
 from swift_loader.executors.handle import COUNTERS
 from swift_loader.executors.process.diagnostics import Diagnostics
 from swift_loader.executors.process.forks import FORKS
-from swift_loader.executors.process.trainer_fork import ForkedChild, Start
+from swift_loader.executors.process.trainer_fork import ChildProcess, ForkedChild, Start
+from swift_loader.interrupts import blocked
 from swift_loader.threads import explaining_starts
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.counters import read_word
@@ -153,28 +154,25 @@ class TemplateProcess:
         self.pidfd = -1
         FORKS.holders.add(self)
         stderr, traces = self.diagnostics.their_ends
-        # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
-        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        process: ChildProcess | None = None
         try:
-            with FORKS.starting, explaining_starts("a process"):
-                self._process = start(theirs.fileno(), traces, stderr)
+            # A Ctrl-C before the template ignores SIGINT would print a traceback: it starts with the signal blocked.
+            with blocked({signal.SIGINT}), FORKS.starting, explaining_starts("a process"):
+                self._process = process = start(theirs.fileno(), traces, stderr)
             try:
                 self.pidfd = open_pidfd(self._process.pid)
             except ProcessLookupError:  # it has ended and was reaped at once, because the trainer ignores SIGCHLD
                 self.pidfd = new_eventfd(1)  # readable, like the pidfd of a process that has ended
                 self.is_gone = True
-            except OSError:
-                if isinstance(self._process, ForkedChild):
-                    self._process.end()
-                raise
         except BaseException:
+            if isinstance(process, ForkedChild):
+                process.end()
             self._channel.close()
             self.diagnostics.close()
             raise
         finally:
             theirs.close()
             self.diagnostics.close_their_ends()
-            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
     @property
     def pid(self) -> int:

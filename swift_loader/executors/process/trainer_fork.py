@@ -26,6 +26,7 @@ from types import FunctionType
 from typing import NamedTuple, NoReturn, Protocol
 
 from swift_loader.executors.process.forks import FORKS
+from swift_loader.interrupts import blocked
 from swift_loader.transport.by_value import Definitions, travels_by_value
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.failpoints import Failpoint, failpoint
@@ -201,21 +202,24 @@ class TrainerFork:
         environment = replace(Environment.of_this_process(self._spec.modules), torch_threads=1)
         builder = DatasetBuilder(lambda: (self._spec, self.definitions), environment)
         flush_streams()  # else the fork would print the buffers' content once more
-        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = 0
         try:
-            with warnings.catch_warnings():
+            with blocked(signal.valid_signals()), warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the user asked for a fork
                 pid = os.fork()
-            if pid == 0:
-                exit_code = 1
-                try:
-                    be_forked_template(trainer, (channel, traces, stderr), _descriptors(), builder)
-                except OSError as error:
-                    exit_code = exit_code_of(error)
-                finally:
-                    os._exit(exit_code)  # whatever happens, the trainer's code isn't run twice
+                if pid == 0:
+                    exit_code = 1
+                    try:
+                        be_forked_template(trainer, (channel, traces, stderr), _descriptors(), builder)
+                    except OSError as error:
+                        exit_code = exit_code_of(error)
+                    finally:
+                        os._exit(exit_code)  # whatever happens, the trainer's code isn't run twice
+        except BaseException:
+            if pid:
+                ForkedChild(pid).end()
+            raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             if trainer.pidfd >= 0:
                 os.close(trainer.pidfd)
         return ForkedChild(pid)
