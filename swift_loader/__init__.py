@@ -49,9 +49,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swift_loader.batch.collate import default_collate
     from swift_loader.dataloader.dataloader import DataLoader
-    from swift_loader.device.keys import batch_key
     from swift_loader.device.move import to_device
-    from swift_loader.device.prefetcher import DevicePrefetcher
+    from swift_loader.device.prefetcher import DevicePrefetcher, batch_key
     from swift_loader.errors import (
         DatasetMismatch,
         EncodeError,
@@ -130,7 +129,7 @@ _HOMES = {
     "Stateful": "swift_loader.worker.stream_shard",
     "SwiftLoader": "swift_loader.loader",
     "TokenBudgetBatchSampler": "swift_loader.samplers.lengths",
-    "batch_key": "swift_loader.device.keys",
+    "batch_key": "swift_loader.device.prefetcher",
     "default_collate": "swift_loader.batch.collate",
     "distributed": "swift_loader.samplers.sharded",
     "sample_rng": "swift_loader.worker.seeding",

@@ -16,8 +16,8 @@ from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
 from swift_loader.device.in_flight import CopiesInFlight
-from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import PrefetchQueue
+from swift_loader.device.prefetcher import keyed_by
 from swift_loader.device.target import Target
 from swift_loader.device.transfer import Transfer
 from swift_loader.errors import SwiftLoaderError, warn

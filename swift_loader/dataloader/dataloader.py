@@ -13,13 +13,12 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from swift_loader.checks import check_integer
+from swift_loader.checks import check_integer, check_optional_integer
 from swift_loader.dataloader.draws import Draws
 from swift_loader.dataloader.epoch import Epoch, EvenEpoch, IndexEpoch, StreamEpoch, Votes
 from swift_loader.dataloader.indices import epoch_of, seed_pipe
 from swift_loader.dataloader.inline import InlineEpoch
 from swift_loader.dataloader.iterator import LoaderIterator
-from swift_loader.dataloader.observing import Observer
 from swift_loader.dataloader.options import (
     check_auto,
     check_stream_options,
@@ -34,7 +33,7 @@ from swift_loader.dataloader.options import (
 )
 from swift_loader.dataloader.shards import copies_of
 from swift_loader.dataloader.state import LoaderPosition, batching_of, check_resumes
-from swift_loader.dataloader.workers import LoaderWorkers, start_workers, warm_root
+from swift_loader.dataloader.workers import LoaderWorkers, Observer, start_workers, warm_root
 from swift_loader.errors import ForkHangs, warn
 from swift_loader.options import MAX_WORKERS, AutoWorkers
 from swift_loader.ray_executor import RayExecutor
@@ -189,6 +188,7 @@ class DataLoader(TorchDataLoader[_Batch_co]):
         )
         if prefetch_factor is not None:
             check_integer("prefetch_factor", prefetch_factor, 1)
+        check_optional_integer("snapshot_every_n_steps", snapshot_every_n_steps, 0)
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.rng = rng

@@ -9,15 +9,17 @@ meanwhile. A SwiftLoader doesn't need it: `loader.start(device=...)` takes ready
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.checks import check_integer
 from swift_loader.device.in_flight import CopiesInFlight
-from swift_loader.device.keys import keyed_by
 from swift_loader.device.prefetch import LazyPass, PrefetchQueue
 from swift_loader.device.streams import copy_stream
 from swift_loader.device.target import Move, default_device, device_of, mover
@@ -31,6 +33,31 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+
+# Keys for random numbers on the device, derived from the batch alone. Runs in the loop's thread.
+
+_current: ContextVar[Callable[[], int] | None] = ContextVar("swift_loader_batch_key", default=None)
+
+
+def batch_key() -> int:
+    """Return the key of the batch that is being moved, a 64-bit integer. For use in `to_device`.
+
+    The key depends on (seed, epoch, position, rank). It differs for each batch, rank and epoch, and is the same after a
+    resume. Seed a generator with it: `torch.Generator(device).manual_seed(batch_key())`. Outside of a move, each call
+    returns a new random number, so a function can be tried alone.
+    """
+    make = _current.get()
+    return int.from_bytes(os.urandom(8), "little") if make is None else make()
+
+
+@contextmanager
+def keyed_by(make: Callable[[], int]) -> Iterator[None]:
+    """Return a context in which `batch_key` returns `make()`, in this thread."""
+    token = _current.set(make)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class DevicePrefetcher:

@@ -75,7 +75,7 @@ class Environment:
         torch = sys.modules.get("torch")
         dtype = "" if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
         dtype = "" if dtype == "float32" else dtype
-        return cls(list(sys.argv), dtype, chosen_threads(), sys.getrecursionlimit(), modules)
+        return cls(list(getattr(sys, "argv", [""])), dtype, chosen_threads(), sys.getrecursionlimit(), modules)
 
 
 def chosen_threads() -> int:

@@ -10,6 +10,6 @@ The handles on processes: template.py, and ../handle.py with memory (memory.py) 
 What comes from a worker: inbox.py waits for it, reader.py reads it, dataset_check.py compares the datasets.
 What a person reads: explain.py, with deaths.py for exits, and diagnostics.py for stderr and stacks.
 How processes start: templates.py chooses between launch.py for interpreters, roots.py and root.py for the process whose
-forks are templates, and trainer_fork.py for forks of the trainer. How they end: termination.py. What the user forks:
+forks are templates, and trainer_fork.py for forks of the trainer. How they end: event_loop_thread.py. What users fork:
 forks.py.
 """

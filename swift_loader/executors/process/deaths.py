@@ -58,7 +58,7 @@ def died(
     elif exit_code is not None and exit_code < 0:
         hint = f". The {terms.code}, or a library that it uses, crashed"
     elif exit_code is not None:
-        hint = f". The {terms.code} ended the process: look for sys.exit and os._exit"
+        hint = f". If its stderr has no reason, the {terms.code} ended it: look for sys.exit and os._exit"
     return WorkerDied(f"{who} {how_it_ended(exit_code)}; {consequence}{hint}{attached(traces=traces, stderr=stderr)}")
 
 

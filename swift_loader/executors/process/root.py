@@ -18,10 +18,9 @@ from functools import partial
 
 from swift_loader.errors import ProtocolError, SwiftLoaderError
 from swift_loader.executors.process.diagnostics import Diagnostics
-from swift_loader.executors.process.event_loop_thread import EventLoopThread
+from swift_loader.executors.process.event_loop_thread import EventLoopThread, stop_processes
 from swift_loader.executors.process.forks import FORKS
 from swift_loader.executors.process.launch import Conditions, Launch
-from swift_loader.executors.process.termination import stop_processes
 from swift_loader.interrupts import blocked
 from swift_loader.transport.channel import Channel
 from swift_loader.transport.descriptors import explaining_limits, open_pidfd

@@ -20,12 +20,11 @@ from swift_loader.errors import LoaderClosed, WorkerDied, warn
 from swift_loader.executors.handle import AnyHandle
 from swift_loader.executors.inboxes import Inboxes
 from swift_loader.executors.process.deaths import ForkWatch, attached
-from swift_loader.executors.process.event_loop_thread import EventLoopThread
+from swift_loader.executors.process.event_loop_thread import EventLoopThread, stop_processes
 from swift_loader.executors.process.inbox import Inbox, Posted, ProcessInboxes
 from swift_loader.executors.process.memory import WorkerMemory
 from swift_loader.executors.process.template import WorkerProcess
 from swift_loader.executors.process.templates import Templates
-from swift_loader.executors.process.termination import stop_processes
 from swift_loader.executors.process.workers import WorkerHandle, Workers
 from swift_loader.executors.running import LocalExecutor
 from swift_loader.executors.wording import LOADER_WORDING, Wording
