@@ -77,10 +77,12 @@ class Map(Node):
         key = opening.key
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
         limits = Limits(self.max_in_flight, self.max_in_flight, MAX_TASKS, in_order=in_order)
-        restarts, skips = MAX_RESTARTS if self.where is Where.PROCESS else 0, self.skips_failures
-        settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=skips)
+        restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
+        pours = is_generator and in_order and self.where is not Where.PROCESS  # a worker may wait for room
+        leaves_out = self.skips_failures and not pours
+        settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=leaves_out)
         plan = PlanSettings.of_seed(key)
-        policy = run.policy(self.name, self.max_errors, skips=skips)
+        policy = run.policy(self.name, self.max_errors, skips=self.skips_failures)
         if self.where is Where.PROCESS:
             executor = process_executor(
                 self.function, self.concurrency, settings, plan, self.name, gives_list=is_generator
@@ -89,7 +91,7 @@ class Map(Node):
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
         job = self._job(key)
         crew = CoroutineCrew(job, run.loop()) if self.where is Where.LOOP else ThreadCrew(job, self.name)
-        executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=skips)
+        executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]
         goes_on = is_generator and not in_order
         stage = run.stage(items, executor, settings, plan, policy, self.concurrency, stops, goes_on=goes_on)

@@ -93,12 +93,14 @@ class Judgement(Enum):
 class Watchdog:
     """Watches the loop's waits, one after another. All times in seconds, by one clock."""
 
-    def __init__(self, stall_warning_s: float | None, timeout_s: float | None) -> None:
+    def __init__(self, stall_warning_s: float | None, timeout_s: float | None, *, counts_waits: bool = True) -> None:
         """Watch no wait yet.
 
         `stall_warning_s`: how long a task may take before there is a warning; None: no warning. `timeout_s`: how long a
-        task may take, and how long the loop waits for it; None: no limit.
+        task may take, and how long the loop waits for it; None: no limit. `counts_waits`: False: a task's time counts
+        also while the loop doesn't wait for it.
         """
+        self._counts_waits = counts_waits
         self._stall_warning_s = math.inf if stall_warning_s is None else stall_warning_s
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._period_s = min(self._stall_warning_s, self._timeout_s / 2)
@@ -121,7 +123,8 @@ class Watchdog:
         takes time.
         """
         self._grace_s = grace_s
-        self.began_s, self.deadline_s = now_s, now_s + self._period_s
+        due_s = now_s + self._period_s
+        self.began_s, self.deadline_s = now_s, due_s if self._counts_waits else min(self.deadline_s, due_s)
         self._warned.clear()
         self._looked.clear()
         self._left_s, self._expected_s = now_s, math.inf
@@ -129,19 +132,23 @@ class Watchdog:
 
     def judge(self, since_s: float, now_s: float) -> Judgement:
         """Return what to do about a task that began at `since_s`. It asks for one warning per task."""
-        if now_s >= max(since_s, self.began_s) + self._timeout_s:
+        if now_s >= self._start_s(since_s) + self._timeout_s:
             return Judgement.GIVE_UP
         if now_s >= since_s + self._stall_warning_s and since_s not in self._warned:
             self._warned.add(since_s)
             return Judgement.WARN
         return Judgement.NOTHING
 
+    def _start_s(self, since_s: float) -> float:
+        """Return from when on a task's time counts."""
+        return max(since_s, self.began_s) if self._counts_waits else since_s
+
     def is_half_over(self, worker: int, since_s: float, now_s: float) -> bool:
         """Return whether half of a worker's time is over, once per task.
 
         A worker that is still at the same sample when its time is over hangs there.
         """
-        is_new = now_s >= max(since_s, self.began_s) + self._timeout_s / 2 and (worker, since_s) not in self._looked
+        is_new = now_s >= self._start_s(since_s) + self._timeout_s / 2 and (worker, since_s) not in self._looked
         if is_new:
             self._looked.add((worker, since_s))
         return is_new
@@ -180,7 +187,7 @@ class Watchdog:
         """Set `deadline_s`, given when the tasks began that the loop waits for."""
         due = [now_s + self._period_s]
         for start_s in since_s or [self.began_s]:
-            due += [max(start_s, self.began_s) + part * self._timeout_s for part in (0.5, 1)]
+            due += [self._start_s(start_s) + part * self._timeout_s for part in (0.5, 1)]
             due.append(start_s + self._stall_warning_s)
         if not since_s:
             due.append(self.began_s + self._timeout_s + self._grace_s)

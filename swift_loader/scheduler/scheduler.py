@@ -74,7 +74,8 @@ class SchedulerSettings:
     """How long it may spend before it is killed and replaced, and how long the loop waits for a batch that no worker
     has; None: no limit."""
     leaves_stalled_out: bool = False
-    """What a worker was at that is killed for that isn't done again: the loop gets an error in its place."""
+    """The work of a worker that is killed for a stall isn't retried; the loop gets an error in its place. All workers
+    are judged, by the time that they have spent; else those that the loop waits for, and since it waits."""
     replaces_stalled: bool = True
     """False: a worker that spends longer isn't killed. The loop gets the error, and may go on to wait."""
     num_workers: int | None = None
@@ -90,7 +91,8 @@ class Scheduler:
         self.state = SchedulerState.RUNNING
         self.ledger = Ledger(settings.limits)
         """The batches in flight. The loop takes them from here. Then there may be room for more: call `decide`."""
-        self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s)
+        counts_waits = not settings.leaves_stalled_out
+        self.watchdog = Watchdog(settings.stall_warning_s, settings.timeout_s, counts_waits=counts_waits)
         """The loop's waits. The caller says when a wait begins, rests and has its deadline; see `tick`. One thread
         uses it, which also calls `wake` and `tick`, so the caller needs no lock for it."""
         self._restarts = Restarts(settings.max_restarts)
@@ -313,7 +315,8 @@ class Scheduler:
         """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
         if now_s < self.watchdog.deadline_s or self.state is not SchedulerState.RUNNING:
             return
-        serials = set(self.ledger.awaited())
+        ledger = self.ledger
+        serials = set(ledger.queues.busy() if self._settings.leaves_stalled_out else ledger.awaited())
         awaited = [
             worker
             for worker in self._workers.values()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
 import os
 import threading
 import time
@@ -95,6 +97,24 @@ def test_an_item_that_takes_too_long_is_left_out(where: str, released: threading
     pipeline = Pipeline(range(9)).map(function, on=where, concurrency=2, timeout=2, on_error="skip")
     with pytest.warns(SwiftLoaderWarning, match="1 of 9 items failed in stage .*item 3: WorkerStalled"):
         assert list(pipeline) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("output_order", ["input", "completion"])
+def test_items_that_hang_at_the_same_time_are_left_out_together_while_others_go_on(output_order: str) -> None:
+    ends: list[float] = []
+
+    async def hang(number: int) -> None:
+        try:
+            await asyncio.sleep(60 if number < 8 else 0.02)
+        except asyncio.CancelledError:
+            ends.append(time.monotonic())
+            raise
+
+    pipeline = Pipeline(itertools.count())
+    for _ in pipeline.map(hang, concurrency=9, timeout=1, on_error="skip", output_order=output_order):
+        if len(ends) == 8:
+            break
+    assert ends[-1] - ends[0] < 4
 
 
 def test_a_coroutine_that_blocks_its_loop_is_not_left_out(released: threading.Event) -> None:
