@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,9 +47,18 @@ class FailurePolicy:
     """How many were left out before the run was resumed."""
     places: list[Place] | None = field(default_factory=list)
     """Where a run continues after each item that was left out, if their number is limited. None: they aren't kept."""
-    num_failures: int = 0
+    epoch: int = 0
+    """Which one of the run's it is. All stages count them alike; a later stage meets them later."""
+    seen: Counter[int] = field(default_factory=Counter)
+    """By epoch: how many items gave results or failed."""
+    failed: Counter[int] = field(default_factory=Counter)
+    """By epoch: how many were left out."""
     kept: list[ItemFailure] = field(default_factory=list)
-    """The first of them."""
+    """The first of the run."""
+    _first: ItemFailure | None = None
+    """Of the epoch."""
+    _last: tuple[int, BaseException] = -1, StopIteration()
+    """The item that failed last, and its error."""
     _has_warned: bool = False
 
     def note(self, item: int, error: BaseException, after: Place) -> None:
@@ -59,48 +69,51 @@ class FailurePolicy:
         raised = explained(error, place_of(self.stage, item))
         if not self.skips or not isinstance(error, Exception):
             raise raised
-        self.num_failures += 1
+        self.failed[self.epoch] += 1
         if self.places is not None and max(self.max_errors or 0, self.max_of_all or 0) >= 1:
             self.places.append(after)
-        self._check(item, raised, max(MIN_ITEMS, item + 1))
-        if len(self.kept) < MAX_KEPT:
-            text = "".join(traceback.format_exception(error))
-            self.kept.append(ItemFailure(self.stage, item, without_frames(error), text))
-            if self.num_failures > MAX_KEPT // 2 and item < MAX_KEPT and not self._has_warned:
-                self._has_warned = True
-                first = self.kept[0]
-                failed = f"{self.num_failures} of {item + 1} items failed in stage {self.stage!r}"
-                warn(f"{failed}. The first:\n{first.traceback}")
+        self._last = item, raised
+        self._check(MIN_ITEMS)
+        without_frames(raised)
+        if self._first is None or len(self.kept) < MAX_KEPT:
+            failure = ItemFailure(self.stage, item, error, "".join(traceback.format_exception(error)))
+            self._first = self._first or failure
+            self.kept += [failure] if len(self.kept) < MAX_KEPT else []
+        num, num_items = self.failed[self.epoch], self.seen[self.epoch]
+        if num > MAX_KEPT // 2 and num_items <= MAX_KEPT and not self._has_warned:
+            self._has_warned = True
+            failed = f"{num} of {num_items} items failed in stage {self.stage!r}"
+            warn(f"{failed}. The first:\n{self._first.traceback}")
 
-    def _check(self, item: int, raised: BaseException, num_items: int) -> None:
-        """Raise `TooManyErrors` if too many of so many items were left out, the last one with this error."""
+    def _check(self, min_items: int) -> None:
+        """Raise `TooManyErrors` if too many items were left out. A share is one of at least `min_items`."""
+        item, raised = self._last
         limits = (self.max_errors, [self], f"stage {self.stage!r}"), (self.max_of_all, self.of_all, "all stages")
         for limit, policies, where in limits:
             is_share = isinstance(limit, float)
-            num = sum(one.num_failures + (0 if is_share else one.num_before) for one in policies)
+            num = sum(one.failed[self.epoch] + (0 if is_share else one.num_before) for one in policies)
+            num_items = max(min_items, *(one.seen[self.epoch] for one in policies)) if is_share else 0
             if limit is not None and num > (limit * num_items if is_share else limit):
                 raise TooManyErrors(
-                    f"{num} items failed in {where}, more than max_errors={limit}; the last one is item {item} of "
-                    f"stage {self.stage!r}"
+                    f"{num}{f' of {num_items}' if is_share else ''} items failed in {where}, more than "
+                    f"max_errors={limit}; the last one is item {item} of stage {self.stage!r}"
                 ) from raised
 
     def num_at(self, place: Place) -> int:
         """Return how many items were left out that a run doesn't meet again if it continues at this place."""
         return self.num_before + sum(after <= place[: len(after)] for after in self.places or ())
 
-    def end(self, num_items: int | None) -> None:
-        """Sum up a pass over so many items, if some were left out. None: it isn't known how many there were."""
-        if self.num_failures:
-            if num_items is not None:
-                self._check(self.kept[-1].item, self.kept[-1].exception, num_items)
-            first, of = self.kept[0], "" if num_items is None else f" of {num_items}"
-            what = (
-                first.traceback if self.num_failures == num_items and not self._has_warned else f"{first.exception!r}"
-            )
+    def end(self) -> None:
+        """Sum up an epoch, if items were left out, and begin the next one."""
+        num, num_items, first = self.failed[self.epoch], self.seen[self.epoch], self._first
+        if first is not None:
+            self._check(0)
+            what = first.traceback if num == num_items and not self._has_warned else f"{first.exception!r}"
             warn(
-                f"{self.num_failures}{of} items failed in stage {self.stage!r} and were left out. The first, item "
+                f"{num} of {num_items} items failed in stage {self.stage!r} and were left out. The first, item "
                 f"{first.item}: {what}"
             )
+        self.epoch, self._first = self.epoch + 1, None
 
 
 def without_frames(error: BaseException) -> BaseException:

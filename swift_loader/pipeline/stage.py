@@ -142,6 +142,7 @@ class Stage:
                 yield self._count(value, (*start, num_results))
 
     def _is_wanted(self, delivery: Delivery, work: ItemWork) -> bool:
+        self._policy.seen[self._policy.epoch] += 1
         if delivery.error is None:
             return True
         self._policy.note(work.number, delivery.error, work.after)
@@ -162,12 +163,15 @@ class Stage:
             while self._notices:
                 warn(self._notices.popleft())
             if delivery.work is not None:
+                assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 num_taken += 1
                 delivery.keep()
                 calls.note_queues(feed.num_put - num_taken, scheduler.ledger.num_ready)
+                if delivery.work.indices is Marker.EPOCH_END:
+                    self._policy.end()
+                    self._policy.places = None  # a state in such a run has no counts
                 if not isinstance(delivery.batch, Relay):
                     calls.note(delivery.build_s)
-                assert isinstance(delivery.work, ItemWork), "a feed hands out items"
                 yield delivery, delivery.work
                 del delivery
             elif delivery.error is not None:
@@ -175,7 +179,7 @@ class Stage:
             elif feed.is_over(num_taken):
                 if feed.relay.error is not None:
                     raise feed.relay.error
-                self._policy.end(self._stats.num_in)
+                self._policy.end()
                 return
             else:
                 feed.wait(num_taken)

@@ -150,6 +150,6 @@ class Tally:
         """Return the counts, and the items that were left out."""
         return {
             "stages": [stats.summary() for stats in self.stats],
-            "num_failures": sum(policy.num_failures for policy in self.policies),
+            "num_failures": sum(policy.failed.total() for policy in self.policies),
             "failures": [failure for policy in self.policies for failure in policy.kept],
         }

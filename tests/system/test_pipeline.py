@@ -283,8 +283,13 @@ def fails_at(digit: int) -> Callable[[int], int]:
     ("num", "of_stage", "of_all", "told"),
     [
         (300, 2, None, r"3 items failed in stage 'fail', more than max_errors=2; the last one is item 20"),
-        (300, 0.09, None, r"10 items failed in stage 'fail', more than max_errors=0.09; the last one is item 90"),
-        (20, 0.05, None, r"2 items failed in stage 'fail', more than max_errors=0.05"),
+        (
+            300,
+            0.09,
+            None,
+            r"10 of 100 items failed in stage 'fail', more than max_errors=0.09; the last one is item 90",
+        ),
+        (20, 0.05, None, r"2 of 20 items failed in stage 'fail', more than max_errors=0.05"),
         (300, None, 40, "41 items failed in all stages, more than max_errors=40"),
         (300, 0.3, 0.15, "items failed in all stages, more than max_errors=0.15"),
         (300, 30, 0.3, None),
@@ -300,6 +305,37 @@ def test_too_many_failures_end_the_iteration(num: int, of_stage: Any, of_all: An
     with pytest.raises(TooManyErrors, match=told) as caught:
         list(pipeline)
     assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize(("of_stage", "of_all"), [(0.03, None), (None, 0.03)])
+def test_a_share_is_one_of_the_items_so_far_in_any_order_and_stage(of_stage: Any, of_all: Any) -> None:
+    others_done = threading.Event()
+
+    def late(number: int) -> int:
+        if number < 5:
+            others_done.wait(20)
+            raise LookupError(number)
+        if number == 399:
+            others_done.set()
+        return number
+
+    pipeline = Pipeline(range(400), max_errors=of_all)
+    late_ones = pipeline.map(late, concurrency=6, output_order="completion", on_error="skip", max_errors=of_stage)
+    assert len(list(late_ones.batch(79))) == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("limits", [(1, None), (0.12, None), (None, 2)])
+def test_failures_are_counted_anew_in_each_epoch_of_a_continuous_pipeline(limits: Any) -> None:
+    pipeline = Pipeline(range(10), continuous=True, max_errors=limits[1])
+    for digit in range(2):
+        pipeline = pipeline.map(fails_at(digit), on_error="skip", max_errors=limits[0], concurrency=2)
+    with pipeline:
+        assert [list(pipeline) for _ in range(3)] == [list(range(2, 10))] * 3
+    strict = Pipeline(range(10), continuous=True).map(fails_at(3), on_error="skip", max_errors=0.05)
+    with pytest.raises(TooManyErrors, match=r"1 of 10 items failed in stage 'fail', more than max_errors=0\.05"):
+        list(strict)
 
 
 def test_an_error_of_the_source_comes_after_its_items() -> None:
