@@ -160,6 +160,9 @@ class Gathered:
                 for _ in chain.source_numbers(chain.beginning):
                     next(states, None)
                     run.note_source()
+                for line in chain.describe():
+                    if line.lstrip().startswith("map "):
+                        run.policy(line, None, skips=False)  # takes what the state has of the ended stage
                 opened.append(None)
         for policy in run.tally.policies:
             policy.places = None  # they say nothing about places of all

@@ -402,6 +402,24 @@ def test_what_was_left_out_counts_after_a_resume(limits: tuple[int | None, int |
     assert got == [pair for number in range(1, 14, 2) for pair in functions.some(number)][: len(got)]
 
 
+@pytest.mark.filterwarnings("ignore:.*were left out:swift_loader.SwiftLoaderWarning")
+def test_what_was_left_out_counts_after_a_joined_pipeline_has_ended() -> None:
+    def odd(number: int) -> int:
+        return number // (number % 2)
+
+    def make() -> Pipeline:
+        left, ended = (Pipeline(range(num)).map(functions.plus_one, on_error="skip") for num in (30, 2))
+        return left.merge(ended.merge(ended)).map(odd, on_error="skip", max_errors=20)
+
+    state = make().state_dict()
+    for num, count in ((4, 1), (2, 5), (2, 7), (2, 9)):
+        pipeline = make()
+        pipeline.load_state_dict(state)
+        list(itertools.islice(pipeline, num))
+        state = pipeline.state_dict()
+        assert state["failures"] == [0, 0, 0, count]
+
+
 def test_a_pipeline_is_pickled_with_its_place() -> None:
     pipelines = (
         Pipeline(range(30)).shuffle(9).map(functions.plus_one).batch(4),
