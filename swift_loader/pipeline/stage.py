@@ -112,11 +112,11 @@ class Stage:
     def _poured(self, relay: Relay[Any], work: ItemWork) -> Iterator[Any]:
         try:
             yield from relay
-            self._calls.note(relay.busy_s)
         except BaseException as error:
             if relay.error is not error:  # thrown in by who iterates
                 raise
             self._policy.note(work.number, error, work.after)
+        self._calls.note(relay.busy_s)
 
     def any_results(self, start: Place) -> Iterator[Item]:
         """Return all results of all items' generators, as they come.

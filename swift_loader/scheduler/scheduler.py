@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 from swift_loader.errors import ProtocolError
+from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.failures import TEMPLATE, Decision, Judgement, Restarts, Watchdog
 from swift_loader.scheduler.ledger import Ledger
 from swift_loader.scheduler.messages import (
@@ -211,7 +212,7 @@ class Scheduler:
                 worker = self._workers[event.worker]
                 if batch is not None and batch.work is not None and self._restarts.is_counting:
                     self._restarts.note_batch(worker.worker_id, key_of(batch.work))
-                self._note_answer(worker, now_s)
+                self._note_answer(worker, now_s, batch)
             case SampleFailed():
                 self.ledger.note_failure(event)
             case Skipped():
@@ -239,7 +240,9 @@ class Scheduler:
         self._starting.discard(event.worker_id)
         return self._workers.setdefault(event.worker, Worker(event.worker, event.worker_id))
 
-    def _note_answer(self, worker: Worker, now_s: float) -> None:
+    def _note_answer(self, worker: Worker, now_s: float, batch: Delivery | None = None) -> None:
+        if batch is not None and batch.error is not None and batch.build_s is None:
+            batch.build_s = now_s - worker.busy_since_s
         worker.note_answer(now_s)
         if worker.state is WorkerState.LEAVING:
             self._dismiss_if_done(worker)
@@ -292,7 +295,7 @@ class Scheduler:
         if stall is None or stall.error is None or stall.is_of_sample or stall.work is None or task is None:
             return
         if self.ledger.work_of(worker.serial) is stall.work:
-            self.handle(Answered(worker.serial, *task, error=stall.error), now_s)
+            self.handle(Answered(worker.serial, *task, error=stall.error, build_s=stall.busy_s), now_s)
 
     def _take_template_ended(self, event: TemplateEnded) -> None:
         if self.state is SchedulerState.FAILED:

@@ -534,6 +534,29 @@ def test_the_report_says_which_stage_to_widen(name: str) -> None:
     assert "waiting_for_output" not in widen
 
 
+@pytest.mark.filterwarnings("ignore:.* items failed in stage:swift_loader.SwiftLoaderWarning")
+@pytest.mark.parametrize("kind", ["thread", "process", "loop", "generator"])
+def test_the_report_counts_calls_that_fail(kind: str) -> None:
+    async def on_loop(number: int) -> None:
+        await asyncio.sleep(0.02)
+        raise LookupError(number)
+
+    def generator(number: int) -> Iterator[int]:
+        yield fails_late(number)
+
+    function: Any = {"loop": on_loop, "generator": generator}.get(kind, fails_late)
+    pipeline = Pipeline(range(9)).map(function, on="process" if kind == "process" else None, on_error="skip")
+    assert list(pipeline) == []
+    (stage,) = pipeline.report()["stages"][1:]
+    assert stage["call_s_p50"] >= 0.02
+    assert stage["busy"] > 0
+
+
+def fails_late(number: int) -> int:
+    time.sleep(0.02)
+    raise LookupError(number)
+
+
 def test_the_graph_is_shown_and_what_it_does() -> None:
     pipeline = Pipeline(range(9)).map(functions.plus_one, concurrency=2).shuffle(4).batch(2).prefetch(1)
     assert repr(pipeline).split("\n") == [
