@@ -92,6 +92,8 @@ class Epochs:
         iterator.own(run)
         try:
             items = chain.open(state.place or chain.beginning, iter(state.sources), run, state.seed)
+            if chain.max_errors is not None and not any(policy.skips for policy in run.tally.policies):
+                raise ValueError(f"max_errors={chain.max_errors} has no effect without a stage with on_error='skip'")
         except BaseException:
             run.close()
             raise

@@ -23,29 +23,14 @@ Flows = list[Iterator[Item] | None]
 """The items of each pipeline; None: it has ended."""
 
 
-class Join:
-    """Says whose item is next."""
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """One item of each pipeline in turn."""
 
     is_exact = True
     """Whether the order is the same each time."""
-
-    @property
-    def parameter(self) -> str:
-        """What the meaning of a place depends on."""
-        return "merge"
-
-    def open(self, opened: Flows, entry: Any, run: Run, key: int) -> Iterator[Item]:
-        """Return the items from a place on, of which `entry` is the first entry. `key`: of draws."""
-        raise NotImplementedError
-
-    def describe(self) -> str:
-        """Return the line for the graph."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class InTurn(Join):
-    """One item of each pipeline in turn."""
+    parameter = "merge"
+    """What the meaning of a place depends on."""
 
     def open(self, opened: Flows, entry: Any, run: Run, key: int) -> Iterator[Item]:  # noqa: ARG002
         """Pull on the thread that pulls."""
@@ -57,10 +42,11 @@ class InTurn(Join):
 
 
 @dataclass(frozen=True, slots=True)
-class AsReady(Join):
+class AsReady:
     """Whatever comes first."""
 
     is_exact = False
+    parameter = "merge"
 
     def open(self, opened: Flows, entry: Any, run: Run, key: int) -> Iterator[Item]:  # noqa: ARG002
         """Pull from each pipeline in a thread of its own."""
@@ -72,9 +58,10 @@ class AsReady(Join):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(Join):
+class Drawn:
     """A random pipeline's item each time."""
 
+    is_exact = True
     weights: tuple[float, ...]
     """How often each is chosen, relative to the others."""
 
@@ -101,6 +88,11 @@ class Drawn(Join):
     def describe(self) -> str:
         """Return the line for the graph."""
         return f"mix, weights {', '.join(f'{weight:g}' for weight in self.weights)}"
+
+
+Join = InTurn | AsReady | Drawn
+"""Says whose item is next. Its `open` returns the items from a place on, of which `entry` is the first entry. `key`: of
+draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +154,7 @@ class Gathered:
                     run.note_source()
                 for line in chain.describe():
                     if line.lstrip().startswith("map "):
-                        run.policy(line, None, skips=False)  # takes what the state has of the ended stage
+                        run.policy(line, None, skips=True)  # takes what the state has of the ended stage
                 opened.append(None)
         for policy in run.tally.policies:
             policy.places = None  # they say nothing about places of all

@@ -99,9 +99,9 @@ def source_items(
     """Return the items of a source from an epoch on.
 
     `source`: see `check_source`. `num_before`: how many items of the first epoch are left out. `begin`: the source's
-    state somewhere before; None: it begins at the beginning. `is_endless`: one epoch comes after the other.
-    `tells_epochs`: the source is told each epoch after the first one, if it has `set_epoch`. `states` get the source's
-    states. `use_loop`: for async sources.
+    state somewhere before; None: it begins at the beginning. `run` has the first epoch, the event loop for async
+    sources, and whether the source is told each epoch after the first one. `states` get the source's states.
+    `is_endless`: one epoch comes after the other.
     """
     epoch = run.epoch
     while True:

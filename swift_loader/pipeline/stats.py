@@ -53,7 +53,7 @@ class Calls:
 
     def summary(self, elapsed_s: float) -> dict[str, float]:
         """Return the shares of the time and of the queues, and seconds per call."""
-        times, num = sorted(self.last_s) or [0.0], max(1, self.num_results)
+        times, num = sorted(self.last_s.copy()) or [0.0], max(1, self.num_results)
         return {
             "busy": min(1.0, self.busy_s / (elapsed_s * self.concurrency)),
             "call_s_p50": times[len(times) // 2],
