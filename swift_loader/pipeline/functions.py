@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from enum import Enum
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any
+
+from swift_loader.executors.calls.event_loop import call_soon
 
 
 class Kind(Enum):
@@ -56,6 +60,42 @@ def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
     """Yield what a decorated generator gives: its results, or the one that the decorator has made of them."""
     result = function(item)
     yield from result if isinstance(result, GeneratorType) else (result,)
+
+
+class Submitted:
+    """A coroutine function that has an executor of `concurrent.futures` call a plain one."""
+
+    def __init__(self, function: Callable[[Any], Any], executor: Executor, stage: str) -> None:
+        self._function = function
+        self._executor = executor
+        self._stage = stage
+
+    async def __call__(self, item: Any) -> Any:
+        """Return the result. If this is cancelled, a call that waits in the executor's queue is, too."""
+        call, loop, done = self._executor.submit(self._function, item), asyncio.get_running_loop(), asyncio.Event()
+        call.add_done_callback(lambda _: call_soon(loop, done.set))
+        try:
+            await done.wait()  # `wrap_future` never returns after a StopIteration
+        finally:
+            call.cancel()
+        return awaited(call.result())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            f"stage {self._stage!r} has executor={self._executor!r}, which can't be pickled or copied; make the "
+            f"pipeline where it runs, or give on='thread' or 'process'"
+        )
+
+
+def awaited(result: Any) -> Any:
+    """Return what a plain function gave. Raises `TypeError` if it is a coroutine."""
+    if not isinstance(result, CoroutineType):
+        return result
+    result.close()
+    raise TypeError(
+        f"the function returned a coroutine, {result.__qualname__}, but isn't a coroutine function itself; give that "
+        f"function, with functools.partial for its other arguments"
+    )
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from types import CoroutineType
 from typing import Any
 
 from swift_loader.errors import WorkerStalled
 from swift_loader.executors.calls import Post
 from swift_loader.executors.calls.event_loop import call_soon
+from swift_loader.pipeline.functions import awaited
 from swift_loader.pipeline.items import Marker
 from swift_loader.pipeline.relay import Relay
 from swift_loader.scheduler.messages import Answered, Send
@@ -99,10 +99,7 @@ def called(function: Callable[[Any], Any], seed: int) -> Callable[[Send, Post], 
 
     def compute(task: Send, value: Any) -> Any:
         key_this_thread(_fetching(task, seed))
-        result = function(value)
-        if isinstance(result, CoroutineType):
-            raise _unawaited(result)
-        return result
+        return awaited(function(value))
 
     return in_thread(compute)
 
@@ -211,14 +208,6 @@ class AwaitPour:
             error = raised
         poured.busy_s = time.perf_counter() - began_s
         poured.end(error)
-
-
-def _unawaited(value: CoroutineType[Any, Any, Any]) -> TypeError:
-    value.close()
-    return TypeError(
-        f"the function returned a coroutine, {value.__qualname__}, but isn't a coroutine function itself; give that "
-        f"function, with functools.partial for its other arguments"
-    )
 
 
 def _relays(timeout_s: float | None, name: str) -> Callable[[Callable[[], None] | None], Relay[Any]]:

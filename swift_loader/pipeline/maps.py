@@ -10,7 +10,7 @@ from typing import Any
 from swift_loader.executors.calls.event_loop import CoroutineCrew
 from swift_loader.executors.calls.executor import CallExecutor, ThreadCrew
 from swift_loader.pipeline import flows
-from swift_loader.pipeline.functions import Kind, kind_of
+from swift_loader.pipeline.functions import Kind, Submitted, kind_of
 from swift_loader.pipeline.items import Item
 from swift_loader.pipeline.jobs import AwaitPour, Pour, awaited_step, called, on_loop, stepped
 from swift_loader.pipeline.nodes import Node, Opening
@@ -78,8 +78,8 @@ class Map(Node):
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
         limits = Limits(self.max_in_flight, self.max_in_flight, MAX_TASKS, in_order=in_order)
         restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
-        pours = is_generator and in_order and self.where is not Where.PROCESS  # a worker may wait for room
-        leaves_out = self.skips_failures and not pours
+        # In a relay's order, a worker may wait for room.
+        leaves_out = self.skips_failures and not (is_generator and in_order and self.where is not Where.PROCESS)
         settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=leaves_out)
         plan = PlanSettings.of_seed(key)
         policy = run.policy(self.name, self.max_errors, skips=self.skips_failures)
@@ -120,5 +120,6 @@ class Map(Node):
         """Return the function's name, how many calls run at the same time and where, and the order."""
         places = {Where.THREAD: "thread", Where.PROCESS: "process", Where.LOOP: "coroutine"}
         plural = "es" if self.where is Where.PROCESS else "s"
-        where = f"{self.concurrency} {places[self.where]}{plural if self.concurrency > 1 else ''}"
+        place = "executor call" if isinstance(self.function, Submitted) else places[self.where]
+        where = f"{self.concurrency} {place}{plural if self.concurrency > 1 else ''}"
         return f"map {self.name}, {where}, in order of {self.order.value}"

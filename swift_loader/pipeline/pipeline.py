@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +18,7 @@ from swift_loader.checks import (
 )
 from swift_loader.pipeline.chain import Chain
 from swift_loader.pipeline.epochs import Epochs
-from swift_loader.pipeline.functions import Kind, as_function, kind_of, name_of
+from swift_loader.pipeline.functions import Kind, Submitted, as_function, kind_of, name_of
 from swift_loader.pipeline.gathered import AsReady, Drawn, Gathered, InTurn, Join
 from swift_loader.pipeline.maps import MAX_CONCURRENCY, Map, OutputOrder, Where
 from swift_loader.pipeline.nodes import (
@@ -126,8 +125,8 @@ class Pipeline:
             on: "thread" or "process". Processes need a function and items that can be serialised; a generator's
                 results come all at once from them. None: an event loop for async functions, else threads.
             executor: Of `concurrent.futures`, instead of `on`: a thread pool with an initialiser, a process pool, or
-                your own. It gets `concurrency` calls at a time of a plain function, and stays open. `sample_rng()` has
-                no key in it.
+                your own. It gets `concurrency` calls at a time of a plain function, and stays open. A wait in its queue
+                counts for `timeout`, and as part of the call. `sample_rng()` has no key in it.
             output_order: "input" keeps the order. "completion" hands results on as they come, so a slow item holds up
                 nobody; then a run can't be resumed in the middle of an epoch.
             on_error: "raise" ends the iteration at an item whose function raises. "skip" leaves the item out.
@@ -136,7 +135,8 @@ class Pipeline:
             timeout: Seconds that an item may take. With "skip", one that takes longer is left out: its process is
                 killed, its coroutine cancelled; a thread can't be killed, so another one takes its place. With "raise",
                 the iteration ends with `WorkerStalled`; a process is replaced, and tries the item once more before.
-                A generator in threads or coroutines, in order of input, always ends it. None: no limit.
+                A generator in threads or coroutines, in order of input, ends the iteration, also with "skip". None: no
+                limit.
             buffer_size: How many more items may wait at the workers or for downstream. Default: as many as
                 `concurrency`.
             name: Of the stage, in errors and pictures. Default: the function's.
@@ -157,7 +157,7 @@ class Pipeline:
                     f"executor={executor!r} must be one of concurrent.futures, for a plain function and without on=; "
                     f"{name} is a {kind.value}, and on={on!r}"
                 )
-            function = partial(_submitted, executor, function)
+            function, kind, where = Submitted(function, executor, name), Kind.COROUTINE, Where.LOOP
         if kind.is_async != (where is Where.LOOP):
             allowed = "'loop' or None" if kind.is_async else "'thread' or 'process'"
             raise ValueError(f"on={where.value!r} can't run a {kind.value}; give {allowed}")
@@ -368,18 +368,18 @@ class Pipeline:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where it is, too. Raises what `state_dict` raises. What runs stays here."""
-        return _restored, (type(self), self._chain, self._seed, self.state_dict())
+        """Pickle where it is, too. What runs stays here.
+
+        Raises what `state_dict` raises, and `TypeError` if a stage has `executor=`.
+        """
+        own = {name: value for name, value in vars(self).items() if name not in ("_chain", "_seed", "_epochs")}
+        return _restored, (type(self), self._chain, self._seed, self.state_dict()), own
 
     def __repr__(self) -> str:
         """Return the graph; while it runs, with what each stage is doing."""
         run = self._epochs.run
         lines = [f"  {line}" for line in self._chain.describe()] if run is None else run.tally.describe().split("\n")
         return "\n".join([type(self).__name__, *lines])
-
-
-def _submitted(executor: Executor, function: Callable[[Any], Any], item: Any) -> Any:
-    return executor.submit(function, item).result()
 
 
 def _restored(kind: type[Pipeline], chain: Chain, seed: int | None, state: dict[str, Any]) -> Pipeline:

@@ -190,9 +190,28 @@ def test_any_executor_makes_the_calls(output_order: str) -> None:
     with ThreadPoolExecutor(2, initializer=lambda value: setattr(local, "value", value), initargs=(5,)) as pool:
         pipeline = Pipeline(range(9)).map(add, executor=pool, concurrency=3, output_order=output_order)
         assert sorted(pipeline) == sorted(pipeline) == list(range(5, 14))
+        assert "map add, 3 executor calls, in order" in repr(pipeline)
         for wrong in ({"executor": 3}, {"executor": pool, "on": "thread"}):
             with pytest.raises(ValueError, match=r"must be one of concurrent\.futures, for a plain function"):
                 Pipeline(range(9)).map(add, **wrong)
+
+
+def test_what_waits_in_an_executor_is_cancelled(released: threading.Event) -> None:
+    begun = []
+
+    def hang(number: int) -> int:
+        begun.append(number)
+        released.wait(20)
+        return number
+
+    with ThreadPoolExecutor(1) as pool:
+        pipeline = Pipeline(range(9)).map(hang, executor=pool, concurrency=8, timeout=0.2, on_error="skip")
+        with pytest.warns(SwiftLoaderWarning, match="9 of 9 items failed(.|\n)*item 0(.|\n)*WorkerStalled"):
+            assert list(pipeline) == []
+        with pytest.raises(WorkerStalled):
+            list(Pipeline(range(9)).map(hang, executor=pool, concurrency=8).prefetch(1, timeout=0.2))
+        released.set()
+    assert len(begun) == 1
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -594,6 +613,8 @@ def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], error: t
 
 
 def test_wrong_sources_and_sizes_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="max_errors=3 has no effect without a stage with on_error='skip'"):
+        list(Pipeline(range(3), max_errors=3).map(functions.plus_one))
     with pytest.raises(TypeError, match="the source is a int"):
         Pipeline(5)
     with pytest.raises(ValueError, match="batch_size=0"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -426,11 +428,25 @@ def test_a_pipeline_is_pickled_with_its_place() -> None:
         StageLoader(range(30), preprocessor=functions.plus_one, batch_size=4, output_order="input"),
     )
     for pipeline in pipelines:
-        copy = pickle.loads(pickle.dumps(pipeline))
-        assert type(copy) is type(pipeline)
-        assert list(copy) == list(pipeline)
+        again = pickle.loads(pickle.dumps(pipeline))
+        assert type(again) is type(pipeline)
+        assert list(again) == list(pipeline)
         next(iter(pipeline))
-        assert list(pickle.loads(pickle.dumps(pipeline))) == list(copy)[1:]
+        assert list(pickle.loads(pickle.dumps(pipeline))) == list(again)[1:]
+
+
+class Named(Pipeline):
+    name = ""
+
+
+def test_a_pickle_has_the_attributes_of_a_subclass_and_no_executor() -> None:
+    named = Named(range(3))
+    named.name = "mine"
+    assert pickle.loads(pickle.dumps(named)).name == "mine"
+    pipeline = Pipeline(range(3)).map(abs, executor=ThreadPoolExecutor(1))
+    with pytest.raises(TypeError, match=r"stage 'abs' has executor=.*, which can't be pickled or copied"):
+        pickle.dumps(pipeline)
+    assert list(copy.copy(pipeline)) == [0, 1, 2]
 
 
 def test_other_parameters_are_refused() -> None:

@@ -115,7 +115,7 @@ class CallExecutor:
     """The workers of one stage."""
 
     grace_s = 0.0
-    """Nothing is replaced."""
+    """A replacement starts at once."""
     largest_batch_nbytes = 0
     """What is handed over lies in no slot."""
 
