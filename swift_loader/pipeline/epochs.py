@@ -36,8 +36,8 @@ class Epochs:
         self._latest: weakref.ref[PipelineIterator] | None = None
         self.position: Position | None = None
         """Of the latest iterator."""
-        self._tally = Tally()
-        """Of its run."""
+        self.tally = Tally()
+        """The counts of the latest run; empty before the first."""
         self._idle: list[OpenRun] = []
         """The run of a continuous source, between two epochs."""
         self._event_loop = CoroutineLoop()
@@ -64,7 +64,7 @@ class Epochs:
         self._loaded = self._chosen = None
         sources = opened.run.sources
         position = Position(state.epoch, state.place, False, sources, state.sources, passes_end, self._told)
-        self.position, self._tally = position, opened.run.tally
+        self.position, self.tally = position, opened.run.tally
         self._next_epoch = state.epoch + 1
         return opened, position, self._idle
 
@@ -149,7 +149,7 @@ class Epochs:
         state, place = position.to_state(self._chain, self._seed), position.place
         if place is None or position.is_over or self._chain.origin.is_endless:
             return state
-        return replace(state, failures=tuple(policy.num_at(place) for policy in self._tally.policies))
+        return replace(state, failures=tuple(policy.num_at(place) for policy in self.tally.policies))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue at a state with the next epoch that begins.
@@ -174,11 +174,6 @@ class Epochs:
         self._loaded, self._seed, self.position, self._chosen = loaded, loaded.seed, None, None
 
     # What they do -----------------------------------------------------------------------------------------------------
-
-    @property
-    def tally(self) -> Tally:
-        """The counts of the latest run; empty before the first."""
-        return self._tally
 
     @property
     def run(self) -> Run | None:

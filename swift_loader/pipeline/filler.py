@@ -32,15 +32,8 @@ class Filler:
         self._end = end
         self._stats = stats
         stats.num_in = 0
-        self._thread = LoaderThread(self._run, f"fill-{stats.name}")
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def join(self, limit_s: float) -> None:
-        """Wait until the thread has ended, at most `limit_s`. Does nothing on the thread itself."""
-        self._thread.join(limit_s)
+        self.thread = LoaderThread(self._run, f"fill-{stats.name}")
+        """It isn't started."""
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -64,5 +57,4 @@ class Filler:
                 del item
         finally:
             stats.note_wait(clock(), Wait.NOTHING)
-            close: Callable[[], None] = getattr(upstream, "close", lambda: None)
-            close()
+            getattr(upstream, "close", lambda: None)()

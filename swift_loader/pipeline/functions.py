@@ -8,6 +8,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from enum import Enum
 from types import CoroutineType, GeneratorType
 from typing import Any
@@ -62,17 +63,17 @@ def _results_of(function: Callable[[Any], Any], item: Any) -> Iterator[Any]:
     yield from result if isinstance(result, GeneratorType) else (result,)
 
 
+@dataclass(frozen=True)
 class Submitted:
     """A coroutine function that has an executor of `concurrent.futures` call a plain one."""
 
-    def __init__(self, function: Callable[[Any], Any], executor: Executor, stage: str) -> None:
-        self._function = function
-        self._executor = executor
-        self._stage = stage
+    function: Callable[[Any], Any]
+    executor: Executor
+    stage: str
 
     async def __call__(self, item: Any) -> Any:
         """Return the result. If this is cancelled, a call that waits in the executor's queue is, too."""
-        call, loop, done = self._executor.submit(self._function, item), asyncio.get_running_loop(), asyncio.Event()
+        call, loop, done = self.executor.submit(self.function, item), asyncio.get_running_loop(), asyncio.Event()
         call.add_done_callback(lambda _: call_soon(loop, done.set))
         try:
             await done.wait()  # `wrap_future` never returns after a StopIteration
@@ -82,7 +83,7 @@ class Submitted:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            f"stage {self._stage!r} has executor={self._executor!r}, which can't be pickled or copied; make the "
+            f"stage {self.stage!r} has executor={self.executor!r}, which can't be pickled or copied; make the "
             f"pipeline where it runs, or give on='thread' or 'process'"
         )
 

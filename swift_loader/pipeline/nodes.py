@@ -226,9 +226,7 @@ class Shard(Node):
 
     def __post_init__(self) -> None:
         check_integer("world_size", self.world_size, 1)
-        check_integer("rank", self.rank, 0)
-        if self.rank >= self.world_size:
-            raise ValueError(f"rank={self.rank} is too large for world_size={self.world_size}")
+        check_integer("rank", self.rank, 0, self.world_size - 1)
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:  # noqa: ARG002
         """Leave items out on the thread that pulls."""

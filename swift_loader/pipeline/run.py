@@ -117,7 +117,7 @@ class Run:
         filler = Filler(upstream, relay.put, relay.end, stats)
         self._relays.append(relay)
         self._fillers.append(filler)
-        filler.start()
+        filler.thread.start()
         return _counted(relay, stats)
 
     def gathered(self, flows: list[Iterator[Item]], entry: Place) -> Iterator[Item]:
@@ -139,7 +139,7 @@ class Run:
         fillers = [Filler(flow, relay.put, end, self.tally.note("merge")) for flow in flows]
         self._fillers += fillers
         for filler in fillers:
-            filler.start()
+            filler.thread.start()
         for number, item in enumerate(relay, entry[0] + 1):
             yield Item(item.value, ((number, *entry[1:]),))
 
@@ -166,7 +166,7 @@ class Run:
             close_together(closes, left_s)
         finally:
             for filler in self._fillers:
-                filler.join(left_s())
+                filler.thread.join(left_s())
 
 
 def _counted(items: Iterable[Item], stats: StageStats) -> Iterator[Item]:

@@ -73,7 +73,7 @@ class Stage:
         except Exception as error:
             raise explained(in_stage_words(error), f"In stage {self._policy.stage!r}, as its workers started")  # noqa: B904 - it has its causes
         self._dispatcher.begin(self._feed, plan)
-        self._filler.start()
+        self._filler.thread.start()
 
     def _put(self, item: Item) -> bool:
         if not self._feed.put(item):
@@ -192,4 +192,4 @@ class Stage:
         """End all threads and processes. Waits for upstream's thread at most `limit_s`. Idempotent."""
         self.stop()
         self._dispatcher.close()
-        self._filler.join(limit_s)
+        self._filler.thread.join(limit_s)
