@@ -82,8 +82,7 @@ class FailurePolicy:
         num, num_items = self.failed[self.epoch], self.seen[self.epoch]
         if num > MAX_KEPT // 2 and num_items <= MAX_KEPT and not self._has_warned:
             self._has_warned = True
-            failed = f"{num} of {num_items} items failed in stage {self.stage!r}"
-            warn(f"{failed}. The first:\n{self._first.traceback}")
+            warn(f"{num} of {num_items} items failed in stage {self.stage!r}. The first:\n{self._first.traceback}")
 
     def _check(self, min_items: int) -> None:
         """Raise `TooManyErrors` if too many items were left out. A share is one of at least `min_items`."""

@@ -74,14 +74,13 @@ class Map(Node):
 
     def open(self, items: Iterator[Item], opening: Opening, run: Run) -> Iterator[Item]:
         """Start the workers."""
-        key = opening.key
         in_order, is_generator = self.order is OutputOrder.INPUT, self.counts
         limits = Limits(self.max_in_flight, self.max_in_flight, MAX_TASKS, in_order=in_order)
         restarts = MAX_RESTARTS if self.where is Where.PROCESS else 0
         # In a relay's order, a worker may wait for room.
         leaves_out = self.skips_failures and not (is_generator and in_order and self.where is not Where.PROCESS)
         settings = SchedulerSettings(limits, restarts, None, self.timeout_s, leaves_stalled_out=leaves_out)
-        plan = PlanSettings.of_seed(key)
+        plan = PlanSettings.of_seed(opening.key)
         policy = run.policy(self.name, self.max_errors, skips=self.skips_failures)
         if self.where is Where.PROCESS:
             executor = process_executor(
@@ -89,7 +88,7 @@ class Map(Node):
             )
             results = run.stage(items, executor, settings, plan, policy, self.concurrency).results()
             return flows.unbatched(results, opening.start, opening.num_skipped) if is_generator else results
-        job = self._job(key)
+        job = self._job(opening.key)
         crew = CoroutineCrew(job, run.loop()) if self.where is Where.LOOP else ThreadCrew(job, self.name)
         executor = CallExecutor(crew, self.concurrency, self.name, plan, item_of, leaves_stalled_out=leaves_out)
         stops = [crew.stop, job.close] if isinstance(job, Pour) else [crew.stop]

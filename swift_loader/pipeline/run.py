@@ -80,10 +80,9 @@ class Run:
 
     def policy(self, stage: str, max_errors: float | None, *, skips: bool) -> FailurePolicy:
         """Return what decides about the failures of another stage."""
-        others = self.tally.policies
-        policy = FailurePolicy(stage, skips, max_errors, others, self._max_errors, next(self._failures, 0))
-        others.append(policy)
-        return policy
+        num_before, others = next(self._failures, 0), self.tally.policies
+        others.append(FailurePolicy(stage, skips, max_errors, others, self._max_errors, num_before))
+        return others[-1]
 
     def counted(self, items: Iterable[Item], name: str) -> Iterator[Item]:
         """Pass items on, and count them as another stage's results."""

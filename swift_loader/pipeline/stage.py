@@ -52,13 +52,14 @@ class Stage:
         limits = settings.limits
         self._feed = Feed(max(1, limits.max_in_flight // 2), epoch, puts_back=goes_on)
         self._notices: deque[str] = deque()
-        metrics = Metrics(enabled=False)
         max_fed = self._feed.relay.max_things
         self._calls = stats.calls = Calls(
             concurrency, limits.max_in_flight, limits.max_in_flight - concurrency + max_fed
         )
         self._scheduler = Scheduler(settings)
-        self._dispatcher = Dispatcher(executor, self._scheduler, metrics=metrics, on_restart=self._notices.append)
+        self._dispatcher = Dispatcher(
+            executor, self._scheduler, metrics=Metrics(enabled=False), on_restart=self._notices.append
+        )
         self._policy = policy
         self._stats = stats
         self._filler = Filler(upstream, self._put, self._feed.end, stats)
