@@ -318,8 +318,7 @@ class Scheduler:
         """Judge the workers that the loop waits for, if `watchdog.deadline_s` has passed and no event came."""
         if now_s < self.watchdog.deadline_s or self.state is not SchedulerState.RUNNING:
             return
-        judges_all = self._settings.leaves_stalled_out
-        serials = set(self.ledger.queues.busy() if judges_all else self.ledger.awaited())
+        serials = set(self.ledger.queues.busy() if self._settings.leaves_stalled_out else self.ledger.awaited())
         awaited = [
             worker
             for worker in self._workers.values()
