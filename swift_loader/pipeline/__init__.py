@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_loader.pipeline.failures import ItemFailure
-    from swift_loader.pipeline.pipeline import Pipeline
-    from swift_loader.pipeline.stage_loader import StageLoader
+    from swift_loader.pipeline.pipeline import Pipeline, StageLoader
 
 __all__ = ["ItemFailure", "Pipeline", "StageLoader"]
 
-_HOMES = {"ItemFailure": "failures", "Pipeline": "pipeline", "StageLoader": "stage_loader"}
+_HOMES = {"ItemFailure": "failures", "Pipeline": "pipeline", "StageLoader": "pipeline"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 
 from swift_loader.errors import RemoteTraceback, TooManyErrors, warn
@@ -67,7 +68,7 @@ class FailurePolicy:
         Raises the item's error if none may fail, `TooManyErrors` if too many have failed.
         """
         raised = explained(error, place_of(self.stage, item))
-        if not self.skips or not isinstance(error, Exception):
+        if not self.skips or isinstance(error, BrokenExecutor) or not isinstance(error, Exception):
             raise raised
         self.failed[self.epoch] += 1
         if self.places is not None and max(self.max_errors or 0, self.max_of_all or 0) >= 1:
@@ -109,8 +110,8 @@ class FailurePolicy:
             self._check(0)
             what = first.traceback if num == num_items and not self._has_warned else f"{first.exception!r}"
             warn(
-                f"{num} of {num_items} items failed in stage {self.stage!r} and were left out. The first, item "
-                f"{first.item}: {what}"
+                f"{num} of {num_items} items failed in stage {self.stage!r} in pass {self.epoch}, and were left out. "
+                f"The first, item {first.item}: {what}"
             )
         self.epoch, self._first = self.epoch + 1, None
 
@@ -149,9 +150,7 @@ def explained(error: BaseException, where: str) -> BaseException:
     place = _Place(where)
     last, seen = error, {id(error)}
     while (cause := last.__cause__) is not None and id(cause) not in seen:  # `raise error from error` is a circle
-        if (
-            isinstance(cause, _Place) and cause.stage == place.stage
-        ):  # the same error was raised for another item before
+        if isinstance(cause, _Place) and cause.stage == place.stage:  # the same error was raised for another item
             place.__cause__ = cause.__cause__
             break
         last = cause

@@ -11,11 +11,10 @@ from swift_loader.errors import NoProcessesLeft, WorkerStalled
 from swift_loader.executors.base import Executor
 from swift_loader.executors.calls.event_loop import CoroutineLoop
 from swift_loader.pipeline.failures import FailurePolicy
-from swift_loader.pipeline.filler import Filler
 from swift_loader.pipeline.items import Item, Place
 from swift_loader.pipeline.relay import Relay
 from swift_loader.pipeline.sources import SourceBegin, SourceStates
-from swift_loader.pipeline.stage import Stage
+from swift_loader.pipeline.stage import Filler, Stage
 from swift_loader.pipeline.state import PipelineState
 from swift_loader.pipeline.stats import StageStats, Tally
 from swift_loader.process_owner import ProcessOwner

@@ -7,8 +7,9 @@ The same scheduler as the loader's decides about order, limits and failures.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from swift_loader.delivery.dispatcher import Dispatcher
@@ -17,16 +18,68 @@ from swift_loader.executors.base import Executor
 from swift_loader.metrics.metrics import Metrics
 from swift_loader.pipeline.failures import FailurePolicy, explained
 from swift_loader.pipeline.feed import Feed, ItemWork
-from swift_loader.pipeline.filler import Filler
 from swift_loader.pipeline.flows import beginning
 from swift_loader.pipeline.items import Item, Marker, Place
 from swift_loader.pipeline.jobs import Rest
 from swift_loader.pipeline.relay import Relay
-from swift_loader.pipeline.stats import Calls, StageStats
+from swift_loader.pipeline.stats import Calls, StageStats, Wait
 from swift_loader.pipeline.wording import in_stage_words
 from swift_loader.sampling.plan import PlanSettings
 from swift_loader.scheduler.delivery import Delivery
 from swift_loader.scheduler.scheduler import Scheduler, SchedulerSettings
+from swift_loader.threads import LoaderThread
+
+# A thread that pulls items from upstream and hands them over.
+
+
+class Filler:
+    """Pulls until upstream ends, fails, or nobody wants the items any more.
+
+    It closes upstream when it ends, so generators of the user's are closed by the thread that ran them.
+    """
+
+    def __init__(
+        self,
+        upstream: Iterator[Item],
+        put: Callable[[Item], bool],
+        end: Callable[[BaseException | None], None],
+        stats: StageStats,
+    ) -> None:
+        """Only this thread uses `upstream`. `put` blocks while there is no room; False: nobody wants the item.
+
+        `end` gets the error that ended upstream, or None.
+        """
+        self._upstream = upstream
+        self._put = put
+        self._end = end
+        self._stats = stats
+        stats.num_in = 0
+        self.thread = LoaderThread(self._run, f"fill-{stats.name}")
+        """It isn't started."""
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._fill()
+        except BaseException as raised:  # even SystemExit of the user's source: the loop must hear of it
+            error = raised
+        self._end(error)
+
+    def _fill(self) -> None:
+        upstream, put, stats = self._upstream, self._put, self._stats
+        clock, num_in = time.perf_counter, 0
+        try:
+            stats.note_wait(clock(), Wait.INPUT)
+            for item in upstream:
+                stats.note_wait(clock(), Wait.OUTPUT)
+                stats.num_in = num_in = num_in + 1
+                if not put(item):
+                    return
+                stats.note_wait(clock(), Wait.INPUT)
+                del item
+        finally:
+            stats.note_wait(clock(), Wait.NOTHING)
+            getattr(upstream, "close", lambda: None)()
 
 
 class Stage:

@@ -57,7 +57,7 @@ sys.platform = "win32"
 
 import swift_loader
 from swift_loader.executors.portable import supervisor
-from swift_loader.executors.portable.launch import Launch
+from swift_loader.executors.portable.interpreter import Launch
 from swift_loader.transport.payload import Environment, HeapMemory, pack_payload, read_environment, read_payload
 from swift_loader.worker import portable
 

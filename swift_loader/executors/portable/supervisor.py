@@ -21,8 +21,7 @@ from swift_loader.errors import LoaderClosed, warn
 from swift_loader.executors.handle import Handle
 from swift_loader.executors.inboxes import Inboxes
 from swift_loader.executors.portable.inbox import Inbox, PortableInboxes, PortableWorker, Posted
-from swift_loader.executors.portable.interpreter import Interpreter, Payload, stop_interpreters
-from swift_loader.executors.portable.launch import Launch
+from swift_loader.executors.portable.interpreter import Interpreter, Launch, Payload, stop_interpreters
 from swift_loader.executors.process.dataset_check import DatasetCheck
 from swift_loader.executors.process.deaths import attached, died
 from swift_loader.executors.process.memory import WorkerMemory
