@@ -154,9 +154,7 @@ class Draws:
                 iterator = self._begin_again(state)
             for _ in range(num_again):
                 next(iterator, None)
-            if counts and (
-                state.is_begun or draws_first
-            ):  # here, because samplers of torch draw a seed for the first index
+            if counts and (state.is_begun or draws_first):  # as samplers of torch draw a seed for the first index
                 first = next(iterator, _NOTHING)
             self._replayed = states_of(self._used)
         return iterator if first is _NOTHING else chain((first,), iterator)

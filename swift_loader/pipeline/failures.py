@@ -46,6 +46,8 @@ class FailurePolicy:
     """How many items all of them may leave out."""
     num_before: int = 0
     """How many were left out before the run was resumed."""
+    first_epoch: int = 0
+    """The number of the run's first one."""
     places: list[Place] | None = field(default_factory=list)
     """Where a run continues after each item that was left out, if their number is limited. None: they aren't kept."""
     epoch: int = 0
@@ -110,8 +112,8 @@ class FailurePolicy:
             self._check(0)
             what = first.traceback if num == num_items and not self._has_warned else f"{first.exception!r}"
             warn(
-                f"{num} of {num_items} items failed in stage {self.stage!r} in pass {self.epoch}, and were left out. "
-                f"The first, item {first.item}: {what}"
+                f"{num} of {num_items} items failed in stage {self.stage!r} in epoch {self.first_epoch + self.epoch}, "
+                f"and were left out. The first, item {first.item}: {what}"
             )
         self.epoch, self._first = self.epoch + 1, None
 

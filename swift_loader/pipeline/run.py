@@ -80,7 +80,7 @@ class Run:
     def policy(self, stage: str, max_errors: float | None, *, skips: bool) -> FailurePolicy:
         """Return what decides about the failures of another stage."""
         num_before, others = next(self._failures, 0), self.tally.policies
-        others.append(FailurePolicy(stage, skips, max_errors, others, self._max_errors, num_before))
+        others.append(FailurePolicy(stage, skips, max_errors, others, self._max_errors, num_before, self.epoch))
         return others[-1]
 
     def counted(self, items: Iterable[Item], name: str) -> Iterator[Item]:

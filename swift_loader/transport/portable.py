@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any
 
 from swift_loader.errors import SharedMemoryFull
+from swift_loader.interrupts import blocked
 from swift_loader.transport.frames import Received
 from swift_loader.transport.segments import Segment, reserving_failed
 
@@ -134,13 +135,12 @@ def _without_sigpipe() -> Iterator[None]:
     if sys.platform == "win32" or signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:  # ignored, as Python starts
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
-    try:
-        yield
-    finally:
-        if signal.SIGPIPE in signal.sigpending():
-            signal.sigwait({signal.SIGPIPE})
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with blocked({signal.SIGPIPE}):
+        try:
+            yield
+        finally:
+            if signal.SIGPIPE in signal.sigpending():
+                signal.sigwait({signal.SIGPIPE})
 
 
 if sys.platform == "win32":

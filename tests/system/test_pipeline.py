@@ -238,7 +238,7 @@ def test_items_that_fail_are_left_out_and_reported(where: str) -> None:
     function = functions.async_fails_at_five if where == "loop" else functions.fails_at_five
     pipeline = Pipeline(range(10)).map(function, concurrency=2, on=where, on_error="skip", name="decode")
     with pytest.warns(
-        SwiftLoaderWarning, match=r"1 of 10 items failed in stage 'decode' in pass 0, and were left out.*item 5"
+        SwiftLoaderWarning, match=r"1 of 10 items failed in stage 'decode' in epoch 0, and were left out.*item 5"
     ):
         assert list(pipeline) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     report = pipeline.report()
@@ -270,7 +270,14 @@ def test_a_function_that_fails_for_all_items_is_told_at_once() -> None:
     early, summary = (str(one.message) for one in caught)
     assert early.startswith("51 of 51 items failed in stage 'add'. The first:")
     assert "missing 1 required positional argument: 'other'" in early
-    assert summary.startswith("200 of 200 items failed in stage 'add' in pass 0, and were left out. The first")
+    assert summary.startswith("200 of 200 items failed in stage 'add' in epoch 0, and were left out. The first")
+
+
+def test_each_pass_warns_of_what_it_left_out() -> None:
+    pipeline = Pipeline(range(9)).map(functions.fails_at_five, on_error="skip")
+    for epoch in range(2):
+        with pytest.warns(SwiftLoaderWarning, match=f"1 of 9 items failed .* in epoch {epoch}, "):
+            list(pipeline)
 
 
 def test_one_error_for_many_items_keeps_one_place_and_its_context() -> None:

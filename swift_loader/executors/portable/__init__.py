@@ -5,7 +5,7 @@ reads them, too. Other means carry them: connections of `multiprocessing`, and s
 forked, no descriptor is sent, and each wait is `multiprocessing.connection.wait`.
 
 supervisor.py    starts the interpreters, and stops them; the executor orders that
-│ ▲                │ launch.py, interpreter.py: a process, its pipes, and a thread that waits for its end
+│ ▲                │ interpreter.py: a process, its pipes, and a thread that waits for its end
 │ └──events── inbox.py ◄──ended──┘
 │                ▲
 └──tasks──► handle ◄──messages── worker process (worker/portable.py)
